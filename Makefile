@@ -1,0 +1,59 @@
+# One command a line. `make up` runs the hub, `make test` tests it; both need python3 and pip, nothing else.
+PY    ?= python3
+VENV  ?= .venv
+BOOT  := .boot
+UV    := $(BOOT)/bin/uv
+INSTALL = $(UV) pip install -q -p
+export UV_CACHE_DIR ?= $(CURDIR)/$(BOOT)/cache
+export UV_PYTHON_DOWNLOADS := never
+export UV_SYSTEM_CERTS := 1
+export UV_COMPILE_BYTECODE := 1
+export UV_LINK_MODE := copy
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: up test check fix bench docs lock clean help
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -e 's/:.*## /\t/'
+up: $(VENV)/.core  ## run the hub in the foreground
+	$(VENV)/bin/dragoman up
+test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
+	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile
+check: $(VENV)/.dev  ## format, lint, types, architecture
+	$(VENV)/bin/ruff format --check src tests bench examples
+	$(VENV)/bin/ruff check src tests bench examples
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest -q tests/test_architecture.py tests/test_promises.py tests/test_docs.py
+fix: $(VENV)/.dev  ## format and mend what can be mended
+	$(VENV)/bin/ruff format src tests bench examples
+	$(VENV)/bin/ruff check --fix src tests bench examples
+bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done  ## beside the peers; writes docs/benchmarks.md
+	$(VENV)/bin/python -m bench
+docs: $(VENV)/.dev  ## write the generated pages again
+	$(VENV)/bin/python -m tests.generate_docs
+lock: | $(UV)  ## choose versions anew
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml -o locks/core.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml --group dev -o locks/dev.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group mcp1 -o locks/mcp1.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench -o locks/bench.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-fastmcp -o locks/fastmcp.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-mcp-proxy -o locks/mcpproxy.lock
+clean:
+	rm -rf .venv .venv-* $(BOOT)
+
+$(UV):
+	$(PY) -m pip install -q --disable-pip-version-check --target $(BOOT) 'uv>=0.8,<1'
+$(VENV)/bin/python: | $(UV)
+	$(UV) venv -q -p $(PY) $(VENV)
+$(VENV)/.core: locks/core.lock pyproject.toml | $(VENV)/bin/python
+	$(INSTALL) $(VENV)/bin/python --require-hashes -r locks/core.lock
+	$(INSTALL) $(VENV)/bin/python --no-deps -e .
+	$(VENV)/bin/python -m compileall -q src
+	@touch $@
+$(VENV)/.dev: locks/dev.lock pyproject.toml | $(VENV)/bin/python
+	$(INSTALL) $(VENV)/bin/python --require-hashes -r locks/dev.lock
+	$(INSTALL) $(VENV)/bin/python --no-deps -e .
+	@touch $@ $(VENV)/.core
+.venv-%/.done: locks/%.lock | $(UV)
+	$(UV) venv -q --clear -p $(PY) .venv-$*
+	$(INSTALL) .venv-$*/bin/python --require-hashes -r $<
+	@touch $@

@@ -1,0 +1,91 @@
+"""Names to tools, in memory. Knows where nothing comes from.
+
+A tool has a canonical name, which is unique, and an alias, which may not be. Each target replaces
+its whole offer at once; a name that two targets claim belongs to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dragoman.core.errors import AmbiguousName, ConfigError, NotFound
+from dragoman.core.tool import Tool, tool_nowhere
+
+
+class Catalog:
+    def __init__(self) -> None:
+        self.version = 0
+        """Moves with every change, so that whoever keeps something made from the catalog can tell."""
+        self._offers: dict[str, tuple[Tool, ...]] = {}
+        self._by_name: dict[str, Tool] = {}
+        self._by_alias: dict[str, list[Tool]] = {}
+        self._sorted: tuple[Tool, ...] | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    def offer(self, target: str, tools: Iterable[Tool]) -> None:
+        """Put `tools` in the place of all that `target` offered before."""
+        new = tuple(tools)
+        names = [tool.name for tool in new]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"target {target!r} offers a name twice")
+        for tool in self._offers.get(target, ()):
+            del self._by_name[tool.name]
+            sharers = self._by_alias[tool.alias]
+            sharers.remove(tool)
+            if not sharers:
+                del self._by_alias[tool.alias]
+        taken = [name for name in names if name in self._by_name]
+        new = tuple(tool for tool in new if tool.name not in self._by_name)
+        for tool in new:
+            self._by_name[tool.name] = tool
+            self._by_alias.setdefault(tool.alias, []).append(tool)
+        self._offers[target] = new
+        self._changed()
+        if taken:
+            raise ConfigError(f"target {target!r} offers names that others hold: {', '.join(taken)}")
+
+    def withdraw(self, target: str) -> None:
+        if self._offers.get(target):
+            self.offer(target, ())
+        self._offers.pop(target, None)
+
+    def find(self, name: str) -> Tool:
+        """The tool that `name` stands for; a tool nowhere if it stands for none or for several."""
+        tool = self._by_name.get(name)
+        if tool is not None:
+            return tool
+        sharers = self._by_alias.get(name)
+        if sharers is None:
+            return tool_nowhere(name, NotFound(f'there is no tool "{name}"'))
+        if len(sharers) == 1:
+            return sharers[0]
+        full = ", ".join(f'"{tool.name}"' for tool in sorted(sharers, key=lambda tool: tool.name))
+        problem = f'"{name}" stands for several tools; ask for one by its full name: {full}'
+        return tool_nowhere(name, AmbiguousName(problem))
+
+    def shared(self, tool: Tool) -> bool:
+        """Whether another tool has the same alias, so that only the canonical name reaches it."""
+        return len(self._by_alias[tool.alias]) > 1
+
+    def tools(self) -> tuple[Tool, ...]:
+        """All tools, in the order of their names: the same catalog always reads the same."""
+        if self._sorted is None:
+            self._sorted = tuple(sorted(self._by_name.values(), key=lambda tool: tool.name))
+        return self._sorted
+
+    def offered_by(self, target: str) -> tuple[Tool, ...]:
+        return self._offers.get(target, ())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls `listener` after every change; what is returned ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._sorted = None
+        for listener in tuple(self._listeners):
+            listener()

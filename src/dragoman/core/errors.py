@@ -1,0 +1,95 @@
+"""What can go wrong with a call, and whose fault it was.
+
+    HubError
+    ├─ Refused         nothing left the hub; what was asked may be tried again when the reason is gone
+    │  ├─ Denied         a gate said no
+    │  └─ Full           too much is under way, or the hub is going down
+    ├─ NotFound        no such tool, server or key
+    ├─ InvalidInput    the arguments do not fit
+    │  └─ AmbiguousName  the name stands for several tools
+    ├─ TargetFailed    something left, and went wrong there; it may or may not have happened
+    │  ├─ Unreachable    no connection, or it was lost
+    │  ├─ TimedOut       no answer in time
+    │  ├─ BadReply       an answer that is none, or too large
+    │  └─ WorkFailed     the far side answered with an error of its own
+    └─ ConfigError     the configuration cannot be used
+
+Classes carry no wire codes: each face has one table. A message says what was asked, what stopped it
+and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HubError(Exception):
+    """Anything the hub itself says went wrong."""
+
+    trace: str | None = None
+    """The trace of the call it stopped, set once by `Hub.call`."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+
+class Refused(HubError):
+    """Nothing left the hub."""
+
+
+class Denied(Refused):
+    """A gate said no, or failed: gates fail closed."""
+
+
+class Full(Refused):
+    """Too much is under way, or the hub is going down."""
+
+
+class NotFound(HubError):
+    """There is no such thing, or the caller may not know of it."""
+
+
+class InvalidInput(HubError):
+    """What was given does not fit what was asked."""
+
+
+class AmbiguousName(InvalidInput):
+    """The name stands for several tools; the message lists their full names."""
+
+
+class TargetFailed(HubError):
+    """Something left the hub and went wrong on the far side."""
+
+
+class Unreachable(TargetFailed):
+    """There is no connection to the target, or it was lost."""
+
+
+class TimedOut(TargetFailed):
+    """The target did not answer in time; it was told to stop."""
+
+
+class BadReply(TargetFailed):
+    """The target answered with something that is no answer, or is too large."""
+
+
+class WorkFailed(TargetFailed):
+    """The target answered with an error of its own, kept in `native` as the far side put it."""
+
+    def __init__(self, message: str, native: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.native = native
+
+
+class ConfigError(HubError):
+    """The configuration cannot be used; the message says what, where and how to fix it."""
+
+
+def leaves(root: type[HubError] = HubError) -> list[type[HubError]]:
+    """Every error that can be raised: the classes below `root` that are not only groups."""
+    groups = {HubError, Refused, TargetFailed}
+    found = [] if root in groups else [root]
+    for child in root.__subclasses__():
+        found += leaves(child)
+    return found

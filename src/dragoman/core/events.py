@@ -1,0 +1,47 @@
+"""What the hub announces. Each event's docstring is its documentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dragoman.core.call import Call, Result
+from dragoman.core.errors import HubError
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, or is about to."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreVerb(Event):
+    """A call is about to be judged and made. Gates hear this and may refuse; observers may look."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class PostVerb(Event):
+    """A call has ended: `outcome` is `completed` or `failed`. A refusal counts as failed."""
+
+    call: Call
+    outcome: str
+    duration_ms: float
+    result: Result | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerbError(Event):
+    """Follows the post-verb of a call that was refused or went wrong, and says how."""
+
+    call: Call
+    error: HubError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChanged(Event):
+    """A server's state moved: `starting`, `connected`, `idle`, `failed` or `stopped`, with the reason in words."""
+
+    server: str
+    state: str
+    reason: str

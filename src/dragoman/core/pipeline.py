@@ -1,0 +1,22 @@
+"""A stage wraps the rest of the road: `async (call, next) -> Result`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from dragoman.core.call import Call, Result
+
+Next = Callable[[Call], Awaitable[Result]]
+
+
+class Stage(Protocol):
+    async def __call__(self, call: Call, next: Next) -> Result: ...
+
+
+def compose(stages: Sequence[Stage], end: Next) -> Next:
+    """The stages around `end`, the first one outermost."""
+    for stage in reversed(stages):
+        end = partial(stage, next=end)
+    return end

@@ -1,0 +1,57 @@
+"""What the packages need of one another, joined in `assembly`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dragoman.core.tool import Validator
+
+
+class AuditLog(Protocol):
+    """Where the record of each call is kept: the intent, then what came of it."""
+
+    def intend(self, entry: Mapping[str, Any]) -> Awaitable[int]:
+        """Writes what is about to be done; done once it is safely stored. Gives the entry's number."""
+
+    def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
+        """Writes what came of entry `intent`, with the next group."""
+
+
+class SchemaCompiler(Protocol):
+    """Makes a validator of a JSON Schema, without fetching anything. Raises ValueError for a bad schema."""
+
+    def __call__(self, schema: Mapping[str, Any]) -> Validator: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The head of an HTTP answer, its body still to come."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Lower-case names; where one came twice, the last."""
+    body: Body
+
+
+class Body(Protocol):
+    async def read(self, limit: int) -> bytes:
+        """All of it; raises `BadReply` when it is longer than `limit`."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """As it comes, for streams. Whoever stops early calls `close`."""
+
+    def close(self) -> None:
+        """Done with it. A body not read to its end costs the connection."""
+
+
+class HttpClient(Protocol):
+    """The one way out over HTTP: addresses are checked when dialling, every answer and every redirect."""
+
+    async def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"", *, timeout: float
+    ) -> Reply:
+        """Sends and waits for the head of the answer. Raises `Unreachable` when nothing was sent or
+        the connection was lost, `TimedOut` after `timeout` seconds without a head, `BadReply` for
+        what is no HTTP. `Unreachable.sent` tells whether anything may have left."""

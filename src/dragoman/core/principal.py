@@ -1,0 +1,20 @@
+"""Who is calling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """`kind` is `owner` (the hub's own user, on its Unix socket), `local` (loopback, no key set) or `key`."""
+
+    kind: str
+    id: str
+    org: str = "default"
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.id}"
+
+
+OWNER = Principal("owner", "owner")

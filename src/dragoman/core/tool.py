@@ -1,0 +1,61 @@
+"""What can be called, and where the calls end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from dragoman.core.call import NOTHING, Call, Result
+from dragoman.core.errors import HubError
+
+Validator = Callable[[Mapping[str, Any]], str | None]
+"""Arguments in, the first thing wrong with them out, in words; None when they fit."""
+
+
+class Target(Protocol):
+    """Where a call ends. `run` turns whatever goes wrong on its far side into `TargetFailed`."""
+
+    @property
+    def name(self) -> str:
+        """Its namespace: one target, one name."""
+
+    async def run(self, call: Call) -> Result: ...
+
+
+def anything(arguments: Mapping[str, Any]) -> str | None:
+    """The validator of a tool that takes whatever it is given."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """Anything callable by name."""
+
+    name: str
+    """Canonical, `target.tool`: on the bus and in the audit, whatever alias was used."""
+    alias: str
+    """The name the seeds give it; may be shared by several tools, and is then refused."""
+    remote_name: str
+    """What its target calls it."""
+    description: str = ""
+    definition: Mapping[str, Any] = NOTHING
+    """Everything the far side said of it, faithful."""
+    validate: Validator = anything
+    target: Target
+
+
+class Nowhere:
+    """The target of a name that leads to nothing, so that such a call is recorded like any other."""
+
+    name = "nowhere"
+
+    def __init__(self, error: HubError) -> None:
+        self.error = error
+
+    async def run(self, call: Call) -> NoReturn:
+        raise self.error
+
+
+def tool_nowhere(asked_as: str, error: HubError) -> Tool:
+    return Tool(name=asked_as, alias=asked_as, remote_name=asked_as, target=Nowhere(error))
