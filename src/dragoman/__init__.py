@@ -1,6 +1,7 @@
 """Dragoman: an agent interoperability hub.
 
-This module imports nothing, so that `dragoman mcp` starts fast; the public helpers are loaded on first use.
+This module imports nothing, so that `dragoman mcp` starts fast; the public helpers are loaded
+on first use.
 """
 
 __version__ = "0.1.0"

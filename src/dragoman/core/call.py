@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from dragoman.core.principal import Principal
@@ -31,7 +32,7 @@ class _Absent:
 
 ABSENT: Final = _Absent()
 
-NOTHING: Mapping[str, Any] = {}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class Call:
     trace: Trace
     door: str
     """The face that brought it: `mcp-http`, `mcp-stdio`, `api`."""
-    extra: Mapping[str, Any] = NOTHING
+    extra: Mapping[str, Any]
     """What the caller's protocol carried beside the arguments, for targets that can carry it on."""
     updates: Updates = discard
 

@@ -15,7 +15,7 @@ from dragoman.core.tool import Tool, tool_nowhere
 class Catalog:
     def __init__(self) -> None:
         self.version = 0
-        """Moves with every change, so that whoever keeps something made from the catalog can tell."""
+        """Moves with every change, so that whoever keeps something made from it can tell."""
         self._offers: dict[str, tuple[Tool, ...]] = {}
         self._by_name: dict[str, Tool] = {}
         self._by_alias: dict[str, list[Tool]] = {}
@@ -42,7 +42,9 @@ class Catalog:
         self._offers[target] = new
         self._changed()
         if taken:
-            raise ConfigError(f"target {target!r} offers names that others hold: {', '.join(taken)}")
+            raise ConfigError(
+                f"target {target!r} offers names that others hold: {', '.join(taken)}"
+            )
 
     def withdraw(self, target: str) -> None:
         if self._offers.get(target):

@@ -1,7 +1,7 @@
 """What can go wrong with a call, and whose fault it was.
 
     HubError
-    ├─ Refused         nothing left the hub; what was asked may be tried again when the reason is gone
+    ├─ Refused         nothing left the hub; it may be tried again when the reason is gone
     │  ├─ Denied         a gate said no
     │  └─ Full           too much is under way, or the hub is going down
     ├─ NotFound        no such tool, server or key
@@ -63,7 +63,14 @@ class TargetFailed(HubError):
 
 
 class Unreachable(TargetFailed):
-    """There is no connection to the target, or it was lost."""
+    """There is no connection to the target, or it was lost.
+
+    `sent` is False only where it is certain that nothing left; then the call may be sent again.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 class TimedOut(TargetFailed):

@@ -40,7 +40,7 @@ class VerbError(Event):
 
 @dataclass(frozen=True, slots=True)
 class ServerChanged(Event):
-    """A server's state moved: `starting`, `connected`, `idle`, `failed` or `stopped`, with the reason in words."""
+    """A server's state moved: `starting`, `connected`, `idle`, `failed` or `stopped`, and why."""
 
     server: str
     state: str

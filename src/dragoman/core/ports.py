@@ -13,14 +13,14 @@ class AuditLog(Protocol):
     """Where the record of each call is kept: the intent, then what came of it."""
 
     def intend(self, entry: Mapping[str, Any]) -> Awaitable[int]:
-        """Writes what is about to be done; done once it is safely stored. Gives the entry's number."""
+        """Writes what is about to be done; ready once that is stored. Gives the entry's number."""
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
         """Writes what came of entry `intent`, with the next group."""
 
 
 class SchemaCompiler(Protocol):
-    """Makes a validator of a JSON Schema, without fetching anything. Raises ValueError for a bad schema."""
+    """Makes a validator of a JSON Schema and fetches nothing; ValueError for a bad schema."""
 
     def __call__(self, schema: Mapping[str, Any]) -> Validator: ...
 
@@ -47,10 +47,16 @@ class Body(Protocol):
 
 
 class HttpClient(Protocol):
-    """The one way out over HTTP: addresses are checked when dialling, every answer and every redirect."""
+    """The one way out over HTTP: addresses are checked when dialling, on every redirect too."""
 
     async def request(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"", *, timeout: float
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
     ) -> Reply:
         """Sends and waits for the head of the answer. Raises `Unreachable` when nothing was sent or
         the connection was lost, `TimedOut` after `timeout` seconds without a head, `BadReply` for

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`kind` is `owner` (the hub's own user, on its Unix socket), `local` (loopback, no key set) or `key`."""
+    """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set) or `key`."""
 
     kind: str
     id: str

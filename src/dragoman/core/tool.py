@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from dragoman.core.call import NOTHING, Call, Result
+from dragoman.core.call import Call, Result
 from dragoman.core.errors import HubError
 
 Validator = Callable[[Mapping[str, Any]], str | None]
@@ -39,14 +39,14 @@ class Tool:
     remote_name: str
     """What its target calls it."""
     description: str = ""
-    definition: Mapping[str, Any] = NOTHING
+    definition: Mapping[str, Any] = field(default_factory=dict)
     """Everything the far side said of it, faithful."""
     validate: Validator = anything
     target: Target
 
 
 class Nowhere:
-    """The target of a name that leads to nothing, so that such a call is recorded like any other."""
+    """The target of a name that leads to nothing, so that such calls are recorded like others."""
 
     name = "nowhere"
 

@@ -1,0 +1,121 @@
+"""What the hub promises about its cost, held against a run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench import rows
+from bench.figures import bad_answers, dig, median, of_size, ratio
+from bench.starts import RELAY
+
+
+@dataclass(frozen=True)
+class Verdict:
+    goal: str
+    measured: str
+    met: bool | None  # None: not measured
+
+    @property
+    def word(self) -> str:
+        return {True: "met", False: "**missed**", None: "not measured"}[self.met]
+
+
+def judge(goal: str, value: float | None, form: str, holds: Callable[[float], bool]) -> Verdict:
+    if value is None:
+        return Verdict(goal, "", None)
+    return Verdict(goal, form.format(value), holds(value))
+
+
+def of_calls(calls: dict, plan: dict) -> list[Verdict]:
+    hub = calls.get(rows.HUB_HTTP.name, [])
+    raw, sdk = calls.get(rows.RAW.name, []), calls.get(rows.SDK.name, [])
+    own = [row.name for row in (rows.HUB_HTTP, rows.HUB_2025, rows.HUB_STDIO)]
+    answered = [record for name in own for record in calls.get(name, [])]
+    return [
+        judge(
+            "CPU of a call, one client: at most 5 times the raw proxy's (aim: 3)",
+            ratio(hub, raw, "load", "1", "cpu_us"),
+            "{:.1f} times",
+            lambda times: times <= 5,
+        ),
+        judge(
+            "CPU of a call, one client: at least 6 times less than an SDK-made gateway's",
+            ratio(sdk, hub, "load", "1", "cpu_us"),
+            "{:.1f} times less",
+            lambda times: times >= 6,
+        ),
+        judge(
+            "calls per second at 16 connections: at least 8 times an SDK-made gateway's",
+            ratio(hub, sdk, "load", "16", "per_second"),
+            "{:.1f} times",
+            lambda times: times >= 8,
+        ),
+        judge(
+            "every answer right",
+            bad_answers(answered) if answered else None,
+            "{} bad",
+            lambda bad: bad == 0,
+        ),
+    ]
+
+
+def of_growth(growth: dict, plan: dict) -> list[Verdict]:
+    hub, direct = growth.get(rows.HUB_HTTP.name, []), growth.get(rows.DIRECT.name, [])
+    small, large = min(plan["sizes"]), max(plan["sizes"])
+    grown = ratio(of_size(hub, large), of_size(hub, small), "call", "cpu_us")
+    return [
+        judge(
+            f"CPU of a call with {small:,} and with {large:,} tools: within 10 %",
+            None if grown is None else (grown - 1) * 100,
+            "{:+.1f} %",
+            lambda percent: abs(percent) <= 10,
+        ),
+        judge(
+            f"CPU of listing {large:,} tools: at most 3 times the upstream's own",
+            ratio(of_size(hub, large), of_size(direct, large), "list", "cpu_us"),
+            "{:.1f} times",
+            lambda times: times <= 3,
+        ),
+    ]
+
+
+def of_memory(memory: dict, plan: dict) -> list[Verdict]:
+    records = memory.get(rows.HUB_HTTP.name, [])
+    samples = dig(records[0], ("samples",)) if records else None
+    first, last = plan["marks"]
+    return [
+        judge(
+            f"RSS growth from call {first:,} to call {last:,}: under 2 MB",
+            samples[-1]["rss_mb"] - samples[-2]["rss_mb"] if samples else None,
+            "{:+.2f} MB",
+            lambda megabytes: megabytes < 2,
+        )
+    ]
+
+
+def of_start(start: dict, plan: dict) -> list[Verdict]:
+    hub = start.get(rows.HUB_HTTP.name, [])
+    return [
+        judge(
+            "`dragoman up` to healthy: under 1.5 s",
+            median(hub, "healthy_seconds"),
+            "{:.2f} s",
+            lambda seconds: seconds < 1.5,
+        ),
+        judge("idle RSS: under 90 MB", median(hub, "rss_mb"), "{:.0f} MB", lambda mb: mb < 90),
+        judge(
+            "`dragoman mcp` to 100 tools listed: under 0.1 s (aim: 0.03)",
+            median(start.get(RELAY, []), "seconds"),
+            "{:.3f} s",
+            lambda seconds: seconds < 0.1,
+        ),
+    ]
+
+
+GOALS = {"calls": of_calls, "growth": of_growth, "memory": of_memory, "start": of_start}
+
+
+def verdicts(results: dict) -> list[Verdict]:
+    """Of the tables that were measured; a row that failed leaves its goals not measured."""
+    plan = results["plan"]
+    asked = [of(results[name], plan) for name, of in GOALS.items() if name in results]
+    return [verdict for group in asked for verdict in group]

@@ -1,0 +1,57 @@
+"""Where things are: the environments, the compiled programs, the results. Knows no measurement."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+
+class CannotRun(Exception):
+    """Something the bench needs is not there; the message says what to do."""
+
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "bench"
+NATIVE = BENCH / "native"
+PEERS = BENCH / "peers"
+BUILD = BENCH / "build"
+LOGS = BUILD / "logs"
+HOMES = BUILD / "homes"
+RESULTS = BUILD / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+HUB = ROOT / ".venv" / "bin" / "dragoman"
+PYTHON = ROOT / ".venv" / "bin" / "python"
+BENCH_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
+FASTMCP_PYTHON = ROOT / ".venv-fastmcp" / "bin" / "python"
+MCPPROXY_PYTHON = ROOT / ".venv-mcpproxy" / "bin" / "python"
+MCP_PROXY = ROOT / ".venv-mcpproxy" / "bin" / "mcp-proxy"
+
+BLAST = BUILD / "blast"
+UPSTREAM = BUILD / "upstream"
+
+
+def prepare() -> None:
+    """Empties what a former run left, and compiles the generator and the far end."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        raise CannotRun("The bench reads CPU and memory from Linux's /proc, which is not here.")
+    for folder in (LOGS, HOMES):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for program in (BLAST, UPSTREAM):
+        compile_native(program)
+
+
+def compile_native(program: Path) -> None:
+    sources = [NATIVE / f"{program.name}.c", NATIVE / "json.h"]
+    newest = max(source.stat().st_mtime for source in sources)
+    if program.exists() and program.stat().st_mtime > newest:
+        return
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise CannotRun("The load generator is C and no C compiler (cc, gcc, clang) was found.")
+    made = subprocess.run(
+        [compiler, "-O2", "-o", program, sources[0]], capture_output=True, text=True
+    )
+    if made.returncode:
+        raise CannotRun(f"{sources[0].name} did not compile: {made.stderr.strip()[:500]}")

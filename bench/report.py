@@ -1,0 +1,222 @@
+"""The page: tables first, then the machine and how it was measured. Pure: results to Markdown."""
+
+from collections.abc import Iterable
+
+from bench import rows
+from bench.figures import bad_answers, dig, median, of_size, ratio
+from bench.goals import verdicts
+from bench.plan import microseconds
+from bench.rows import Row
+from bench.starts import INTERPRETER, RELAY
+
+HOW = """\
+- The far end is one C program, whose own cost is the first row; the load comes from a C program \
+that keeps one request in flight on each connection and checks every answer: 200, and a text that \
+only the far end can have made from the id of that very request. Anything else is a bad answer.
+- CPU per call is user and system time of the target with all its descendants, over the calls of \
+the run. It is the figure to compare; times on the clock suffer from whoever else uses the machine.
+- Rows take turns (A, B, C, A, B, C), a fresh process each turn. Figures are medians over the \
+rounds, ratios are medians of the ratios within a round.
+- The target has one core to itself, generator and far end share another. Over stdio the far end \
+is a child of the target: it shares the target's core, and its CPU and memory are counted in.
+- RSS is summed over the target and its descendants; PSS, in brackets, shares out common pages.
+- Clients speak 2026-07-28 where a row does not say otherwise. FastMCP is asked in 2025-11-25, in \
+which it is the faster. The SDK-made gateway runs on uvloop and httptools; FastMCP and mcp-proxy \
+run on what their packages bring, listed above.
+- The limit rows decode what routing needs and pass bytes on: no guard, no policy, no audit, no \
+validation. The two plain ASGI rows do the same on uvicorn and show what the server and the \
+client library cost.
+- Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement.\
+"""
+
+
+def with_own_name_bold(line: list[str]) -> list[str]:
+    return [f"**{line[0]}**", *line[1:]] if line[0].startswith("Dragoman") else line
+
+
+def table(header: Iterable[str], lines: Iterable[list[str]]) -> str:
+    names = list(header)
+    made = [names, ["---"] + ["---:"] * (len(names) - 1), *map(with_own_name_bold, lines)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in made) + "\n"
+
+
+def show(value: float | None, form: str = "{:.1f}") -> str:
+    return "" if value is None else form.format(value)
+
+
+def show_us(value: float | None) -> str:
+    return "" if value is None else microseconds(value)
+
+
+def joined(parts: list[str]) -> str:
+    return " / ".join(parts) if all(parts) else ""
+
+
+def call_lines(calls: dict, listed: list[Row], levels: list[str]) -> list[list[str]]:
+    lines = []
+    for row in listed:
+        records = calls.get(row.name)
+        if records is None:
+            continue
+        if not records:
+            lines.append([row.name, "failed", *[""] * 5])
+            continue
+        limit, sdk = (calls.get(base(row).name, []) for base in (rows.limit_of, rows.sdk_of))
+        at = [("load", level) for level in levels]
+        lines.append(
+            [
+                row.name,
+                joined([show_us(median(records, *where, "cpu_us")) for where in at]),
+                joined([show(ratio(records, limit, *where, "cpu_us")) for where in at]),
+                joined([show(ratio(sdk, records, *where, "cpu_us")) for where in at]),
+                joined([show(median(records, *where, "per_second"), "{:,.0f}") for where in at]),
+                joined([show(ratio(records, sdk, *where, "per_second")) for where in at]),
+                str(bad_answers(records)),
+            ]
+        )
+    return lines
+
+
+def latency_lines(calls: dict, levels: list[str]) -> list[list[str]]:
+    lines = []
+    for row in rows.OVER_HTTP + rows.OVER_STDIO:
+        if records := calls.get(row.name):
+            line = [row.name]
+            for level in levels:
+                shown = [
+                    show_us(median(records, "load", level, quantile))
+                    for quantile in ("p50_us", "p95_us", "p99_us")
+                ]
+                line.append(joined(shown))
+            lines.append(line)
+    return lines
+
+
+def calls_section(results: dict) -> str:
+    calls = results["calls"]
+    levels = [str(level) for level in results["plan"]["connections"]]
+    at = " / ".join(levels)
+    header = [
+        f"at {at} connections",
+        "CPU per call",
+        "x raw proxy",
+        "SDK gateway's CPU over this",
+        "calls/s",
+        "x SDK gateway's calls/s",
+        "bad answers",
+    ]
+    text = "## tools/call\n\nUpstream over HTTP:\n\n"
+    text += table(header, call_lines(calls, rows.OVER_HTTP, levels))
+    text += "\nUpstream over stdio, against the limit and the SDK's gateway over stdio:\n\n"
+    text += table(header, call_lines(calls, rows.OVER_STDIO, levels))
+    text += "\nLatency, p50 / p95 / p99:\n\n"
+    header = ["", *(f"{level} connection{'s' * (level != '1')}" for level in levels)]
+    return text + table(header, latency_lines(calls, levels))
+
+
+def growth_section(results: dict) -> str:
+    lines = []
+    for name, records in results["growth"].items():
+        for size in results["plan"]["sizes"]:
+            sized = of_size(records, size)
+            pages = median(sized, "list", "pages")
+            lines.append(
+                [
+                    name,
+                    f"{size:,}",
+                    show_us(median(sized, "list", "cpu_us")) or "failed",
+                    show_us(median(sized, "list", "p50_us")),
+                    show(pages, "{:.0f}"),
+                    show_us(median(sized, "call", "cpu_us")),
+                    show(median(sized, "ready_seconds"), "{:.2f} s"),
+                    show(median(sized, "rss_mb"), "{:.0f}")
+                    + show(median(sized, "pss_mb"), " ({:.0f}) MB"),
+                ]
+            )
+    header = ["", "tools", "CPU per list", "list p50", "pages", "CPU per call, 16 connections"]
+    header += ["ready", "RSS (PSS)"]
+    text = "## Growth with the catalog\n\nThe hub gathers its tools from ten servers; the upstream "
+    text += "alone has them all. Ready is from exec to the whole list.\n\n"
+    return text + table(header, lines)
+
+
+def memory_section(results: dict) -> str:
+    lines = []
+    for name, records in results["memory"].items():
+        samples = dig(records[0], ("samples",)) if records else None
+        if not samples:
+            lines.append([name, "failed", "", "", ""])
+            continue
+        shown = [f"{s['rss_mb']:.1f} ({s['pss_mb']:.1f}) MB" for s in samples]
+        grown = samples[-1]["rss_mb"] - samples[-2]["rss_mb"]
+        lines.append([name, *shown, f"{grown:+.2f} MB"])
+    after = [f"after {mark:,} calls" for mark in results["plan"]["marks"]]
+    header = ["RSS (PSS)", "idle", *after, "growth between"]
+    return "## Memory\n\n" + table(header, lines)
+
+
+def start_section(results: dict) -> str:
+    start = results["start"]
+    lines = []
+    for row in (rows.HUB_HTTP, rows.SDK):
+        if (records := start.get(row.name)) is not None:
+            rss, pss = median(records, "rss_mb"), median(records, "pss_mb")
+            lines.append(
+                [
+                    row.name,
+                    show(median(records, "healthy_seconds"), "{:.2f} s"),
+                    show(median(records, "ready_seconds"), "{:.2f} s") or "failed",
+                    show(rss, "{:.0f}") + show(pss, " ({:.0f}) MB"),
+                    str(len(records)),
+                ]
+            )
+    header = ["from exec", "healthy", "first call answered", "idle RSS (PSS)", "starts"]
+    text = "## Start\n\n" + table(header, lines)
+    lines = []
+    for name in (RELAY, INTERPRETER):
+        if (records := start.get(name)) is not None:
+            first, all_of_it = median(records, "initialize_seconds"), median(records, "seconds")
+            lines.append(
+                [
+                    name,
+                    "" if first is None else f"{first * 1e3:.0f} ms",
+                    "failed" if all_of_it is None else f"{all_of_it * 1e3:.0f} ms",
+                    str(len(records)),
+                ]
+            )
+    header = ["from exec", "`initialize` answered", "100 tools listed, or ended", "starts"]
+    return text + ("\n" + table(header, lines) if lines else "")
+
+
+def goals_section(results: dict) -> str:
+    lines = [[v.goal, v.measured, v.word] for v in verdicts(results)]
+    return "## Goals\n\n" + table(["", "measured", ""], lines)
+
+
+def machine_section(results: dict) -> str:
+    machine = results["machine"]
+    text = "## The machine\n\n"
+    text += f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; "
+    text += f"{machine['kernel']}; Python {machine['python']}. Measured on {machine['date']} in "
+    text += f"{results['seconds']:.0f} seconds, load average before the run "
+    text += f"{machine['load_average_before']:.2f}.\n\n"
+    for name, packages in machine["versions"].items():
+        listed = ", ".join(f"{package} {version}" for package, version in packages.items())
+        text += f"- {name}: {listed or 'not installed'}\n"
+    return text
+
+
+SECTIONS = {
+    "calls": calls_section,
+    "growth": growth_section,
+    "memory": memory_section,
+    "start": start_section,
+}
+
+
+def page(results: dict) -> str:
+    parts = ["# Benchmarks\n", "Written by `make bench`; do not edit.\n"]
+    parts += [section(results) for name, section in SECTIONS.items() if name in results]
+    parts += [goals_section(results), machine_section(results)]
+    parts += ["## How it measures\n\n" + HOW + "\n"]
+    return "\n".join(parts)

@@ -1,0 +1,202 @@
+"""The rows: what is started for each, how it is spoken to, and what it is compared with.
+
+Knows how to bring a row up and down; knows nothing of what is then measured.
+"""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bench.places import (
+    BENCH_PYTHON,
+    FASTMCP_PYTHON,
+    HOMES,
+    HUB,
+    MCP_PROXY,
+    PEERS,
+    UPSTREAM,
+)
+from bench.processes import LOAD_CORE, TARGET_CORE, Child, free_port, start, wait_until
+from bench.wire import ECHO, LEGACY, Dialect, Endpoint, get_status
+
+Command = list[str | Path]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a row may build on: its port, and the far end."""
+
+    port: int
+    upstream_port: int
+    home: Path
+    tools: int = 10  # of each server
+    servers: int = 1
+
+    def urls(self) -> list[str]:
+        base = f"http://127.0.0.1:{self.upstream_port}"
+        if self.servers == 1:
+            return [f"{base}/mcp"]
+        return [f"{base}/u{i}/mcp" for i in range(self.servers)]
+
+    def stdio(self) -> Command:
+        return [UPSTREAM, "--stdio", "--tools", str(self.tools)]
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    command: Callable[[Ground], Command] | None = None  # None: the far end itself
+    dialect: Dialect = ECHO
+    stdio: bool = False  # the far end is a child of the target, its CPU and memory counted in
+    environment: dict[str, str] = field(default_factory=dict)
+    ready: str | None = None  # a path that answers 200 when the process calls itself healthy
+
+
+@dataclass(frozen=True)
+class Running:
+    child: Child
+    endpoint: Endpoint
+    ground: Ground
+    healthy_seconds: float | None  # from exec to the row's own health answer
+    ready_seconds: float  # from exec to the first call answered by the far end
+
+
+def peer(script: str, *arguments: str, python: Path = BENCH_PYTHON) -> Callable[[Ground], Command]:
+    def command(ground: Ground) -> Command:
+        filled = {"{up}": str(ground.upstream_port), "{url}": ground.urls()[0]}
+        rest = [filled.get(argument, argument) for argument in arguments]
+        return [python, PEERS / script, str(ground.port), *rest]
+
+    return command
+
+
+def raw_stdio(ground: Ground) -> Command:
+    return [BENCH_PYTHON, PEERS / "raw_stdio_proxy.py", str(ground.port), *ground.stdio()]
+
+
+def sdk_stdio(ground: Ground) -> Command:
+    return [BENCH_PYTHON, PEERS / "sdk_gateway.py", str(ground.port), "stdio", *ground.stdio()]
+
+
+def mcp_proxy(ground: Ground) -> Command:
+    where: Command = ["--host", "127.0.0.1", "--port", str(ground.port)]
+    return [MCP_PROXY, *where, "--log-level", "ERROR", "--", *ground.stdio()]
+
+
+def server_table(number: int, transport: str) -> str:
+    return f'\n[[mcp_servers]]\nname = "up{number}"\n[mcp_servers.transport]\n{transport}\n'
+
+
+def write_hub_config(ground: Ground, transports: list[str]) -> None:
+    text = f'[server]\nhost = "127.0.0.1"\nport = {ground.port}\n'
+    text += '\n[mcp]\nstdio_expose = ["*"]\n'
+    text += "".join(server_table(i, transport) for i, transport in enumerate(transports))
+    (ground.home / "config.toml").write_text(text, encoding="utf-8")
+
+
+def hub_over_http(ground: Ground) -> Command:
+    write_hub_config(ground, [f'type = "http"\nurl = "{url}"' for url in ground.urls()])
+    return [HUB, "up", "--home", ground.home]
+
+
+def hub_over_stdio(ground: Ground) -> Command:
+    program, *arguments = ground.stdio()
+    listed = ", ".join(f'"{argument}"' for argument in arguments)
+    write_hub_config(ground, [f'type = "stdio"\ncommand = "{program}"\nargs = [{listed}]'])
+    return [HUB, "up", "--home", ground.home]
+
+
+FASTMCP_QUIET = {"FASTMCP_LOG_LEVEL": "ERROR", "FASTMCP_CHECK_FOR_UPDATES": "off"}
+IN_HUB = Dialect(tool="mcp_up0_echo")
+SESSION_2025 = Dialect(LEGACY, session=True)
+
+DIRECT = Row("direct upstream, no gateway")
+RAW = Row("raw uvloop proxy (the limit)", peer("raw_proxy.py", "{up}"))
+HUB_HTTP = Row("Dragoman", hub_over_http, IN_HUB, ready="/healthz")
+HUB_2025 = Row(
+    "Dragoman, 2025-11-25 client with session",
+    hub_over_http,
+    replace(SESSION_2025, tool="mcp_up0_echo"),
+    ready="/healthz",
+)
+ASGI_POOL = Row("plain ASGI server + keep-alive pool", peer("asgi_proxy.py", "{up}", "pool"))
+ASGI_AIOHTTP = Row("plain ASGI server + aiohttp client", peer("asgi_proxy.py", "{up}", "aiohttp"))
+SDK = Row("SDK-made gateway", peer("sdk_gateway.py", "http", "{url}"))
+# FastMCP is about twice as fast for 2025 clients as for 2026 ones, so it is asked in that way.
+FASTMCP_KEPT = Row(
+    "FastMCP proxy, persistent client, 2025-11-25",
+    peer("fastmcp_proxy.py", "kept", "{url}", python=FASTMCP_PYTHON),
+    Dialect(LEGACY),
+    environment=FASTMCP_QUIET,
+)
+FASTMCP_FRESH = Row(
+    "FastMCP proxy, default, 2025-11-25",
+    peer("fastmcp_proxy.py", "fresh", "{url}", python=FASTMCP_PYTHON),
+    Dialect(LEGACY),
+    environment=FASTMCP_QUIET,
+)
+RAW_STDIO = Row("raw stdio proxy (the limit)", raw_stdio, stdio=True)
+HUB_STDIO = Row("Dragoman over stdio", hub_over_stdio, IN_HUB, stdio=True, ready="/healthz")
+SDK_STDIO = Row("SDK-made gateway over stdio", sdk_stdio, stdio=True)
+MCP_PROXY_STDIO = Row(
+    "mcp-proxy over stdio, 2025-11-25 with session", mcp_proxy, SESSION_2025, stdio=True
+)
+
+OVER_HTTP = [
+    DIRECT,
+    RAW,
+    ASGI_POOL,
+    ASGI_AIOHTTP,
+    HUB_HTTP,
+    HUB_2025,
+    SDK,
+    FASTMCP_KEPT,
+    FASTMCP_FRESH,
+]
+OVER_STDIO = [RAW_STDIO, HUB_STDIO, SDK_STDIO, MCP_PROXY_STDIO]
+
+
+def limit_of(row: Row) -> Row:
+    return RAW_STDIO if row.stdio else RAW
+
+
+def sdk_of(row: Row) -> Row:
+    return SDK_STDIO if row.stdio else SDK
+
+
+@contextlib.contextmanager
+def far_end(port: int, tools: int, core: int | None) -> Iterator[Child]:
+    command: Command = [UPSTREAM, "--port", str(port), "--tools", str(tools)]
+    child = start("far end", command, core=core)
+    try:
+        wait_until(lambda: get_status(port, "/") == 405, child, 10)
+        yield child
+    finally:
+        child.stop()
+
+
+@contextlib.contextmanager
+def up(row: Row, *, tools: int = 10, servers: int = 1) -> Iterator[Running]:
+    """A fresh far end and a fresh target, ready to be called; both ended afterwards."""
+    home = Path(tempfile.mkdtemp(dir=HOMES))
+    ground = Ground(free_port(), free_port(), home, tools, servers)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        if row.command is None:
+            child = stack.enter_context(far_end(ground.upstream_port, tools, TARGET_CORE))
+            yield Running(child, Endpoint(ground.upstream_port, row.dialect), ground, None, 0.0)
+            return
+        if not row.stdio:
+            stack.enter_context(far_end(ground.upstream_port, tools, LOAD_CORE))
+        child = start(row.name, row.command(ground), core=TARGET_CORE, environment=row.environment)
+        stack.callback(child.stop)
+        endpoint = Endpoint(ground.port, row.dialect)
+        healthy = None
+        if row.ready:
+            wait_until(lambda: get_status(ground.port, row.ready) == 200, child)
+            healthy = child.age()
+        wait_until(endpoint.probe, child)
+        yield Running(child, endpoint, ground, healthy, child.age())

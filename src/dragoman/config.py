@@ -1,0 +1,293 @@
+"""The shape of `config.toml`, made of each package's part. What is wrong is said with its line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dragoman.core.errors import ConfigError
+from dragoman.guards.config import Limits
+from dragoman.mcp.config import (
+    McpSettings,
+    ServerEntry,
+    StdioTransport,
+    header_pairs,
+    namespace,
+)
+from dragoman.stores.config import AuditSettings
+from dragoman.web.config import ServerSettings
+
+Step = str | int
+Path_ = tuple[Step, ...]
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    api_key: Annotated[
+        str | None,
+        Meta(description="The key every caller must show; without one, loopback only."),
+    ] = None
+    server: ServerSettings = ServerSettings()
+    mcp: McpSettings = McpSettings()
+    limits: Limits = Limits()
+    audit: AuditSettings = AuditSettings()
+    mcp_servers: list[ServerEntry] = []
+
+
+def load(file: Path) -> Config:
+    """What the file says; all defaults where there is no file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Config()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    return parse(text, str(file))
+
+
+def parse(text: str, name: str = "config.toml") -> Config:
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML: {error}") from None
+    _refuse_unknown(raw, Config, (), text, name)
+    try:
+        config = msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), raw, text, name)) from None
+    _check_servers(config, text, name)
+    _check_key(config, text, name)
+    return config
+
+
+# --- what the shapes cannot say -----------------------------------------------------------------
+
+
+def _check_servers(config: Config, text: str, name: str) -> None:
+    seen: dict[str, str] = {}
+    for index, entry in enumerate(config.mcp_servers):
+        at: Path_ = ("mcp_servers", index, "name")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _-]*", entry.name):
+            raise ConfigError(
+                f'{_where(text, at, name)}: server name "{entry.name}" may hold letters, digits, '
+                'spaces, "-" and "_" only, and begins with a letter or digit'
+            )
+        key = namespace(entry.name)
+        if key in seen:
+            raise ConfigError(
+                f'{_where(text, at, name)}: server "{entry.name}" has the name of "{seen[key]}" '
+                '(case, "-" and "_" make no difference); give it another name'
+            )
+        seen[key] = entry.name
+        transport = entry.transport
+        at = ("mcp_servers", index, "transport")
+        if isinstance(transport, StdioTransport):
+            if ".." in transport.command.replace("\\", "/").split("/"):
+                raise ConfigError(
+                    f"{_where(text, (*at, 'command'), name)}: the command of server "
+                    f'"{entry.name}" has ".." in it; give the program\'s real path'
+                )
+        else:
+            if not re.match(r"https?://[^/]", transport.url):
+                raise ConfigError(
+                    f'{_where(text, (*at, "url"), name)}: the url of server "{entry.name}" must '
+                    f'begin with http:// or https://, not "{transport.url[:60]}"'
+                )
+            _check_headers(
+                transport.headers, f'{_where(text, (*at, "headers"), name)}: server "{entry.name}"'
+            )
+
+
+def _check_headers(headers: dict[str, str] | list[str], where: str) -> None:
+    for header, value in header_pairs(headers):
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", header):
+            raise ConfigError(
+                f'{where}: "{header}" is no header name; write {{ "Name" = "value" }}'
+            )
+        if re.search(r"[\x00-\x1f\x7f]", value):
+            raise ConfigError(f'{where}: the value of header "{header}" has a control character')
+
+
+def _check_key(config: Config, text: str, name: str) -> None:
+    if config.api_key is not None and len(config.api_key) < 16:
+        raise ConfigError(
+            f"{_where(text, ('api_key',), name)}: api_key is shorter than 16 characters and could "
+            "be guessed; make one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
+        )
+
+
+# --- unknown keys, and where things stand -------------------------------------------------------
+
+
+def _structs(hint: Any) -> list[type[Struct]]:
+    """The struct types inside an annotation."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return [hint]
+    return [struct for arg in get_args(hint) for struct in _structs(arg)]
+
+
+def _fields(struct: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(struct, include_extras=True)
+
+
+def _choose(structs: list[type[Struct]], value: Any) -> type[Struct] | None:
+    if len(structs) < 2:
+        return structs[0] if structs else None
+    tag = value.get("type") if isinstance(value, dict) else None
+    return next((struct for struct in structs if struct.__struct_config__.tag == tag), None)
+
+
+def _refuse_unknown(
+    raw: Mapping[str, Any], struct: type[Struct], at: Path_, text: str, name: str
+) -> None:
+    fields = _fields(struct)
+    tag_field = struct.__struct_config__.tag_field
+    for key, value in raw.items():
+        if key == tag_field:
+            continue
+        if key not in fields:
+            known = [*fields, *([tag_field] if tag_field else [])]
+            raise ConfigError(_unknown(key, known, at, text, name))
+        structs = _structs(fields[key])
+        items = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
+        for index, item in items:
+            inner = _choose(structs, item)
+            if inner is not None and isinstance(item, dict):
+                place = (*at, key) if index is None else (*at, key, index)
+                _refuse_unknown(item, inner, place, text, name)
+
+
+def _unknown(key: str, known: list[str], at: Path_, text: str, name: str) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    table = f"in {_table(at)}" if at else "at the top of the file"
+    hint = f'did you mean "{near[0]}"?' if near else f"known here: {', '.join(sorted(known))}"
+    return f'{_where(text, (*at, key), name)}: unknown key "{key}" {table}; {hint}'
+
+
+def _table(at: Path_) -> str:
+    names = ".".join(str(step) for step in at if isinstance(step, str))
+    return f"[[{names}]]" if at and isinstance(at[-1], int) else f"[{names}]"
+
+
+def _explain(problem: str, raw: Any, text: str, name: str) -> str:
+    """msgspec's words in ours: `Expected `int`, got `str` - at `$.server.port``."""
+    found = re.match(r"(.*?)(?: - at `\$(.*)`)?$", problem, re.DOTALL)
+    words, path = (found.group(1), found.group(2) or "") if found else (problem, "")
+    at: Path_ = tuple(
+        int(step[1:-1]) if step.startswith("[") else step.lstrip(".")
+        for step in re.findall(r"\.[A-Za-z0-9_-]+|\[\d+\]", path)
+    )
+    at = tuple(step for step in at if step != "")
+    missing = re.match(r"Object missing required field `(.*)`", words)
+    if missing:
+        if missing.group(1) == "type":
+            return (
+                f'{_where(text, at, name)}: {_table(at)} needs a "type": "stdio", "http" or "sse"'
+            )
+        return f'{_where(text, at, name)}: {_table(at)} needs a "{missing.group(1)}"'
+    if words.startswith("Invalid value '") and at and at[-1] == "type":
+        return f'{_where(text, at, name)}: type must be "stdio", "http" or "sse"'
+    key = ".".join(str(step) for step in at if isinstance(step, str))
+    words = words[0].lower() + words[1:].replace("`", "")
+    return f'{_where(text, at, name)}: "{key}" is not right: {words}'
+
+
+def _where(text: str, at: Path_, name: str) -> str:
+    line = line_of(text, at)
+    return f"{name}, line {line}" if line else name
+
+
+_HEADER = re.compile(r"^\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(
+    r"""^\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
+)
+
+
+def line_of(text: str, at: Path_) -> int | None:
+    """The line where `at` stands, or where the innermost table around it begins."""
+    best: int | None = None
+    depth = -1
+    table: Path_ = ()
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        here: Path_ | None = None
+        if header := _HEADER.match(line):
+            table = _header_path(header.group(2), header.group(1) == "[[", counts)
+            here = table
+        elif key := _KEY.match(line):
+            here = (*table, *_names(key.group(1)))
+        if here is not None and here == at[: len(here)] and len(here) > depth:
+            best, depth = number, len(here)
+    return best
+
+
+def _names(dotted: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in dotted.split(".")]
+
+
+def _header_path(dotted: str, is_array: bool, counts: dict[str, int]) -> Path_:
+    path: list[Step] = []
+    parts = _names(dotted)
+    for position, part in enumerate(parts):
+        path.append(part)
+        key = ".".join(parts[: position + 1])
+        if is_array and position == len(parts) - 1:
+            counts[key] = counts.get(key, -1) + 1
+        if key in counts:
+            path.append(counts[key])
+    return tuple(path)
+
+
+# --- for the documentation ----------------------------------------------------------------------
+
+
+def keys() -> list[tuple[str, str, str, str]]:
+    """Every key with its type, default and meaning."""
+    return list(_keys(Config, ""))
+
+
+def _keys(struct: type[Struct], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    hints = _fields(struct)
+    for field in msgspec.structs.fields(struct):
+        hint = hints[field.name]
+        inner = _structs(hint)
+        path = f"{prefix}{field.name}"
+        if not inner:
+            yield path, _type_name(hint), _default(field), _meaning(hint)
+            continue
+        listed = "[]" if get_origin(_bare(hint)) is list else ""
+        for choice in inner:
+            tag = choice.__struct_config__.tag
+            kind = f"({tag})" if isinstance(tag, str) else ""
+            yield from _keys(choice, f"{path}{listed}{kind}.")
+
+
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _meaning(hint: Any) -> str:
+    for arg in get_args(hint):
+        if isinstance(arg, Meta) and arg.description:
+            return arg.description
+    return ""
+
+
+def _type_name(hint: Any) -> str:
+    bare = _bare(hint)
+    text = bare.__name__ if isinstance(bare, type) and not get_args(bare) else str(bare)
+    return text.replace("typing.", "").replace(" | None", "")
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return str(field.default_factory())
+    if field.default is msgspec.NODEFAULT:
+        return "required"
+    return "none" if field.default is None else str(field.default)

@@ -1,0 +1,28 @@
+"""The stages of the road, one a file. The order is the list below, outermost first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dragoman.core.bus import Bus
+    from dragoman.core.pipeline import Stage
+    from dragoman.core.ports import AuditLog
+    from dragoman.guards.config import Limits
+
+
+def standard(audit: AuditLog, bus: Bus, limits: Limits) -> list[Stage]:
+    # Imported here: whoever only reads `[limits]` need not load a schema engine.
+    from dragoman.guards.announce import Announce
+    from dragoman.guards.audit import Audit
+    from dragoman.guards.cut import Cut
+    from dragoman.guards.time import Time
+    from dragoman.guards.validate import Validate
+
+    return [
+        Audit(audit),  # one record of every call, refused and unknown ones too
+        Announce(bus, limits.calls_in_flight),  # pre-verb, then post-verb; gates may refuse
+        Validate(),  # arguments against the tool's schema, offline
+        Cut(limits.result_chars),  # on the way back
+        Time(limits.tool_timeout_secs),  # innermost: times the target, not the guards
+    ]

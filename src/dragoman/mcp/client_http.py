@@ -1,0 +1,316 @@
+"""A server over Streamable HTTP, both eras: one POST a request, answered in JSON or as a stream.
+
+Knows how messages travel; which era is spoken is told to it by `client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NoReturn
+
+from dragoman.core.call import Updates, discard
+from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.core.ports import HttpClient, Reply
+from dragoman.mcp.duplex import CANCELLED, PROGRESS, Heard, failure, progress_of
+from dragoman.mcp.revisions import NAMES, R2506, R2607
+from dragoman.wire import rpc, sse
+from dragoman.wire.json import MAX_BYTES, MAX_REPLY_TOKENS, Malformed, decode
+
+log = logging.getLogger(__name__)
+
+JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream"
+KEPT_HEADERS = 4_096
+
+
+class SessionExpired(Unreachable):
+    """The server knows our session no more, and so has done nothing with the request."""
+
+
+class HttpStatus(BadReply):
+    """An answer whose status says no, and whose body is no JSON-RPC error."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class HttpWire:
+    def __init__(
+        self, server: str, http: HttpClient, url: str, headers: Mapping[str, str], heard: Heard
+    ) -> None:
+        self.server = server
+        self.url = url
+        self.revision: int | None = None
+        self.session: str | None = None
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._http = http
+        self._fixed = dict(headers)
+        self._heard = heard
+        self._next = 0
+        self._kept: dict[tuple[str, str | None], dict[str, str]] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+
+    # --- what the client calls ---------------------------------------------------------------
+
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        timeout: float,
+        updates: Updates = discard,
+    ) -> tuple[Any, int]:
+        self._next += 1
+        id = self._next
+        if updates is not discard:
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
+        name = params.get("name")
+        headers = self._headers(method, name if isinstance(name, str) else None)
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                reply = await self._post(headers, rpc.request(id, method, params), timeout + 1)
+                return await self._answer(reply, id, method, updates)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._cancel(id, method, f"no answer within {timeout:g} s")
+            raise TimedOut(
+                f'server "{self.server}" did not answer "{method}" within {timeout:g} s and was '
+                "told to cancel; raise its timeout_secs if it needs more"
+            ) from None
+        except asyncio.CancelledError:
+            self._cancel(id, method, "the caller has gone")
+            raise
+
+    async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
+        message = rpc.notification(method, params)
+        async with asyncio.timeout(10):
+            reply = await self._post(self._headers(method, None), message, 10)
+            reply.body.close()
+
+    async def listen(
+        self, method: str, params: dict[str, Any] | None, opened: asyncio.Event
+    ) -> None:
+        """Follows a stream that answers nothing: a GET in the old era, a listen in the new.
+
+        Returns when the server ends it; raises `HttpStatus` where there is no such stream.
+        """
+        headers = dict(self._headers(method, None))
+        if params is None:
+            headers["accept"] = STREAM_TYPE
+            reply = await self._http.request("GET", self.url, headers, timeout=30)
+        else:
+            self._next += 1
+            message = rpc.request(self._next, method, params)
+            reply = await self._http.request("POST", self.url, headers, message, timeout=30)
+        try:
+            if reply.status != 200 or not _is_stream(reply):
+                raise HttpStatus(f"HTTP {reply.status}", reply.status)
+            opened.set()
+            async for message_in in self._messages(reply):
+                if "method" not in message_in:
+                    return  # the listen has ended
+                self._asked(message_in, None, discard, [])
+        finally:
+            reply.body.close()
+
+    async def close(self) -> None:
+        """Says goodbye where there is a session to end; does not wait long for it."""
+        for errand in self._errands:
+            errand.cancel()
+        if self.session is not None and not self.lost.done():
+            with contextlib.suppress(HubError, TimeoutError):
+                async with asyncio.timeout(1):
+                    headers = self._headers("", None)
+                    reply = await self._http.request("DELETE", self.url, headers, timeout=1)
+                    reply.body.close()
+        self.lose("it was closed")
+
+    def lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    def speak(self, revision: int) -> None:
+        """From now on every request says that it is of `revision`."""
+        self.revision = revision
+        self._kept.clear()
+
+    def forget_session(self) -> None:
+        self.session = None
+        self.revision = None
+        self._kept.clear()
+
+    # --- sending -----------------------------------------------------------------------------
+
+    async def _post(self, headers: Mapping[str, str], message: bytes, timeout: float) -> Reply:
+        return await self._http.request("POST", self.url, headers, message, timeout=timeout)
+
+    def _headers(self, method: str, name: str | None) -> dict[str, str]:
+        kept = self._kept.get((method, name))
+        if kept is not None:
+            return kept
+        headers = {
+            **self._fixed,
+            "content-type": JSON_TYPE,
+            "accept": f"{JSON_TYPE}, {STREAM_TYPE}",
+        }
+        if self.revision is not None and self.revision >= R2506:
+            headers["mcp-protocol-version"] = NAMES[self.revision]
+        if self.revision == R2607:
+            headers["mcp-method"] = method
+            if name is not None:
+                headers["mcp-name"] = header_value(name)
+        elif self.session is not None:
+            headers["mcp-session-id"] = self.session
+        if len(self._kept) >= KEPT_HEADERS:
+            self._kept.clear()
+        self._kept[method, name] = headers
+        return headers
+
+    def _cancel(self, id: int, method: str, reason: str) -> None:
+        """In the old era a message; in the new one the closed connection says it."""
+        if self.revision != R2607 and method != "initialize":
+            self._errand(self.notify(CANCELLED, {"requestId": id, "reason": reason}))
+
+    def _errand(self, work: Any) -> None:
+        async def run() -> None:
+            with contextlib.suppress(HubError, TimeoutError):
+                await work
+
+        if len(self._errands) >= 100:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(run())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    async def _answer(
+        self, reply: Reply, id: int, method: str, updates: Updates
+    ) -> tuple[Any, int]:
+        if method == "initialize":
+            self.session = reply.headers.get("mcp-session-id")
+        if reply.status == 200 and _is_stream(reply):
+            return await self._answer_in_stream(reply, id, method, updates)
+        data = await reply.body.read(MAX_BYTES)
+        if reply.status == 200:
+            return self._result(self._decoded(data, method), id, method), len(data)
+        self._raise_status(reply, data, method)
+
+    def _decoded(self, data: bytes, method: str) -> Any:
+        try:
+            return decode(data, max_tokens=MAX_REPLY_TOKENS)
+        except Malformed as error:
+            raise BadReply(
+                f'server "{self.server}" answered "{method}" with what is no message: {error}'
+            ) from None
+
+    def _result(self, message: Any, id: int, method: str) -> Any:
+        if isinstance(message, list):
+            message = next((m for m in message if isinstance(m, dict) and m.get("id") == id), None)
+        if isinstance(message, dict):
+            if "error" in message:
+                raise failure(self.server, method, message["error"])
+            if "result" in message and message.get("id") == id:
+                return message["result"]
+        raise BadReply(f'server "{self.server}" answered "{method}" with no result')
+
+    def _raise_status(self, reply: Reply, data: bytes, method: str) -> NoReturn:
+        status = reply.status
+        text = data[:300].decode("utf-8", "replace")
+        if self.session is not None and (
+            status == 404 or (status == 400 and b"session" in data[:2000].lower())
+        ):
+            raise SessionExpired(f'server "{self.server}" has ended the session', sent=False)
+        if reply.headers.get("content-type", "").startswith(JSON_TYPE):
+            with contextlib.suppress(Malformed):
+                body = decode(data)
+                if isinstance(body, dict) and isinstance(body.get("error"), dict):
+                    raise failure(self.server, method, body["error"])
+        if status in (401, 403):
+            raise HttpStatus(
+                f'server "{self.server}" wants other credentials (HTTP {status}); set them under '
+                "headers in its transport",
+                status,
+            )
+        raise HttpStatus(
+            f'server "{self.server}" answered "{method}" with HTTP {status}'
+            + (f": {' '.join(text.split())}" if text.strip() else ""),
+            status,
+        )
+
+    async def _answer_in_stream(
+        self, reply: Reply, id: int, method: str, updates: Updates
+    ) -> tuple[Any, int]:
+        highest: list[float] = []
+        try:
+            async for message in self._messages(reply):
+                if "method" in message:
+                    self._asked(message, id, updates, highest)
+                elif message.get("id") == id:
+                    return self._result(message, id, method), -1
+        finally:
+            reply.body.close()
+        raise Unreachable(
+            f'server "{self.server}" ended the stream of "{method}" without an answer; it may or '
+            "may not have been done"
+        )
+
+    async def _messages(self, reply: Reply) -> AsyncIterator[dict[str, Any]]:
+        parser = sse.Parser(MAX_BYTES)
+        async for chunk in reply.body.chunks():
+            try:
+                events = parser.feed(chunk)
+            except sse.TooLong as error:
+                raise BadReply(f'server "{self.server}" sent too much: {error}') from None
+            for event in events:
+                if event.event != "message" or not event.data:
+                    continue
+                message = self._decoded(event.data, "a stream")
+                for item in message if isinstance(message, list) else [message]:
+                    if isinstance(item, dict):
+                        yield item
+
+    def _asked(
+        self, message: dict[str, Any], id: int | None, updates: Updates, highest: list[float]
+    ) -> None:
+        """What a server says on a stream beside its answer."""
+        method, params = str(message["method"]), message.get("params")
+        params = params if isinstance(params, dict) else {}
+        if "id" in message:
+            self._errand(self._reply_to(rpc.id_of(message), method))
+        elif method != PROGRESS:
+            self._heard(method, params)
+        elif params.get("progressToken") == id:
+            update = progress_of(params)
+            if update is not None and (not highest or update.progress > highest[0]):
+                highest[:] = [update.progress]
+                updates(update)
+
+    async def _reply_to(self, id: rpc.Id, method: str) -> None:
+        if method == "ping":
+            message = rpc.result(id, {})
+        else:  # the connection is shared, so no client's features were declared
+            message = rpc.error(id, rpc.METHOD_NOT_FOUND, f'"{method}" is not offered here')
+        reply = await self._post(self._headers("", None), message, 10)
+        reply.body.close()
+
+
+def _is_stream(reply: Reply) -> bool:
+    return reply.headers.get("content-type", "").startswith(STREAM_TYPE)
+
+
+def header_value(text: str) -> str:
+    """2026-07-28, transports: what a header cannot hold travels as base64 between marks."""
+    if text.isascii() and text.isprintable() and text == text.strip():
+        return text
+    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def is_refusal(error: HubError) -> bool:
+    """Whether the server is there and simply does not do this."""
+    return isinstance(error, WorkFailed | HttpStatus)

@@ -1,0 +1,142 @@
+"""A server over HTTP+SSE (2024-11-05): answers come on one stream, requests go by POST."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from dragoman.core.call import Updates, discard
+from dragoman.core.errors import BadReply, HubError, Unreachable
+from dragoman.core.ports import HttpClient, Reply
+from dragoman.mcp.client_http import JSON_TYPE, STREAM_TYPE, HttpStatus
+from dragoman.mcp.duplex import Duplex, Heard
+from dragoman.wire import sse
+from dragoman.wire.json import MAX_BYTES
+
+UNSENT_BYTES = 16 * 1024 * 1024
+ENDPOINT_SECONDS = 5
+"""How long the stream may take to say where to post; a Streamable HTTP stream never does."""
+
+
+class SseWire:
+    def __init__(
+        self, server: str, http: HttpClient, url: str, headers: Mapping[str, str], heard: Heard
+    ) -> None:
+        self.server = server
+        self.url = url
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._http = http
+        self._headers = dict(headers)
+        self._duplex = Duplex(server, self._send, heard)
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._unsent = 0
+        self._endpoint = ""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Opens the stream; `HttpStatus` or `BadReply` where this is no HTTP+SSE server."""
+        headers = {**self._headers, "accept": STREAM_TYPE}
+        reply = await self._http.request("GET", self.url, headers, timeout=10)
+        if reply.status != 200 or not reply.headers.get("content-type", "").startswith(STREAM_TYPE):
+            reply.body.close()
+            raise HttpStatus(
+                f'server "{self.server}" answered a GET with HTTP {reply.status} and no stream',
+                reply.status,
+            )
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._read(reply, told))]
+        try:
+            async with asyncio.timeout(ENDPOINT_SECONDS):
+                self._endpoint = self._same_origin(await told)
+        except TimeoutError:
+            await self.close()
+            raise BadReply(
+                f'server "{self.server}" opened a stream but named no endpoint'
+            ) from None
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks.append(loop.create_task(self._write()))
+
+    def _same_origin(self, endpoint: str) -> str:
+        target = urljoin(self.url, endpoint)
+        if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
+            raise BadReply(f'server "{self.server}" wants messages sent to another origin')
+        return target
+
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        timeout: float,
+        updates: Updates = discard,
+    ) -> tuple[Any, int]:
+        return await self._duplex.request(method, params, timeout, updates)
+
+    async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
+        self._duplex.notify(method, params)
+
+    async def close(self) -> None:
+        self._lose("it was closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _send(self, message: bytes) -> None:
+        if self.lost.done():
+            raise Unreachable(f'server "{self.server}" is gone: {self.lost.result()}', sent=False)
+        if self._unsent + len(message) > UNSENT_BYTES:
+            raise Unreachable(f'server "{self.server}" does not take what it is sent', sent=False)
+        self._unsent += len(message)
+        self._outbox.put_nowait(message)
+
+    async def _write(self) -> None:
+        """Posts in the order of sending: an order that some servers rely on."""
+        headers = {**self._headers, "content-type": JSON_TYPE}
+        while True:
+            message = await self._outbox.get()
+            self._unsent -= len(message)
+            try:
+                reply = await self._http.request(
+                    "POST", self._endpoint, headers, message, timeout=30
+                )
+            except HubError as error:
+                self._lose(f"it could not be posted to: {error}")
+                return
+            with contextlib.suppress(HubError):
+                await reply.body.read(64 * 1024)
+            if reply.status >= 300:
+                self._lose(f"it answered a message with HTTP {reply.status}")
+                return
+
+    async def _read(self, reply: Reply, told: asyncio.Future[str]) -> None:
+        parser = sse.Parser(MAX_BYTES)
+        reason = "it ended the stream"
+        try:
+            async for chunk in reply.body.chunks():
+                for event in parser.feed(chunk):
+                    if event.event == "endpoint" and not told.done():
+                        told.set_result(event.data.decode("utf-8", "replace").strip())
+                    elif event.event == "message":
+                        self._duplex.receive(event.data)
+        except (HubError, sse.TooLong) as error:
+            reason = str(error)
+        finally:
+            reply.body.close()
+            if not told.done():
+                told.set_exception(BadReply(f'server "{self.server}": {reason}'))
+            self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+            self._duplex.fail(
+                Unreachable(
+                    f'server "{self.server}" is gone: {reason}. It may or may not have done what '
+                    "was asked"
+                )
+            )

@@ -1,0 +1,80 @@
+"""`[[mcp_servers]]` and `[mcp]`: the servers the hub is a client of, and how it shows itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class StdioTransport(Struct, frozen=True, kw_only=True, tag="stdio", tag_field="type"):
+    command: Annotated[str, Meta(min_length=1, description="The program to start.")]
+    args: Annotated[list[str], Meta(description="Its arguments.")] = []
+    cwd: Annotated[
+        str | None, Meta(description="The folder it starts in; default: its private home.")
+    ] = None
+
+
+class SseTransport(Struct, frozen=True, kw_only=True, tag="sse", tag_field="type"):
+    url: Annotated[str, Meta(min_length=1, description="Where the server is.")]
+    headers: Annotated[
+        dict[str, str] | list[str],
+        Meta(description="Headers to send; ${NAME} takes a value from the environment."),
+    ] = {}
+    allow_private: Annotated[
+        bool,
+        Meta(description="Whether the name in `url` may lead to a private address."),
+    ] = False
+
+
+class HttpTransport(SseTransport, frozen=True, kw_only=True, tag="http", tag_field="type"):
+    pass
+
+
+Transport = StdioTransport | SseTransport | HttpTransport
+
+
+class ServerEntry(Struct, frozen=True, kw_only=True):
+    name: Annotated[
+        str,
+        Meta(min_length=1, max_length=64, description="What the server is called here."),
+    ]
+    transport: Annotated[Transport, Meta(description="How to reach it.")]
+    timeout_secs: Annotated[
+        float, Meta(gt=0, le=86_400, description="Seconds to wait for each of its answers.")
+    ] = 30
+    env: Annotated[
+        list[str],
+        Meta(description="Names of environment variables that a stdio server is given."),
+    ] = []
+    idle_secs: Annotated[
+        float,
+        Meta(ge=0, description="Stop a stdio server unused for so long; 0 keeps it running."),
+    ] = 0
+    enabled: Annotated[bool, Meta(description="Whether to connect to it at all.")] = True
+
+
+class McpSettings(Struct, frozen=True, kw_only=True):
+    stdio_expose: Annotated[
+        list[str],
+        Meta(
+            description="Globs over tool names: what `dragoman mcp` shows beside agents. "
+            'Absent: agents only. ["*"] shows everything.'
+        ),
+    ] = []
+
+
+def namespace(server: str) -> str:
+    """Names that lead to the same seed names are one name."""
+    return server.lower().replace("-", "_").replace(" ", "_")
+
+
+def header_pairs(headers: dict[str, str] | list[str]) -> Iterator[tuple[str, str]]:
+    """Both forms: a table, or lines of "Name: value"."""
+    if isinstance(headers, dict):
+        yield from headers.items()
+    else:
+        for line in headers:
+            header, _, value = line.partition(":")
+            yield header.strip(), value.strip()

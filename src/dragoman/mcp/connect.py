@@ -1,0 +1,133 @@
+"""From a server's entry to an open session: which transport, which era.
+
+What the configuration calls `http` may turn out to be HTTP+SSE and the other way round; it is then
+used as what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import BadReply, ConfigError, HubError, TargetFailed
+from dragoman.core.ports import HttpClient
+from dragoman.mcp.client import Session
+from dragoman.mcp.client_http import HttpStatus, HttpWire
+from dragoman.mcp.client_sse import SseWire
+from dragoman.mcp.client_stdio import StdioWire
+from dragoman.mcp.config import HttpTransport, SseTransport, StdioTransport, header_pairs
+from dragoman.mcp.duplex import Heard
+from dragoman.mcp.spawn import environment
+from dragoman.mcp.upstream import Upstream
+
+NOT_STREAMABLE = frozenset({400, 404, 405, 406, 415})
+"""What an HTTP+SSE server says to a POST of `initialize` (2025-03-26, backwards compatibility)."""
+
+Reaching = Callable[[str, bool], HttpClient]
+"""The way out for one configured url, and whether it may lead to private addresses."""
+
+
+class Connector:
+    def __init__(
+        self, home: Path, mark: str, lookup: Mapping[str, str], reaching: Reaching
+    ) -> None:
+        self.home = home
+        self.mark = mark
+        self.lookup = lookup
+        """Where `env` names and `${NAME}` references get their values."""
+        self._reaching = reaching
+
+    async def __call__(self, upstream: Upstream, seconds: float) -> Session:
+        transport = upstream.entry.transport
+        if isinstance(transport, StdioTransport):
+            return await self._stdio(upstream, transport, seconds)
+        if isinstance(transport, HttpTransport):
+            order = [self._http, self._sse]
+        else:
+            order = [self._sse, self._http]
+        if upstream.way is not None:
+            order.sort(key=lambda way: way.__name__ != upstream.way)
+        first, second = order
+        try:
+            return await first(upstream, transport, seconds)
+        except HttpStatus as error:
+            if error.status not in NOT_STREAMABLE:
+                raise
+            problem: TargetFailed = error
+        except BadReply as error:
+            problem = error
+        try:
+            return await second(upstream, transport, seconds)
+        except HubError:
+            raise problem from None
+
+    async def _stdio(
+        self, upstream: Upstream, transport: StdioTransport, seconds: float
+    ) -> Session:
+        folder = self.home / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", upstream.name)
+        mark = f"{self.mark}:{upstream.name}"
+        env = environment(upstream.entry.env, self.lookup, folder, mark)
+        wire = StdioWire(upstream.name, _changes(upstream), upstream.stderr)
+        cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
+        await wire.start(os.path.expanduser(transport.command), transport.args, env, cwd)
+        return await self._open(upstream, wire, seconds, upstream.modern)
+
+    async def _http(self, upstream: Upstream, transport: SseTransport, seconds: float) -> Session:
+        http = self._reaching(transport.url, transport.allow_private)
+        headers = self._headers(upstream, transport)
+        wire = HttpWire(upstream.name, http, transport.url, headers, _changes(upstream))
+        session = await self._open(upstream, wire, seconds, upstream.modern)
+        upstream.way = "_http"
+        return session
+
+    async def _sse(self, upstream: Upstream, transport: SseTransport, seconds: float) -> Session:
+        http = self._reaching(transport.url, transport.allow_private)
+        headers = self._headers(upstream, transport)
+        wire = SseWire(upstream.name, http, transport.url, headers, _changes(upstream))
+        await wire.start()
+        session = await self._open(upstream, wire, seconds, False)
+        upstream.way = "_sse"
+        return session
+
+    async def _open(
+        self, upstream: Upstream, wire: Any, seconds: float, modern: bool | None
+    ) -> Session:
+        session = Session(upstream.name, wire, upstream.tools_changed)
+        try:
+            await session.open(seconds, modern=modern)
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    def _headers(self, upstream: Upstream, transport: SseTransport) -> dict[str, str]:
+        return {
+            name.lower(): expand(value, self.lookup, upstream.name)
+            for name, value in header_pairs(transport.headers)
+        }
+
+
+def expand(value: str, lookup: Mapping[str, str], server: str) -> str:
+    """`${NAME}` replaced by its value; one that is not set is an error, not an empty secret."""
+
+    def known(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in lookup:
+            raise ConfigError(
+                f'server "{server}" needs the environment variable {name}, which is not set; set '
+                "it for the hub or put it into the env file in its home"
+            )
+        return lookup[name]
+
+    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", known, value)
+
+
+def _changes(upstream: Upstream) -> Heard:
+    def heard(method: str, params: Mapping[str, Any]) -> None:
+        if method == "notifications/tools/list_changed":
+            upstream.tools_changed()
+
+    return heard

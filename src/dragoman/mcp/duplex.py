@@ -1,0 +1,220 @@
+"""Requests and answers over one two-way stream of messages: matching, timeouts, cancelling.
+
+Knows neither pipes nor sockets: whoever has the stream passes in what arrives and says how to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from dragoman.core.call import Progress, Updates, discard
+from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.wire import rpc
+from dragoman.wire.json import MAX_REPLY_TOKENS, Malformed, decode
+
+log = logging.getLogger(__name__)
+
+Heard = Callable[[str, Mapping[str, Any]], None]
+"""Takes the notifications that belong to no request."""
+
+CANCELLED = "notifications/cancelled"
+PROGRESS = "notifications/progress"
+
+
+class Wire(Protocol):
+    """A way to talk to one server: stdio, Streamable HTTP or HTTP+SSE."""
+
+    lost: asyncio.Future[str]
+    """Done, with the reason in words, when this wire is of no more use."""
+
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        timeout: float,
+        updates: Updates = discard,
+    ) -> tuple[Any, int]:
+        """The result and the bytes it came in. On expiry the server is told to cancel."""
+
+    async def notify(self, method: str, params: dict[str, Any] | None = None) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def failure(server: str, method: str, native: Any) -> WorkFailed:
+    """The error a server answered with, as one of ours."""
+    native = native if isinstance(native, dict) else {"code": -32603, "message": str(native)}
+    code, words = native.get("code"), str(native.get("message", ""))[:1000]
+    return WorkFailed(f'server "{server}" answered "{method}" with error {code}: {words}', native)
+
+
+def progress_of(params: Mapping[str, Any]) -> Progress | None:
+    progress, total = _number(params.get("progress")), _number(params.get("total"))
+    message = params.get("message")
+    if progress is None:
+        return None
+    words = message[:1000] if isinstance(message, str) else None
+    return Progress(progress=progress, total=total, message=words)
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+class Pending:
+    __slots__ = ("future", "highest", "method", "timer", "updates")
+
+    def __init__(self, method: str, future: asyncio.Future[Any], updates: Updates) -> None:
+        self.method = method
+        self.future = future
+        self.updates = updates
+        self.highest = float("-inf")
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Duplex:
+    """`send` puts one message, without framing, on the stream or raises `Unreachable`."""
+
+    def __init__(self, server: str, send: Callable[[bytes], None], heard: Heard) -> None:
+        self.server = server
+        self._send = send
+        self._heard = heard
+        self._pending: dict[int, Pending] = {}
+        self._next = 0
+        self._loop = asyncio.get_running_loop()
+        self.complaints = 0
+        """Messages that made no sense."""
+
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        timeout: float,
+        updates: Updates = discard,
+    ) -> tuple[Any, int]:
+        self._next += 1
+        id = self._next
+        pending = Pending(method, self._loop.create_future(), updates)
+        if updates is not discard:
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
+        self._send(rpc.request(id, method, params))
+        self._pending[id] = pending
+        pending.timer = self._loop.call_later(timeout, self._expire, id, timeout)
+        try:
+            answer: tuple[Any, int] = await pending.future
+            return answer
+        except asyncio.CancelledError:
+            self._cancel(id, "the caller has gone")
+            raise
+        finally:
+            pending.timer.cancel()
+            self._pending.pop(id, None)
+
+    def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
+        self._send(rpc.notification(method, params))
+
+    def fail(self, error: HubError) -> None:
+        """Nothing more will come: everyone who waits is told."""
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(error)
+        self._pending.clear()
+
+    def oversized(self, prefix: bytes, limit: int) -> None:
+        """A message too large to keep was passed over; who waited for it is told."""
+        found = re.search(rb'"id"\s*:\s*(\d{1,15})\b', prefix)
+        if found and (pending := self._pending.get(int(found.group(1)))):
+            if not pending.future.done():
+                pending.future.set_exception(
+                    BadReply(
+                        f'server "{self.server}" answered "{pending.method}" with more than '
+                        f"{limit} bytes"
+                    )
+                )
+        else:
+            self.complain("a message larger than what is taken")
+
+    def receive(self, data: bytes) -> None:
+        try:
+            message = decode(data, max_tokens=MAX_REPLY_TOKENS)
+        except Malformed as error:
+            self.complain(str(error))
+            return
+        if isinstance(message, list):  # 2025-03-26: batches
+            for item in message:
+                self._receive(item, len(data))
+        else:
+            self._receive(message, len(data))
+
+    def _receive(self, message: Any, size: int) -> None:
+        if not isinstance(message, dict):
+            self.complain("a message that is no object")
+        elif "method" in message:
+            self._asked(message)
+        else:
+            self._answered(message, size)
+
+    def _answered(self, message: dict[str, Any], size: int) -> None:
+        id = message.get("id")
+        pending = self._pending.get(id) if isinstance(id, int) else None
+        if pending is None or pending.future.done():
+            return  # late, or never asked
+        if "error" in message:
+            pending.future.set_exception(failure(self.server, pending.method, message["error"]))
+        elif "result" in message:
+            pending.future.set_result((message["result"], size))
+        else:
+            problem = f'server "{self.server}" answered "{pending.method}" with neither result nor'
+            pending.future.set_exception(BadReply(f"{problem} error"))
+
+    def _asked(self, message: dict[str, Any]) -> None:
+        method, params = str(message["method"]), message.get("params")
+        params = params if isinstance(params, dict) else {}
+        if "id" in message:
+            id = rpc.id_of(message)
+            if method == "ping":
+                self._send(rpc.result(id, {}))
+            else:  # the connection is shared, so no client's features were declared
+                self._send(rpc.error(id, rpc.METHOD_NOT_FOUND, f'"{method}" is not offered here'))
+        elif method == PROGRESS:
+            self._progress(params)
+        else:
+            self._heard(method, params)
+
+    def _progress(self, params: Mapping[str, Any]) -> None:
+        token = params.get("progressToken")
+        pending = self._pending.get(token) if isinstance(token, int) else None
+        update = progress_of(params)
+        if pending is not None and update is not None and update.progress > pending.highest:
+            pending.highest = update.progress
+            pending.updates(update)
+
+    def _expire(self, id: int, timeout: float) -> None:
+        pending = self._pending.get(id)
+        if pending is None or pending.future.done():
+            return
+        self._cancel(id, f"no answer within {timeout:g} s")
+        pending.future.set_exception(
+            TimedOut(
+                f'server "{self.server}" did not answer "{pending.method}" within {timeout:g} s '
+                "and was told to cancel; raise its timeout_secs if it needs more"
+            )
+        )
+
+    def _cancel(self, id: int, reason: str) -> None:
+        pending = self._pending.get(id)
+        if pending is None or pending.method in ("initialize", "server/discover"):
+            return
+        try:
+            self.notify(CANCELLED, {"requestId": id, "reason": reason})
+        except Unreachable:
+            log.debug("%s: gone before it could be told to cancel", self.server)
+
+    def complain(self, problem: str) -> None:
+        self.complaints += 1
+        if self.complaints <= 5:
+            log.warning('server "%s" sent what is no message: %s', self.server, problem)

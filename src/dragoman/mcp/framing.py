@@ -1,0 +1,332 @@
+"""Stdio bytes to messages and back; no I/O, no JSON but a look at a prefix.
+
+Two framings, recognised message by message: newline-delimited, which is MCP's own, and
+`Content-Length` headers, which some clients took from LSP. Time is linear in the bytes and memory
+is bounded by the limit, whatever comes and however it is cut into pieces: what `feed` returns
+depends on the bytes alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal, TypeAlias
+
+    Framing: TypeAlias = Literal["line", "length"]
+    Piece: TypeAlias = "Frame | TooLarge | Malformed | Hopeless"
+
+LINE: Framing = "line"
+LENGTH: Framing = "length"
+LIMIT = 10 * 1024 * 1024
+DRAIN_LIMIT = 256 * 1024 * 1024
+HEADER_LIMIT = 8 * 1024
+PREFIX = 4 * 1024
+
+_BOM = b"\xef\xbb\xbf"
+_HEADER = re.compile(rb"([A-Za-z][A-Za-z0-9-]*)[ \t]*:(.*)")
+_NUMBER = re.compile(rb"[0-9]{1,15}")
+
+
+class Frame:
+    __slots__ = ("framing", "payload")
+
+    def __init__(self, payload: bytes, framing: Framing) -> None:
+        self.payload = payload
+        self.framing = framing
+
+    def __repr__(self) -> str:
+        return f"Frame({self.payload[:80]!r}, {self.framing!r})"
+
+
+class TooLarge:
+    """A message over the limit, thrown away; `prefix` is its beginning, for `peek`."""
+
+    __slots__ = ("framing", "prefix", "size")
+
+    def __init__(self, prefix: bytes, framing: Framing, size: int) -> None:
+        self.prefix = prefix
+        self.framing = framing
+        self.size = size
+
+
+class Malformed:
+    """A header block that says no length; reading went on at the next line."""
+
+    __slots__ = ("framing", "reason")
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.framing: Framing = LENGTH
+
+
+class Hopeless:
+    """A message so large that it is not worth draining; nothing more will be read."""
+
+    __slots__ = ("framing", "prefix")
+
+    def __init__(self, prefix: bytes, framing: Framing) -> None:
+        self.prefix = prefix
+        self.framing = framing
+
+
+def frame(payload: bytes, framing: Framing) -> bytes:
+    """`payload` must be one line when the framing is "line"."""
+    if framing == LINE:
+        return payload + b"\n"
+    return b"Content-Length: %d\r\n\r\n%b" % (len(payload), payload)
+
+
+class Deframer:
+    """`limit` bounds one message, `drain_limit` what is read of one that is over it."""
+
+    def __init__(self, limit: int = LIMIT, drain_limit: int = DRAIN_LIMIT) -> None:
+        if not 64 <= limit <= drain_limit:
+            raise ValueError(f"a limit of {limit} is not between 64 and {drain_limit} bytes")
+        self._limit = limit
+        self._keep = min(PREFIX, limit - len(_BOM))
+        self._drain_limit = drain_limit
+        self._held = bytearray()
+        # How much of what is held was searched for a newline already: time stays linear.
+        self._seen = 0
+        self._first = True
+        self._step: Callable[[Deframer, bytes | bytearray, int, list[Piece]], int] = Deframer._line
+        # The header block being read: its size so far, the length it gave, what is wrong with it.
+        self._block = 0
+        self._length = -1
+        self._wrong = ""
+        # The message being drained: bytes to come (length) or bytes so far (line), its beginning.
+        self._left = 0
+        self._size = 0
+        self._prefix = b""
+
+    def feed(self, data: bytes) -> list[Piece]:
+        out: list[Piece] = []
+        held = self._held
+        buf: bytes | bytearray = data
+        if held:
+            held += data
+            buf = held
+        at, end = 0, len(buf)
+        while at < end:
+            after = self._step(self, buf, at, out)
+            if after < 0:
+                break
+            at = after
+        if buf is held:
+            del held[:at]
+        elif at < end:
+            held += memoryview(data)[at:] if at else data
+        return out
+
+    # Each step takes from `buf` at `at` and returns the place after, or -1 when it needs more.
+
+    def _line(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        newline = buf.find(b"\n", at + self._seen)
+        if newline < 0:
+            return self._unfinished(buf, at, out)
+        self._seen = 0
+        end = newline - 1 if newline > at and buf[newline - 1] == 13 else newline
+        start = at
+        if self._first:
+            self._first = False
+            if buf.startswith(_BOM, at):
+                start = min(at + 3, end)
+        if self._opens_headers(buf, start):
+            self._block, self._length, self._wrong = 0, -1, ""
+            self._step = Deframer._header
+            return start
+        if end - at > self._limit:
+            self._oversize(bytes(buf[start : start + self._keep]), newline - at, out)
+        else:
+            payload = bytes(memoryview(buf)[start:end])
+            if payload and not payload.isspace():
+                out.append(Frame(payload, LINE))
+        return newline + 1
+
+    def _unfinished(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        size = len(buf) - at
+        start = at + 3 if self._first and buf.startswith(_BOM, at) else at
+        if self._opens_headers(buf, start):
+            self._first = False
+            self._seen = 0
+            self._block, self._length, self._wrong = 0, -1, ""
+            self._step = Deframer._header
+            return start
+        if size < self._limit + 2:  # a carriage return may be the last byte
+            self._seen = size
+            return -1
+        self._first = False
+        self._seen = 0
+        self._size = 0
+        self._prefix = bytes(buf[start : start + self._keep])
+        self._step = Deframer._drain_line
+        return at  # nothing is taken yet, so that all of it is counted in one place
+
+    @staticmethod
+    def _opens_headers(buf: bytes | bytearray, at: int) -> bool:
+        # No JSON text starts with a letter C, so the first byte settles nearly all.
+        return at < len(buf) and buf[at] in b"cC" and buf[at : at + 8].lower() == b"content-"
+
+    def _header(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        newline = buf.find(b"\n", at + self._seen)
+        if newline < 0:
+            return self._unfinished_header(buf, at, out)
+        self._seen = 0
+        end = newline - 1 if newline > at and buf[newline - 1] == 13 else newline
+        if end == at:
+            return self._blank(newline + 1, out)
+        if not buf[at : at + 1].isalpha():
+            return self._resync(at, out)
+        self._block += newline + 1 - at
+        if self._block > HEADER_LIMIT:
+            self._size = 0
+            self._step = Deframer._drain_header
+            return at
+        match = _HEADER.fullmatch(buf, at, end)
+        if match is None:
+            return self._resync(newline + 1, out)
+        if match[1].lower() == b"content-length":
+            self._set_length(match[2].strip())
+        return newline + 1
+
+    def _unfinished_header(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        size = len(buf) - at
+        if buf[at] == 13 and size == 1:
+            return -1
+        if not buf[at : at + 1].isalpha():
+            return self._resync(at, out)
+        self._seen = size
+        if self._block + size + 1 <= HEADER_LIMIT:
+            return -1
+        self._seen = self._size = 0
+        self._step = Deframer._drain_header
+        return at
+
+    def _set_length(self, value: bytes) -> None:
+        number = int(value) if _NUMBER.fullmatch(value) else -1
+        if number < 0:
+            self._wrong = f"Content-Length {value[:40]!r} is not a number of bytes"
+        elif self._length not in {-1, number}:
+            self._wrong = "Content-Length is given twice and differs"
+        self._length = number
+
+    def _blank(self, after: int, out: list[Piece]) -> int:
+        """The header block has ended: its body begins at `after`."""
+        length = self._length
+        self._step = Deframer._line
+        if self._wrong:
+            out.append(Malformed(self._wrong))
+        elif length < 0:
+            out.append(Malformed("the headers have no Content-Length"))
+        elif length > self._drain_limit:
+            self._give_up(b"", LENGTH, out)
+        elif length > self._limit:
+            self._left, self._prefix = length, b""
+            self._step = Deframer._drain_body
+        elif length:
+            self._step = Deframer._body
+        else:
+            out.append(Frame(b"", LENGTH))
+        return after
+
+    def _resync(self, at: int, out: list[Piece]) -> int:
+        out.append(Malformed(self._wrong or "a line among the headers is none"))
+        self._step = Deframer._line
+        return at
+
+    def _body(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        end = at + self._length
+        if end > len(buf):
+            return -1
+        out.append(Frame(bytes(memoryview(buf)[at:end]), LENGTH))
+        self._step = Deframer._line
+        return end
+
+    def _drain_body(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        end = min(at + self._left, len(buf))
+        if len(self._prefix) < self._keep:
+            self._prefix += buf[at : min(end, at + self._keep - len(self._prefix))]
+        self._left -= end - at
+        if not self._left:
+            out.append(TooLarge(self._prefix, LENGTH, self._length))
+            self._step = Deframer._line
+        return end
+
+    def _drain_line(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        newline = buf.find(b"\n", at)
+        end = newline if newline >= 0 else len(buf)
+        self._size += end - at
+        if newline < 0 and self._size <= self._drain_limit:
+            return end
+        self._step = Deframer._line
+        self._oversize(self._prefix, self._size, out)
+        return end + 1 if newline >= 0 else end
+
+    def _drain_header(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        newline = buf.find(b"\n", at)
+        end = newline if newline >= 0 else len(buf)
+        self._size += end - at
+        if self._size > self._drain_limit:
+            self._give_up(b"", LENGTH, out)
+        elif newline >= 0:
+            self._step = Deframer._line
+            out.append(Malformed(f"the headers are over {HEADER_LIMIT} bytes"))
+            return newline + 1
+        return end
+
+    def _oversize(self, prefix: bytes, size: int, out: list[Piece]) -> None:
+        if size > self._drain_limit:
+            self._give_up(prefix, LINE, out)
+        else:
+            out.append(TooLarge(prefix, LINE, size))
+
+    def _give_up(self, prefix: bytes, framing: Framing, out: list[Piece]) -> None:
+        out.append(Hopeless(prefix, framing))
+        self._step = Deframer._nothing
+
+    def _nothing(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
+        return len(buf)
+
+
+_TOKEN = re.compile(rb'[\s,:]*("(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+(?=[\s{}\[\],:"]))')
+
+
+def peek(prefix: bytes) -> tuple[str | int | None, bool]:
+    """The id of the message that begins so, where it can be found, and whether it is an answer.
+
+    Only a member of the outermost object is its id: arguments may well have members of that name.
+    """
+    found: str | int | None = None
+    answer = False
+    depth = at = 0
+    key = b""
+    # Token after token and never a search: the text of a string that is cut off is no JSON.
+    while match := _TOKEN.match(prefix, at):
+        at = match.end()
+        token = match[1]
+        if token in {b"{", b"["}:
+            if depth == 0 and token == b"[":
+                break
+            depth += 1
+        elif token in {b"}", b"]"}:
+            depth -= 1
+            key = b"" if depth == 1 else key
+        elif depth == 1 and not key:
+            key = token
+            answer = answer or key in {b'"result"', b'"error"'}
+        elif depth == 1:
+            found = _id_from(token) if key == b'"id"' else found
+            key = b""
+    return found, answer
+
+
+def _id_from(token: bytes) -> str | int | None:
+    try:
+        value = json.loads(token)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) or type(value) is int else None

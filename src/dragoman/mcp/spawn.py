@@ -1,0 +1,234 @@
+"""Child processes: a cleared environment, a private home, a group of their own, and a sure end.
+
+Knows pipes and processes, nothing of MCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from dragoman.core.errors import Unreachable
+
+log = logging.getLogger(__name__)
+
+STDERR_BYTES = 64 * 1024
+UNWRITTEN_BYTES = 16 * 1024 * 1024
+"""What may wait for a child that does not read, before calls to it are refused."""
+MARK = "DRAGOMAN_CHILD"
+"""Set in every child's environment, so that all that it started can be found and ended."""
+
+
+class Ring:
+    """The last bytes of a child's stderr."""
+
+    def __init__(self, limit: int = STDERR_BYTES) -> None:
+        self.limit = limit
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        data = data[-self.limit :]
+        self._chunks.append(data)
+        self._size += len(data)
+        while self._size > self.limit:
+            self._size -= len(self._chunks.popleft())
+
+    def text(self) -> str:
+        return b"".join(self._chunks).decode("utf-8", "replace")
+
+    def last_line(self) -> str:
+        lines = [line for line in self.text().splitlines() if line.strip()]
+        return lines[-1].strip()[:300] if lines else ""
+
+
+def environment(
+    names: Sequence[str], lookup: Mapping[str, str], folder: Path, mark: str
+) -> dict[str, str]:
+    """PATH, the variables named, and a home and temporary folder of the child's own."""
+    home, tmp = folder / "home", folder / "tmp"
+    for path in (home, tmp):
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    given = {name: lookup[name] for name in names if name in lookup}
+    search = lookup.get("PATH", os.defpath)
+    return {"PATH": search, **given, "HOME": str(home), "TMPDIR": str(tmp), MARK: mark}
+
+
+class _Reader(asyncio.Protocol):
+    def __init__(self, received: Callable[[bytes], None], ended: Callable[[], None]) -> None:
+        self._received = received
+        self._ended = ended
+
+    def data_received(self, data: bytes) -> None:
+        self._received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended()
+
+
+class Child:
+    """One running program. `received` gets its stdout; `exited` is done, in words, when it ends."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str, stderr: Ring) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.stderr = stderr
+        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._mark = mark
+        self._transports: list[asyncio.BaseTransport] = []
+        self._stdin: asyncio.WriteTransport | None = None
+        self._stdout: asyncio.ReadTransport | None = None
+        self._paused = False
+
+    @classmethod
+    async def start(
+        cls,
+        command: str,
+        args: Sequence[str],
+        env: dict[str, str],
+        cwd: str,
+        received: Callable[[bytes], None],
+        stderr: Ring,
+    ) -> Child:
+        program = shutil.which(command, path=env["PATH"])
+        if program is None:
+            raise Unreachable(
+                f'the command "{command}" was not found on the PATH; install it or give its full '
+                "path",
+                sent=False,
+            )
+        try:
+            process = subprocess.Popen(
+                [program, *args],
+                env=env,
+                cwd=cwd,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unreachable(f'"{program}" could not be started: {error}', sent=False) from None
+        child = cls(process, env[MARK], stderr)
+        try:
+            await child._connect(received)
+        except BaseException:
+            await child.end()
+            raise
+        return child
+
+    async def _connect(self, received: Callable[[bytes], None]) -> None:
+        loop = asyncio.get_running_loop()
+        process = self.process
+        reader, _ = await loop.connect_read_pipe(
+            lambda: _Reader(received, self._ended), process.stdout
+        )
+        errors, _ = await loop.connect_read_pipe(
+            lambda: _Reader(self.stderr.write, lambda: None), process.stderr
+        )
+        writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        self._transports = [reader, errors, writer]
+        self._stdin, self._stdout = writer, reader
+
+    def write(self, data: bytes) -> None:
+        stdin = self._stdin
+        if stdin is None or stdin.is_closing() or self.exited.done():
+            raise Unreachable(self._exit_words(), sent=False)
+        if stdin.get_write_buffer_size() > UNWRITTEN_BYTES:
+            raise Unreachable("it does not read what it is sent", sent=False)
+        stdin.write(data)
+
+    def kill(self) -> None:
+        """At once, with its group; `end` still has to be awaited."""
+        _signal_group(self.pid, signal.SIGKILL)
+
+    def pause(self, seconds: float) -> None:
+        """Reads nothing from it for a while."""
+        if self._stdout is None or self._paused or self._stdout.is_closing():
+            return
+        self._paused = True
+        self._stdout.pause_reading()
+        asyncio.get_running_loop().call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = False
+        if self._stdout is not None and not self._stdout.is_closing():
+            self._stdout.resume_reading()
+
+    def _ended(self) -> None:
+        """Its stdout closed: it exited, or is of no more use."""
+        if not self.exited.done():
+            self.exited.set_result(self._exit_words())
+
+    def _exit_words(self) -> str:
+        code = self.process.poll()
+        if code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(0.05)  # it closed its output: it is as good as gone
+        if code is None:
+            how = "it closed its output"
+        elif code < 0:
+            how = f"it was ended by signal {signal.Signals(-code).name}"
+        else:
+            how = f"it exited with status {code}"
+        last = self.stderr.last_line()
+        return f"{how}; its last words: {last}" if last else how
+
+    async def end(self, patience: float = 2.0) -> None:
+        """Ends it and all that it started: asks by closing its stdin, then tells, then kills."""
+        for transport in self._transports[2:]:
+            transport.close()
+        for signal_number, wait in ((None, patience), (signal.SIGTERM, patience)):
+            if signal_number is not None:
+                _signal_group(self.pid, signal_number)
+            if await self._gone(wait):
+                break
+        _signal_group(self.pid, signal.SIGKILL)
+        kill_marked(self._mark)
+        await self._gone(patience)
+        for transport in self._transports:
+            transport.close()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None and not self._transports:
+                pipe.close()
+        self._ended()
+
+    async def _gone(self, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        pause = 0.002
+        while self.process.poll() is None:
+            if loop.time() > deadline:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        return True
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def kill_marked(mark: str) -> int:
+    """Kills every process that carries `mark`, wherever it has fled to. Needs /proc."""
+    wanted = f"{MARK}={mark}".encode()
+    killed = 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(v == wanted or v.startswith(wanted + b":") for v in variables):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
+    return killed

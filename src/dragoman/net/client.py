@@ -1,0 +1,210 @@
+"""The hub's one way out over HTTP: pooled, bounded, and kept from addresses that are not meant.
+
+`Client` holds the connections. An `Outlet` is handed to whoever talks to one configured server,
+and knows how far that server's operator let it reach; redirects are followed under the same rules.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
+from dragoman.core.ports import Reply
+from dragoman.net.addresses import Verdict, judge
+from dragoman.net.connection import Exchange
+from dragoman.net.dialing import Reach, Resolve, system_resolve
+from dragoman.net.headers import encode, harmless
+from dragoman.net.pool import Pool
+from dragoman.net.urls import BadUrl, Origin, Url, join, parse, presentable
+
+REDIRECTS = 3
+ROUTES = 256
+
+_MOVED = frozenset((301, 302, 303, 307, 308))
+_METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
+_BODILESS = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
+
+
+class Client:
+    """Connections are shared by all that reach the same origin under the same rule."""
+
+    def __init__(self, resolve: Resolve = system_resolve) -> None:
+        self._resolve = resolve
+        # A pool lives as long as somebody has a route to it or it has a connection.
+        self._pools: WeakValueDictionary[tuple[Origin, Reach], Pool] = WeakValueDictionary()
+        self._context: ssl.SSLContext | None = None
+        self._closed = False
+
+    def reaching(self, url: str, *, allow_private: bool) -> Outlet:
+        """The way out to the server that is configured with `url`."""
+        try:
+            return Outlet(self, parse(url), allow_private)
+        except BadUrl as problem:
+            raise ConfigError(f'"{presentable(url)}" cannot be used: {problem}') from None
+
+    async def close(self) -> None:
+        """Ends every connection, those in use too."""
+        self._closed = True
+        pools = list(self._pools.values())
+        for pool in pools:
+            pool.close()
+        for pool in pools:
+            await pool.gone.wait()
+
+    def pool(self, url: Url, reach: Reach) -> Pool:
+        if self._closed:
+            raise Unreachable(f'will not connect to "{url.shown}": going down', sent=False)
+        pool = self._pools.get((url.origin, reach))
+        if pool is None:
+            pool = self._pools[url.origin, reach] = Pool(reach, self._resolve, self._tls)
+        return pool
+
+    def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = ssl.create_default_context()
+            self._context.set_alpn_protocols(["http/1.1"])
+        return self._context
+
+
+class Route(NamedTuple):
+    """What is known of a request before it is made."""
+
+    method: str
+    url: Url
+    shown: str
+    pool: Pool
+    start: bytes
+    """The request line and the headers that are always the same."""
+
+
+class Outlet:
+    """Implements `ports.HttpClient`."""
+
+    def __init__(self, client: Client, configured: Url, allow_private: bool) -> None:
+        self._client = client
+        self._host = configured.origin.host
+        self._own = _own_reach(configured)
+        self._allow_private = allow_private
+        self._routes: dict[tuple[str, str], Route] = {}
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+    ) -> Reply:
+        route = self._routes.get((method, url)) or self._remember(method, url)
+        deadline = route.pool.loop.time() + timeout
+        exchange = await self._send(route, headers, body, timeout, deadline)
+        if exchange.status in _MOVED:
+            exchange = await self._follow(route, exchange, headers, body, timeout, deadline)
+        return Reply(exchange.status, exchange.headers, exchange)
+
+    async def _send(
+        self, route: Route, headers: Mapping[str, str], body: bytes, timeout: float, deadline: float
+    ) -> Exchange:
+        method, url, shown, pool, start = route
+        if body or method not in _BODILESS:
+            request = b"%b%bcontent-length: %d\r\n\r\n%b" % (
+                start,
+                encode(headers),
+                len(body),
+                body,
+            )
+        else:
+            request = b"%b%b\r\n" % (start, encode(headers))
+        now = pool.loop.time()
+        connection = pool.take(now) or await pool.open(url, deadline - now)
+        exchange = connection.send(request, method, shown, timeout, deadline)
+        await exchange.head()
+        return exchange
+
+    async def _follow(
+        self,
+        route: Route,
+        exchange: Exchange,
+        headers: Mapping[str, str],
+        body: bytes,
+        timeout: float,
+        deadline: float,
+    ) -> Exchange:
+        for hops in range(REDIRECTS + 1):
+            location = exchange.headers.get("location")
+            if location is None or not _followed(exchange.status, route.method):
+                return exchange
+            exchange.close()
+            if hops == REDIRECTS:
+                break
+            moved = _redirected(route.url, location)
+            if moved.origin != route.url.origin:
+                headers = harmless(headers)
+            if route.pool.loop.time() >= deadline:
+                raise TimedOut(f'"{route.shown}" did not answer within {timeout:g} s')
+            try:
+                route = self._route(route.method, moved)
+                exchange = await self._send(route, headers, body, timeout, deadline)
+            except Unreachable as error:
+                # The request has left for the first server, whatever became of this one.
+                raise Unreachable(f"{error} (redirected there)") from error
+            if exchange.status not in _MOVED:
+                return exchange
+        raise BadReply(f'"{route.shown}" redirects again; {REDIRECTS} redirects are followed')
+
+    def _remember(self, method: str, text: str) -> Route:
+        try:
+            url = parse(text)
+        except BadUrl as problem:
+            raise Unreachable(
+                f'will not connect to "{text[:200]}": {problem}', sent=False
+            ) from None
+        if len(self._routes) >= ROUTES:
+            self._routes.clear()
+        route = self._routes[method, text] = self._route(method, url)
+        return route
+
+    def _route(self, method: str, url: Url) -> Route:
+        if method not in _METHODS:
+            raise ValueError(f"{method!r} is no method that the hub uses")
+        start = f"{method} {url.target} HTTP/1.1\r\nhost: {url.authority}\r\n"
+        return Route(
+            method,
+            url,
+            url.shown,
+            self._client.pool(url, self._reach(url)),
+            f"{start}accept-encoding: identity\r\n".encode("ascii"),
+        )
+
+    def _reach(self, url: Url) -> Reach:
+        if self._allow_private:
+            return Reach.PRIVATE
+        return self._own if url.origin.host == self._host else Reach.PUBLIC
+
+
+def _own_reach(configured: Url) -> Reach:
+    """How far inside the host of a configured URL leads by itself: the operator wrote it there."""
+    if configured.origin.host == "localhost":
+        return Reach.LOOPBACK
+    if configured.literal and judge(configured.origin.host).verdict is Verdict.PRIVATE:
+        return Reach.PRIVATE
+    return Reach.PUBLIC
+
+
+def _followed(status: int, method: str) -> bool:
+    """307 and 308 keep the method; the others turn anything but GET into another request."""
+    return status >= 307 or method == "GET"
+
+
+def _redirected(url: Url, location: str) -> Url:
+    try:
+        moved = join(url, location)
+    except BadUrl as problem:
+        raise BadReply(f'"{url.shown}" redirects to what is no usable URL: {problem}') from None
+    if url.origin.scheme == "https" and moved.origin.scheme == "http":
+        raise BadReply(f'"{url.shown}" redirects from https to http, which is refused')
+    return moved

@@ -1,0 +1,362 @@
+"""One connection, and one request and answer on it at a time. HTTP/1.1 is parsed by llhttp.
+
+Everything a far side may send is bounded here: the head in bytes, headers and time, the body by
+whoever reads it, and what waits to be read by pausing the socket. Knows no addresses and no pool:
+`Home` is told when the connection may be used again, and when it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn, Protocol, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
+
+HEAD_BYTES = 64 * 1024
+HEADERS = 100
+WAITING_BYTES = 256 * 1024
+
+# Most names in most answers, so that they need not be decoded. Never grows: peers choose names.
+_NAMES = {
+    spelling.encode(): name
+    for name in (
+        "access-control-allow-origin", "access-control-expose-headers", "cache-control",
+        "connection", "content-length", "content-type", "date", "keep-alive", "location",
+        "mcp-protocol-version", "mcp-session-id", "server", "transfer-encoding", "vary",
+        "x-accel-buffering", "x-request-id",
+    )
+    for spelling in (name, name.title())
+}  # fmt: skip
+
+# Headers that frame or move an answer: two of them mean that two readers may see two answers.
+_ONCE = frozenset(("content-encoding", "content-length", "location", "transfer-encoding"))
+
+
+class Home(Protocol):
+    def kept(self, connection: Connection) -> None:
+        """The answer is complete, and another request may follow."""
+
+    def lost(self, connection: Connection) -> None:
+        """It is gone."""
+
+
+class _Stop(Exception):
+    """Raised inside the parser's callbacks to end the parsing."""
+
+
+class Exchange:
+    """One request and its answer: the `Body` of the reply, once there is a head."""
+
+    __slots__ = (
+        "_collecting", "_connection", "_error", "_loop", "_paused", "_shown", "_size", "_timeout",
+        "_timer", "_waiter", "_waiting", "complete", "headers", "method", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Connection,
+        loop: asyncio.AbstractEventLoop,
+        method: str,
+        shown: str,
+        timeout: float,
+        deadline: float,
+    ) -> None:
+        self.method = method
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.complete = False
+        self._connection = connection
+        self._loop = loop
+        self._shown = shown
+        self._timeout = timeout
+        self._timer = loop.call_at(deadline, self._expire)
+        self._waiter: asyncio.Future[None] | None = None
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._paused = False
+        self._collecting = False
+        self._error: TargetFailed | None = None
+
+    async def head(self) -> None:
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._news()
+
+    async def read(self, limit: int) -> bytes:
+        self._collecting = True
+        self._resume()
+        if not self.complete and int(self.headers.get("content-length", 0)) > limit:
+            self.fail(self._too_long(limit))
+        while True:
+            if self._size > limit:
+                self.fail(self._too_long(limit))
+                raise self._too_long(limit)
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                return self._take()
+            await self._news()
+
+    def chunks(self) -> Exchange:
+        # A stream lasts as long as it lasts: from here on whoever iterates keeps the time.
+        self._timer.cancel()
+        return self
+
+    def __aiter__(self) -> Exchange:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                raise StopAsyncIteration
+            await self._news()
+        return self._take()
+
+    def close(self) -> None:
+        if not self.complete:
+            self.fail(Unreachable(f'the answer of "{self._shown}" was closed before its end'))
+
+    # What the connection tells it.
+
+    def add(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._size += len(data)
+        if self._size > WAITING_BYTES and not self._collecting and not self._paused:
+            self._paused = True
+            self._connection.pause()
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def finish(self) -> None:
+        self.complete = True
+        self._timer.cancel()
+        self.wake()
+
+    def fail(self, error: TargetFailed) -> None:
+        if self.complete or self._error is not None:
+            return
+        self._error = error
+        self._timer.cancel()
+        self._connection.drop(self)
+        self.wake()
+
+    def fail_reply(self, why: str) -> None:
+        self.fail(BadReply(f'the answer of "{self._shown}" cannot be used: {why}'))
+
+    def fail_lost(self, cause: Exception | None) -> None:
+        where = "in the middle of its answer" if self.status else "before it answered"
+        said = f": {cause}" if cause is not None else ""
+        self.fail(Unreachable(f'the connection to "{self._shown}" was lost {where}{said}'))
+
+    def _expire(self) -> None:
+        what = "finish its answer" if self.status else "answer"
+        self.fail(TimedOut(f'"{self._shown}" did not {what} within {self._timeout:g} s'))
+
+    async def _news(self) -> None:
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            await waiter
+        except BaseException:
+            # Cancelled. Closing the connection is how the far side learns of it.
+            self.close()
+            raise
+        finally:
+            self._waiter = None
+
+    def _take(self) -> bytes:
+        waiting = self._waiting
+        data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+        self._waiting = []
+        self._size = 0
+        self._resume()
+        return data
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._connection.resume(self)
+
+    def _too_long(self, limit: int) -> BadReply:
+        return BadReply(f'the answer of "{self._shown}" is longer than {limit} bytes')
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_closed", "_count", "_done", "_eof", "_exchange", "_feed", "_headers", "_home",
+        "_interim", "_keep", "_loop", "_parser", "_problem", "_quiet", "_size", "_transport",
+        "_until_close", "idle_since",
+    )  # fmt: skip
+
+    _transport: asyncio.Transport
+
+    def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
+        self._home = home
+        self._loop = loop
+        self._parser = HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+        self._closed = False
+        self._eof = False
+        self._exchange: Exchange | None = None
+        self.idle_since = 0.0
+
+    @property
+    def usable(self) -> bool:
+        return not self._closed and not self._transport.is_closing()
+
+    def send(
+        self, request: bytes, method: str, shown: str, timeout: float, deadline: float
+    ) -> Exchange:
+        exchange = Exchange(self, self._loop, method, shown, timeout, deadline)
+        self._exchange = exchange
+        self._headers: dict[str, str] = {}
+        self._count = 0
+        self._size = 0
+        self._quiet = 0  # bytes since the last piece of body: head, chunk sizes, trailers
+        self._done = False
+        self._interim = False
+        self._keep = False
+        self._until_close = False
+        self._problem = ""
+        self._transport.write(request)
+        return exchange
+
+    def pause(self) -> None:
+        if self.usable:
+            self._transport.pause_reading()
+
+    def resume(self, exchange: Exchange) -> None:
+        if self._exchange is exchange and self.usable:
+            self._transport.resume_reading()
+
+    def drop(self, exchange: Exchange) -> None:
+        """Closes the connection, unless it already serves another."""
+        if self._exchange is exchange:
+            self._exchange = None
+            self.abort()
+
+    def abort(self) -> None:
+        self._closed = True
+        self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            # Nothing was asked. Whatever this is, it must not become the next request's answer.
+            self.abort()
+            return
+        self._quiet += len(data)
+        try:
+            self._feed(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if not self._done:
+                exchange.fail_reply(self._problem or f"it is no HTTP ({error})")
+                return
+            self._keep = False  # more came than was asked for
+        if self._done:
+            self._finish(exchange)
+        elif self._quiet > HEAD_BYTES:
+            exchange.fail_reply(f"its headers are longer than {HEAD_BYTES} bytes")
+        elif exchange.status:
+            exchange.wake()
+
+    def eof_received(self) -> None:
+        self._eof = True
+        self._closed = True  # nothing more can be asked here; asyncio now closes it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed = True
+        self._home.lost(self)
+        del self._parser, self._feed  # they and the connection hold each other
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if self._until_close and self._eof and exc is None:
+            exchange.finish()
+        else:
+            exchange.fail_lost(exc)
+
+    def _finish(self, exchange: Exchange) -> None:
+        self._exchange = None
+        # An answer that came before the request had left in full leaves the rest of it behind.
+        if self._keep and not self._closed and not self._transport.get_write_buffer_size():
+            self._home.kept(self)
+        else:
+            self.abort()
+        exchange.finish()
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        if self._done:
+            raise _Stop
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count += 1
+        self._size += len(name) + len(value)
+        if self._count > HEADERS:
+            self._refuse(f"it has more than {HEADERS} headers")
+        if self._size > HEAD_BYTES:
+            self._refuse(f"its headers are longer than {HEAD_BYTES} bytes")
+        assert self._exchange is not None
+        if self._exchange.status:
+            return  # a trailer: nobody asked for any
+        key = _NAMES.get(name) or name.decode("latin-1").lower()
+        if key in _ONCE and key in self._headers:
+            self._refuse(f'it has two "{key}" headers')
+        self._headers[key] = value.decode("latin-1").rstrip(" \t")
+
+    def on_headers_complete(self) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        status = self._parser.get_status_code()
+        headers = self._headers
+        if status < 200 or status > 599:
+            if status in {100, 102, 103}:
+                self._interim = True
+                headers.clear()
+                return
+            self._refuse(f"its status is {status}")
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            self._refuse("it is compressed, which was not asked for")
+        framing = headers.get("transfer-encoding")
+        if framing is None:
+            self._until_close = "content-length" not in headers and status not in {204, 304}
+        elif framing.lower() != "chunked":
+            self._refuse(f'its transfer encoding is "{framing[:40]}"')
+        exchange.status = status
+        exchange.headers = headers
+        if exchange.method == "HEAD":
+            # llhttp cannot be told, and would take the next answer for this one's body.
+            self._until_close = False
+            self._done = True
+
+    def on_body(self, data: bytes) -> None:
+        if self._done:
+            raise _Stop
+        self._quiet = 0
+        assert self._exchange is not None
+        self._exchange.add(data)
+
+    def on_message_complete(self) -> None:
+        if self._interim:
+            self._interim = False
+        elif not self._done:
+            self._done = True
+            self._keep = self._parser.should_keep_alive()
+
+    def _refuse(self, problem: str) -> NoReturn:
+        self._problem = problem
+        raise _Stop

@@ -1,0 +1,124 @@
+"""Makes connections: looks a name up once, judges every answer, and connects to what was judged.
+
+One answer that may not be reached refuses them all: a name that leads both outside and inside is
+an attack or a mistake. The name itself is used for nothing but TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from dragoman.core.errors import Unreachable
+from dragoman.net.addresses import Judgement, Verdict, judge
+from dragoman.net.urls import Url
+
+CONNECT_SECONDS = 5.0
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A host name and a port in, the IP addresses behind it out. Raises OSError if there are none."""
+
+
+class Reach(Enum):
+    """How far inside a request may go. Forbidden addresses are beyond all of them."""
+
+    PUBLIC = "public"
+    LOOPBACK = "loopback"
+    """And loopback: the operator wrote `localhost`."""
+    PRIVATE = "private"
+    """And every private address: the operator allowed them, or wrote this one himself."""
+
+    def admits(self, judgement: Judgement) -> bool:
+        if judgement.verdict is Verdict.PRIVATE:
+            return self is Reach.PRIVATE or (self is Reach.LOOPBACK and judgement.loopback)
+        return judgement.verdict is Verdict.PUBLIC
+
+
+async def system_resolve(host: str, port: int) -> Sequence[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return [str(address[0]) for *_, address in found]
+
+
+async def dial(
+    url: Url,
+    reach: Reach,
+    resolve: Resolve,
+    tls: Callable[[], ssl.SSLContext],
+    make: Callable[[], P],
+    seconds: float,
+) -> P:
+    """A connection to the host of `url` within `seconds`. What it raises says `sent=False`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    try:
+        async with asyncio.timeout_at(deadline):
+            addresses = await _permitted(url, reach, resolve)
+            return await _connect(url, addresses, tls, make, deadline)
+    except TimeoutError:
+        problem = f"no connection within {seconds:.2g} s"
+    except (OSError, UnicodeError) as error:
+        problem = _in_words(error)
+    raise Unreachable(f'could not connect to "{url.shown}": {problem}', sent=False)
+
+
+async def _permitted(url: Url, reach: Reach, resolve: Resolve) -> list[str]:
+    """The addresses of the host in order, all of them judged."""
+    _, host, port = url.origin
+    addresses = [host] if url.literal else list(dict.fromkeys(await resolve(host, port)))
+    if not addresses:
+        raise OSError(f'"{host}" has no addresses')
+    for address in addresses:
+        judgement = judge(address)
+        if not reach.admits(judgement):
+            raise _refusal(url, address, judgement)
+    return addresses
+
+
+def _refusal(url: Url, address: str, judgement: Judgement) -> Unreachable:
+    subject = f"{address} is" if url.literal else f'"{url.origin.host}" resolves to {address},'
+    remedy = (
+        "; set allow_private = true for this server if that is meant"
+        if judgement.verdict is Verdict.PRIVATE
+        else ", which is never reached"
+    )
+    message = f'will not connect to "{url.shown}": {subject} {judgement.kind}{remedy}'
+    return Unreachable(message, sent=False)
+
+
+async def _connect(
+    url: Url,
+    addresses: Sequence[str],
+    tls: Callable[[], ssl.SSLContext],
+    make: Callable[[], P],
+    deadline: float,
+) -> P:
+    loop = asyncio.get_running_loop()
+    context = tls() if url.origin.scheme == "https" else None
+    name = url.origin.host if context is not None else None
+    problem: OSError = OSError("no address")
+    for tried, address in enumerate(addresses):
+        # One that never answers must not use up the time of those after it.
+        share = (deadline - loop.time()) / (len(addresses) - tried)
+        try:
+            async with asyncio.timeout(share):
+                _, protocol = await loop.create_connection(
+                    make, address, url.origin.port, ssl=context, server_hostname=name
+                )
+                return protocol
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there"
+    return str(error) or type(error).__name__

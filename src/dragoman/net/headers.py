@@ -1,0 +1,66 @@
+"""Request headers: how they are written, and which may follow a redirect to another origin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dragoman.core.errors import InvalidInput
+
+# The client says these itself: they decide where a message ends and what may come back.
+_OURS = frozenset(
+    (
+        "accept-encoding", "connection", "content-length", "expect", "host", "keep-alive",
+        "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+    )
+)  # fmt: skip
+
+# What another origin may see. Anything else may be a credential of the first: tokens and cookies,
+# whatever the operator configured, and a session's id.
+_HARMLESS = frozenset(
+    (
+        "a2a-extensions", "a2a-version", "accept", "accept-language", "content-type",
+        "mcp-method", "mcp-name", "mcp-protocol-version", "user-agent",
+    )
+)  # fmt: skip
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_KNOWN = 1024
+
+_accepted: set[str] = set()
+"""Names that have been looked at, as they were spelt."""
+
+
+def encode(headers: Mapping[str, str]) -> bytes:
+    """As they go over the wire, each line ended."""
+    if not headers.keys() <= _accepted:
+        for name in headers:
+            _accept(name)
+    for name, value in headers.items():
+        if not value.isprintable() and _CONTROL.search(value):
+            raise InvalidInput(f'the value of header "{name}" has control characters in it')
+    try:
+        return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode(
+            "latin-1"
+        )
+    except UnicodeEncodeError:
+        raise InvalidInput("a header has characters that HTTP cannot carry") from None
+
+
+def _accept(name: str) -> None:
+    if not _TOKEN.fullmatch(name):
+        raise InvalidInput(f"{name[:80]!r} is no name for a header")
+    if name.lower() in _OURS:
+        raise InvalidInput(f'header "{name}" is written by the hub itself and cannot be set')
+    if len(_accepted) < _KNOWN:
+        _accepted.add(name)
+
+
+def harmless(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of `headers` that say nothing another origin may not know."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name.lower() in _HARMLESS or name.lower().startswith("mcp-param-")
+    }

@@ -1,0 +1,111 @@
+"""The connections to one origin under one rule of reach: how many, and which of them rest."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+from dragoman.core.errors import Unreachable
+from dragoman.net.connection import Connection
+from dragoman.net.dialing import CONNECT_SECONDS, Reach, Resolve, dial
+from dragoman.net.urls import Url
+
+IDLE_SECONDS = 4.0
+"""Many servers close after 5: whoever sends at that moment does not know what became of it."""
+IDLE = 64
+CONNECTIONS = 512
+
+
+class Pool:
+    __slots__ = (
+        "__weakref__", "_closed", "_dialling", "_idle", "_open", "_reach", "_resolve", "_sweep",
+        "_tls", "gone", "loop",
+    )  # fmt: skip
+
+    def __init__(self, reach: Reach, resolve: Resolve, tls: Callable[[], ssl.SSLContext]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.gone = asyncio.Event()
+        """Set once the pool is closed and its last connection is gone."""
+        self._reach = reach
+        self._resolve = resolve
+        self._tls = tls
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._dialling = 0
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def take(self, now: float) -> Connection | None:
+        """The connection that rested for the shortest time, if one can be used."""
+        idle = self._idle
+        oldest = now - IDLE_SECONDS
+        while idle:
+            connection = idle.pop()
+            if connection.idle_since > oldest and connection.usable:
+                return connection
+            connection.abort()
+        return None
+
+    async def open(self, url: Url, seconds: float) -> Connection:
+        if len(self._open) + self._dialling >= CONNECTIONS:
+            raise Unreachable(
+                f'will not connect to "{url.shown}": {CONNECTIONS} connections to it are in use',
+                sent=False,
+            )
+        self._dialling += 1
+        try:
+            connection = await dial(
+                url,
+                self._reach,
+                self._resolve,
+                self._tls,
+                lambda: Connection(self, self.loop),
+                min(seconds, CONNECT_SECONDS),
+            )
+        finally:
+            self._dialling -= 1
+        if self._closed:
+            connection.abort()
+            raise Unreachable(f'will not connect to "{url.shown}": going down', sent=False)
+        if not connection.usable:
+            raise Unreachable(f'"{url.shown}" closed the connection at once', sent=False)
+        self._open.add(connection)
+        return connection
+
+    def close(self) -> None:
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in tuple(self._open):
+            connection.abort()
+        if not self._open:
+            self.gone.set()
+
+    # connection.Home
+
+    def kept(self, connection: Connection) -> None:
+        if self._closed or len(self._idle) >= IDLE:
+            connection.abort()
+            return
+        connection.idle_since = self.loop.time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = self.loop.call_later(IDLE_SECONDS, self._sweep_idle)
+
+    def lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if self._closed and not self._open:
+            self.gone.set()
+
+    def _sweep_idle(self) -> None:
+        """Closes those that have rested too long; the oldest are at the front."""
+        oldest = self.loop.time() - IDLE_SECONDS
+        idle = self._idle
+        while idle and idle[0].idle_since <= oldest:
+            idle.pop(0).abort()
+        self._sweep = None
+        if idle:
+            self._sweep = self.loop.call_at(idle[0].idle_since + IDLE_SECONDS, self._sweep_idle)

@@ -1,0 +1,117 @@
+"""Takes URLs apart, strictly: what two programs could read differently is refused.
+
+Only what this returns is dialled and sent; no other parser ever sees the text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
+from urllib.parse import urljoin
+
+LONGEST = 8192
+
+_PARTS = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+# The WHATWG rule: a host whose last label reads as a number is an IPv4 address, and getaddrinfo
+# agrees: 2130706433, 0x7f000001, 127.1 and 0177.0.0.1 all lead to 127.0.0.1.
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_PORTS = {"http": 80, "https": 443}
+
+
+class BadUrl(ValueError):
+    """The message says what is wrong, and fits behind `"…": `."""
+
+
+class Origin(NamedTuple):
+    scheme: str
+    host: str
+    """Lower case; an IP address in its usual spelling, without brackets."""
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    origin: Origin
+    literal: bool
+    """The host is an IP address and needs no lookup."""
+    authority: str
+    """As the Host header wants it."""
+    target: str
+    """Path and query."""
+
+    @property
+    def shown(self) -> str:
+        """For messages: without the query, which may hold a key."""
+        return f"{self.origin.scheme}://{self.authority}{self.target.partition('?')[0]}"
+
+    @property
+    def full(self) -> str:
+        return f"{self.origin.scheme}://{self.authority}{self.target}"
+
+
+def parse(text: str) -> Url:
+    if len(text) > LONGEST:
+        raise BadUrl(f"it is longer than {LONGEST} characters")
+    if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
+        raise BadUrl(
+            "it has characters that a URL may not have; "
+            "write names as xn--… and everything else percent-encoded"
+        )
+    parts = _PARTS.fullmatch(text.partition("#")[0])
+    if parts is None:
+        raise BadUrl("only http:// and https:// URLs are reached")
+    scheme, authority, target = parts[1].lower(), parts[2], parts[3]
+    if "@" in authority:
+        raise BadUrl("a user name or password in a URL is not accepted; use headers")
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None:
+        raise BadUrl("it names no host that can be reached")
+    host, literal = _host(match[1].lower())
+    port = int(match[2]) if match[2] else _PORTS[scheme]
+    if not 0 < port < 65536:
+        raise BadUrl(f"{port} is no port")
+    shown = f"[{host}]" if ":" in host else host
+    if port != _PORTS[scheme]:
+        shown = f"{shown}:{port}"
+    if not target.startswith("/"):
+        target = "/" + target
+    return Url(Origin(scheme, host, port), literal, shown, target)
+
+
+def _host(host: str) -> tuple[str, bool]:
+    """The host in its one spelling, and whether it is an IP address."""
+    if host.startswith("["):
+        try:
+            return str(IPv6Address(host[1:-1])), True
+        except ValueError:
+            raise BadUrl(f"{host} is no IPv6 address") from None
+    labels = host.split(".")
+    if _NUMBER.fullmatch(labels[-1]):
+        try:
+            return str(ip_address(host)), True
+        except ValueError:
+            raise BadUrl(f'"{host}" is no IPv4 address; write it as four decimal numbers') from None
+    if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
+        raise BadUrl(f'"{host}" is no host name')
+    return host, False
+
+
+def join(base: Url, location: str) -> Url:
+    """Where a redirect leads. `urljoin` drops control characters, so they are refused before."""
+    if not location.isascii() or not location.isprintable() or len(location) > LONGEST:
+        raise BadUrl("it has characters that a URL may not have")
+    try:
+        joined = urljoin(base.full, location)
+    except ValueError as error:
+        raise BadUrl(str(error)) from None
+    return parse(joined)
+
+
+def presentable(text: str) -> str:
+    """What may stand in a message of a URL that could not be parsed: no password, no query."""
+    scheme, mark, rest = text.partition("?")[0].rpartition("://")
+    return ascii(f"{scheme}{mark}{rest.rpartition('@')[2]}"[:200])[1:-1]

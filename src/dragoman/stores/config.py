@@ -1,0 +1,23 @@
+"""`[audit]`: how long the record of calls is kept, and how safely."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class AuditSettings(Struct, frozen=True, kw_only=True):
+    keep_days: Annotated[
+        float, Meta(gt=0, description="Days a record is kept before it may be deleted.")
+    ] = 90
+    max_entries: Annotated[
+        int, Meta(ge=1_000, description="Entries kept at most; a call makes two.")
+    ] = 10_000_000
+    durable: Annotated[
+        bool,
+        Meta(
+            description="Wait for the disk at every commit, so that records survive a power cut, "
+            "not only a crash. Costs about 0.2 ms a call."
+        ),
+    ] = False

@@ -1,0 +1,216 @@
+"""The keys that callers show: made once, shown once, kept as hashes.
+
+Knows nothing of HTTP and decides nothing about what a key may do; it says whose a key is. Rows are
+never deleted: a hub whose last key is revoked is closed, not open.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import hmac
+import re
+import secrets
+import sqlite3
+import string
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from dragoman.core.errors import Full, InvalidInput, NotFound
+from dragoman.stores.sqlite import open_store
+
+DATABASE = "hub.db"
+MIGRATIONS = (
+    """
+    CREATE TABLE keys (
+        name TEXT PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        hash BLOB NOT NULL,
+        owner TEXT NOT NULL,
+        org TEXT NOT NULL,
+        scopes TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        expires_at REAL,
+        revoked_at REAL
+    );
+    """,
+)
+
+LOOK_SECONDS = 1.0
+"""How long a change that another process made may go unseen."""
+MAX_SCOPES = 100
+
+PREFIX = "dgm_"
+_ID_LETTERS = string.ascii_lowercase + string.digits
+_KEY = re.compile(r"dgm_([a-z0-9]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    name: str
+    id: str
+    """The part of the key that may be shown."""
+    hash: bytes = field(repr=False)
+    owner: str
+    org: str
+    scopes: tuple[str, ...]
+    created_at: float
+    expires_at: float | None
+    """None: until it is revoked."""
+    revoked_at: float | None
+
+    def state(self, now: float) -> str:
+        if self.revoked_at is not None:
+            return "revoked"
+        if self.expires_at is not None and self.expires_at <= now:
+            return "expired"
+        return "active"
+
+
+class KeyStore:
+    def __init__(self, home: Path) -> None:
+        self._path = home / DATABASE
+        self._db = open_store(self._path, MIGRATIONS)
+        self._by_id: dict[str, KeyRecord] = {}
+        self._version = -1
+        self._looked = 0.0
+        self._load()
+
+    def create(
+        self,
+        name: str,
+        *,
+        owner: str,
+        expires_at: float | None,
+        scopes: Sequence[str],
+        org: str = "default",
+    ) -> str:
+        """The new key, which nobody can be told again. `expires_at` None: until it is revoked."""
+        now = time.time()
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(
+                f"{name!r} cannot name a key: use up to 64 letters, digits, dots, hyphens and "
+                "underscores, beginning with a letter or a digit"
+            )
+        for what, text in (("owner", owner), ("org", org), *(("scope", each) for each in scopes)):
+            if not _TEXT.fullmatch(text):
+                raise InvalidInput(
+                    f"{text!r} cannot be the {what} of a key: use 1 to 200 characters"
+                )
+        if isinstance(scopes, str) or len(scopes) > MAX_SCOPES:
+            raise InvalidInput(f'the scopes of key "{name}" must be a list of at most {MAX_SCOPES}')
+        if expires_at is not None and not now < expires_at < float("inf"):
+            raise InvalidInput(f'key "{name}" would have expired already; choose a later time')
+        id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
+        key = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
+        scope_list = msgspec.json.encode(list(scopes)).decode()
+        row = (name, id, _hash(key), owner, org, scope_list, now, expires_at)
+        try:
+            self._db.execute(
+                "INSERT INTO keys (name, id, hash, owner, org, scopes, created_at, expires_at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+        except sqlite3.IntegrityError as error:
+            raise InvalidInput(
+                f'there is a key named "{name}" already, and the names of revoked keys are not '
+                "used again; choose another name"
+            ) from error
+        except sqlite3.Error as error:
+            raise self._unwritable(error) from error
+        self._load()
+        return key
+
+    def revoke(self, name: str) -> None:
+        """From now on it is refused; other processes see it within a second."""
+        try:
+            done = self._db.execute(
+                "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?",
+                (time.time(), name),
+            )
+        except sqlite3.Error as error:
+            raise self._unwritable(error) from error
+        self._load()
+        if done.rowcount == 0:
+            names = [record.name for record in self._by_id.values()]
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise NotFound(f'there is no key named "{name}"{hint}')
+
+    def find(self, key: str) -> KeyRecord | None:
+        """Whose `key` it is; None if it is nobody's, has expired or was revoked."""
+        shape = _KEY.fullmatch(key)
+        if shape is None:
+            return None
+        self._look()
+        record = self._by_id.get(shape[1])
+        if record is None or not hmac.compare_digest(record.hash, _hash(key)):
+            return None
+        return record if record.state(time.time()) == "active" else None
+
+    def any(self) -> bool:
+        """Whether a key was ever made, revoked and expired ones too."""
+        self._look()
+        return bool(self._by_id)
+
+    def list(self) -> tuple[KeyRecord, ...]:
+        """All of them, in the order of their names."""
+        self._look()
+        return tuple(sorted(self._by_id.values(), key=lambda record: record.name))
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        try:
+            changed = self._data_version() != self._version
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
+        if changed:
+            self._load()
+        self._looked = now
+
+    def _load(self) -> None:
+        try:
+            # Asked first: a change that comes in between is then seen at the next look.
+            version = self._data_version()
+            rows = self._db.execute(
+                "SELECT name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at "
+                "FROM keys"
+            ).fetchall()
+            self._by_id = {row[1]: _record_from_row(row) for row in rows}
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            raise self._unreadable(error) from error
+        self._version = version
+
+    def _data_version(self) -> int:
+        version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+        return version
+
+    def _unreadable(self, error: Exception) -> Full:
+        return Full(f'no key can be checked: "{self._path}" cannot be read ({error})')
+
+    def _unwritable(self, error: Exception) -> Full:
+        return Full(f'the key was not stored: "{self._path}" cannot be written ({error})')
+
+
+def _hash(key: str) -> bytes:
+    # Plain SHA-256 will do: a key is 256 random bits, nothing that could be guessed.
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _record_from_row(
+    row: tuple[str, str, bytes, str, str, str, float, float | None, float | None],
+) -> KeyRecord:
+    name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at = row
+    scope_list = msgspec.json.decode(scopes, type=tuple[str, ...])
+    return KeyRecord(name, id, hash, owner, org, scope_list, created_at, expires_at, revoked_at)

@@ -1,0 +1,143 @@
+"""Reads the audit, from any process, while a hub writes it or when none runs.
+
+A record is an intent joined with its outcome. Does not prove anything: that is `verify`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dragoman.core.errors import NotFound
+from dragoman.stores.chain import BREAK, DATABASE, HEAD, START
+from dragoman.stores.sqlite import open_to_read
+
+RUNNING = "running"
+UNKNOWN = "unknown"
+"""The hub that wrote the intent is gone and left no outcome: it may or may not have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call, or one break of the audit (then `outcome` is `break`)."""
+
+    seq: int
+    """The number of the intent, or of the break."""
+    last: int
+    """The number of the newest entry it is made of: where `records_after` goes on."""
+    at: float
+    intent: Mapping[str, Any]
+    """Empty where it was pruned and the outcome was not yet."""
+    outcome: str
+    conclusion: Mapping[str, Any]
+    """Empty until there is one."""
+
+
+class AuditReader:
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        if not (home / DATABASE).exists():
+            raise NotFound(f'there is no audit in "{home}"; a hub makes it when it first runs')
+        self._db = open_to_read(home / DATABASE)
+        self._decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+    def records(
+        self,
+        limit: int,
+        *,
+        before: int | None = None,
+        verb: str | None = None,
+        caller: str | None = None,
+        outcome: str | None = None,
+        trace: str | None = None,
+    ) -> list[Record]:
+        """The newest first, at most `limit`; `before` is the `seq` of the last one seen already."""
+        wanted = {"verb": verb, "caller": caller, "trace": trace}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        found: list[Record] = []
+        for record in self._newest_first(before):
+            if len(found) >= limit:
+                break
+            if outcome is not None and record.outcome != outcome:
+                continue
+            if all(record.intent.get(name) == value for name, value in wanted.items()):
+                found.append(record)
+        return found
+
+    def records_after(self, seq: int, limit: int = 1000) -> list[Record]:
+        """Calls that ended, and breaks, in the order they were written, after entry `seq`. To
+        follow, begin at `last_seq()` and go on from the `last` of the newest record."""
+        rows = self._db.execute(
+            "SELECT o.seq, o.kind, o.at, o.body, i.seq, i.at, i.body "
+            "FROM entries o LEFT JOIN entries i ON i.seq = o.of "
+            "WHERE o.seq > ? AND o.kind IN ('outcome', 'break') ORDER BY o.seq LIMIT ?",
+            (seq, limit),
+        )
+        found = []
+        for last, kind, ended, conclusion, intent_seq, at, intent in rows:
+            if kind == BREAK:
+                found.append(self._break(last, ended, conclusion))
+            else:
+                body = {} if intent is None else self._decode(intent)
+                end = self._decode(conclusion)
+                first, began = (last, ended) if intent is None else (intent_seq, at)
+                found.append(Record(first, last, began, body, _outcome(end), end))
+        return found
+
+    def last_seq(self) -> int:
+        row = self._db.execute("SELECT max(seq) FROM entries").fetchone()
+        return row[0] or 0
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _newest_first(self, before: int | None) -> Iterator[Record]:
+        # Asked before the entries are read: what has no outcome when its hub is already gone never
+        # will have one, while a hub that ends just now has written its outcomes first.
+        alive = _is_written(self._home)
+        row = self._db.execute("SELECT max(seq) FROM entries WHERE kind = ?", (START,)).fetchone()
+        started = row[0] or 0
+        rows = self._db.execute(
+            "SELECT i.seq, i.kind, i.at, i.body, o.seq, o.body "
+            "FROM entries i LEFT JOIN entries o ON o.of = i.seq "
+            "WHERE i.kind IN ('intent', 'break') AND i.seq < ? ORDER BY i.seq DESC",
+            (before if before is not None else 1 << 62,),
+        )
+        for seq, kind, at, body, last, conclusion in rows:
+            if kind == BREAK:
+                yield self._break(seq, at, body)
+            elif last is None:
+                state = RUNNING if alive and seq > started else UNKNOWN
+                yield Record(seq, seq, at, self._decode(body), state, {})
+            else:
+                end = self._decode(conclusion)
+                yield Record(seq, last, at, self._decode(body), _outcome(end), end)
+
+    def _break(self, seq: int, at: float, body: bytes) -> Record:
+        return Record(seq, seq, at, {}, BREAK, self._decode(body))
+
+
+def _outcome(conclusion: Mapping[str, Any]) -> str:
+    return str(conclusion.get("outcome", UNKNOWN))
+
+
+def _is_written(home: Path) -> bool:
+    """Whether a hub has the audit open: it holds a lock on the head all the while."""
+    try:
+        head = os.open(home / HEAD, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(head, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(head)
+    return False

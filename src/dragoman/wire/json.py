@@ -1,0 +1,86 @@
+"""JSON with limits: the one codec for everything that comes from outside.
+
+Strict (no NaN, no lone surrogates, no trailing bytes), bounded in depth and in the number of
+values, since a small text can hold a large tree. What `Malformed` says may be shown to the sender.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+MAX_BYTES = 10 * 1024 * 1024
+MAX_DEPTH = 64
+MAX_TOKENS = 200_000
+"""Structural characters in a request: `{`, `[` and `,`."""
+MAX_REPLY_TOKENS = 1_000_000
+"""The same for what a server answers: a list of ten thousand tools is no attack."""
+
+_decoder = msgspec.json.Decoder()
+encode = msgspec.json.Encoder().encode
+"""Any plain value to compact UTF-8 JSON."""
+
+
+class Malformed(ValueError):
+    """Not the JSON we take; the text says why."""
+
+
+def decode(text: bytes | bytearray | memoryview, *, max_tokens: int = MAX_TOKENS) -> Any:
+    data = bytes(text) if not isinstance(text, bytes) else text
+    if len(data) > MAX_BYTES:
+        raise Malformed(f"the message is larger than {MAX_BYTES} bytes")
+    opened = data.count(b"{") + data.count(b"[")
+    if len(data) > max_tokens and opened + data.count(b",") > max_tokens:
+        raise Malformed(f"the message has more than {max_tokens} values")
+    try:
+        value = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(f"not valid JSON: {error}") from None
+    except RecursionError:
+        raise Malformed(f"the message is nested deeper than {MAX_DEPTH}") from None
+    if opened > MAX_DEPTH and deeper_than(value, MAX_DEPTH):
+        raise Malformed(f"the message is nested deeper than {MAX_DEPTH}")
+    return value
+
+
+def deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(v for v in item.values() if isinstance(v, dict | list))
+            elif isinstance(item, list):
+                inner.extend(v for v in item if isinstance(v, dict | list))
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+class _Twice(dict[str, Any]):
+    """An object that names a member twice."""
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    return members if len(members) == len(pairs) else _Twice(members)
+
+
+def names_twice(text: bytes, keys: tuple[bytes, ...]) -> bool:
+    """Whether the outermost object, or its `params`, names one member twice.
+
+    Parsers disagree about which of the two counts, so neither does. `keys` are the quoted names
+    that matter: where each stands at most once in the text and nothing is escaped, that settles it.
+    """
+    if b"\\u" not in text and all(text.count(key) < 2 for key in keys):
+        return False
+    message = json.loads(text, object_pairs_hook=_pairs)
+    outer = message if isinstance(message, list) else [message]
+    return any(
+        isinstance(item, _Twice)
+        or (isinstance(item, dict) and isinstance(item.get("params"), _Twice))
+        for item in outer
+    )

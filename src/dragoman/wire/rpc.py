@@ -1,0 +1,74 @@
+"""JSON-RPC 2.0 envelopes: what a message is, and the answers to it. No I/O, no methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.wire.json import encode
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+
+ENVELOPE = (b'"jsonrpc"', b'"id"', b'"method"', b'"params"', b'"name"', b'"arguments"')
+"""The members that must not be named twice."""
+
+Id = str | int | float | None
+
+
+def request(id: Id, method: str, params: Any) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+
+
+def notification(method: str, params: Any = None) -> bytes:
+    message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+    if params is not None:
+        message["params"] = params
+    return encode(message)
+
+
+def result(id: Id, value: Any) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": id, "result": value})
+
+
+def result_encoded(id: Id, value: bytes) -> bytes:
+    """The answer around a result that is kept encoded."""
+    return b'{"jsonrpc":"2.0","id":' + encode(id) + b',"result":' + value + b"}"
+
+
+def error(id: Id, code: int, message: str, data: Any = None) -> bytes:
+    body: dict[str, Any] = {"code": code, "message": message}
+    if data is not None:
+        body["data"] = data
+    return encode({"jsonrpc": "2.0", "id": id, "error": body})
+
+
+def flaw(message: Any) -> str | None:
+    """What keeps `message` from being a JSON-RPC message, in words."""
+    if not isinstance(message, dict):
+        return "a message is a JSON object"
+    if message.get("jsonrpc") != "2.0":
+        return '"jsonrpc" must be "2.0"'
+    if "method" in message:
+        if not isinstance(message["method"], str):
+            return '"method" must be a string'
+        if not isinstance(message.get("params", {}), dict):
+            return '"params" must be an object'
+    elif "result" not in message and "error" not in message:
+        return 'a message has a "method", a "result" or an "error"'
+    if "id" in message and (
+        isinstance(message["id"], bool) or not isinstance(message["id"], str | int | float)
+    ):
+        return '"id" must be a string or a number'
+    return None
+
+
+def id_of(message: Any) -> Id:
+    """The id to answer a flawed message under: its own where that is one, else null."""
+    if isinstance(message, dict):
+        id = message.get("id")
+        if isinstance(id, str | int | float) and not isinstance(id, bool):
+            return id
+    return None

@@ -1,0 +1,100 @@
+"""Server-sent events, both ways: bytes in, events out; data in, bytes out. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_EVENT = 10 * 1024 * 1024
+KEEPALIVE = b": keep-alive\n\n"
+
+
+class TooLong(ValueError):
+    """An event larger than what is taken."""
+
+
+@dataclass(slots=True)
+class ServerEvent:
+    event: str
+    data: bytes
+    id: str | None
+
+
+def event(data: bytes, *, name: str | None = None, id: str | None = None) -> bytes:
+    """One event. `data` is compact JSON, so it has no line ends of its own."""
+    head = (f"id: {id}\n" if id is not None else "") + (f"event: {name}\n" if name else "")
+    return head.encode() + b"data: " + data + b"\n\n"
+
+
+class Parser:
+    """Feed it what arrives; get the events that are complete. `retry` holds the last one sent."""
+
+    def __init__(self, limit: int = MAX_EVENT) -> None:
+        self.limit = limit
+        self.retry: int | None = None
+        self._pending = bytearray()
+        self._searched = 0
+        self._data: list[bytes] = []
+        self._size = 0
+        self._event = ""
+        self._id: str | None = None
+        self._first = True
+
+    def feed(self, chunk: bytes) -> list[ServerEvent]:
+        self._pending += chunk
+        events: list[ServerEvent] = []
+        start = 0
+        while (end := self._line_end(start)) is not None:
+            line = bytes(self._pending[start : end[0]])
+            start = end[1]
+            self._searched = start
+            if done := self._line(line):
+                events.append(done)
+        del self._pending[:start]
+        self._searched -= start
+        if len(self._pending) + self._size > self.limit:
+            raise TooLong(f"an event is larger than {self.limit} bytes")
+        return events
+
+    def _line_end(self, start: int) -> tuple[int, int] | None:
+        """Where the line ends and the next begins; lines end in LF, CRLF or CR."""
+        buffer = self._pending
+        at = max(start, self._searched)
+        newline = buffer.find(b"\n", at)
+        carriage = buffer.find(b"\r", at, newline if newline >= 0 else len(buffer))
+        if carriage >= 0:
+            if carriage + 1 == len(buffer):
+                self._searched = carriage
+                return None  # the LF of a CRLF may still come
+            return carriage, carriage + (2 if buffer[carriage + 1] == 0x0A else 1)
+        if newline >= 0:
+            return newline, newline + 1
+        self._searched = len(buffer)
+        return None
+
+    def _line(self, line: bytes) -> ServerEvent | None:
+        if self._first:
+            self._first = False
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+            self._size += len(value) + 1
+            if self._size > self.limit:
+                raise TooLong(f"an event is larger than {self.limit} bytes")
+        elif name == b"event":
+            self._event = value.decode("utf-8", "replace")
+        elif name == b"id" and b"\0" not in value:
+            self._id = value.decode("utf-8", "replace")
+        elif name == b"retry" and value.isdigit() and len(value) < 10:
+            self.retry = int(value)
+        return None
+
+    def _dispatch(self) -> ServerEvent | None:
+        data, self._data, self._size = self._data, [], 0
+        event, self._event = self._event, ""
+        if not data:
+            return None
+        return ServerEvent(event or "message", b"\n".join(data), self._id)

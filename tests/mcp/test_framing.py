@@ -1,0 +1,330 @@
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dragoman.mcp.framing import (
+    HEADER_LIMIT,
+    LIMIT,
+    PREFIX,
+    Deframer,
+    Frame,
+    Hopeless,
+    Malformed,
+    TooLarge,
+    frame,
+    peek,
+)
+
+
+def told(pieces: list) -> list[tuple]:
+    """What the pieces say, as values that can be compared."""
+    return [
+        (type(piece).__name__, *(getattr(piece, name) for name in sorted(type(piece).__slots__)))
+        for piece in pieces
+    ]
+
+
+def whole(data: bytes, **limits: int) -> list[tuple]:
+    return told(Deframer(**limits).feed(data))
+
+
+def line(payload: bytes) -> tuple:
+    return ("Frame", "line", payload)
+
+
+def length(payload: bytes) -> tuple:
+    return ("Frame", "length", payload)
+
+
+def malformed(pieces: list[tuple]) -> int:
+    return sum(kind == "Malformed" for kind, *_ in pieces)
+
+
+@pytest.mark.promise("F4")
+def test_both_framings_are_recognised_message_by_message():
+    stream = (
+        b'{"a":1}\n'
+        b"Content-Length: 7\r\n\r\n"
+        b'{"b":2}'
+        b'{"c":3}\r\n'
+        b"content-LENGTH:7\n\n"
+        b'{"d":4}\n'
+        b"Content-Type: application/vscode-jsonrpc; charset=utf-8\r\n"
+        b"X-Other: yes\r\nContent-Length:   9  \r\n\r\n"
+        b'{\n"e":5}\n'
+        b'[{"f":6}]\n'
+    )
+
+    assert whole(stream) == [
+        line(b'{"a":1}'),
+        length(b'{"b":2}'),
+        line(b'{"c":3}'),
+        length(b'{"d":4}'),
+        length(b'{\n"e":5}\n'),
+        line(b'[{"f":6}]'),
+    ]
+
+
+@pytest.mark.promise("F4")
+@pytest.mark.parametrize("framing", ["line", "length"])
+def test_what_is_framed_is_deframed_again(framing):
+    payload = '{"text":"grüße"}'.encode()
+
+    assert whole(frame(payload, framing) * 3) == [("Frame", framing, payload)] * 3
+
+
+def test_empty_lines_and_a_byte_order_mark_are_no_messages():
+    assert whole(b'\xef\xbb\xbf\r\n\n \t\n{"a":1}\n\n') == [line(b'{"a":1}')]
+    assert whole(b'\xef\xbb\xbf{"a":1}\n') == [line(b'{"a":1}')]
+    assert whole(b"\xef\xbb\xbfContent-Length: 2\r\n\r\n{}") == [length(b"{}")]
+
+
+def test_a_mark_in_the_middle_of_the_stream_is_kept():
+    assert whole(b"{}\n\xef\xbb\xbf{}\n") == [line(b"{}"), line(b"\xef\xbb\xbf{}")]
+
+
+@pytest.mark.promise("F5")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: -5\r\n\r\n",
+        b"Content-Length: +5\r\n\r\n",
+        b"Content-Length: 5.0\r\n\r\n",
+        b"Content-Length: five\r\nContent-Type: x\r\n\r\n",
+        b"Content-Length:\r\n\r\n",
+        b"Content-Length: \xd9\xa5\r\n\r\n",
+        b"Content-Length: 99999999999999999999999\r\n\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"Content-Type: application/json\r\n\r\n",
+        b"Content-Length 5\r\n",
+        b"Content-Length: 5\r\n: nameless\r\n",
+        b"Content-Length: x" + b"x" * HEADER_LIMIT + b"\r\n",
+        b"Content-Length: 5\r\n" + b"A: b\r\n" * HEADER_LIMIT,
+    ],
+)
+def test_headers_without_a_usable_length_are_reported_and_the_next_line_is_read(headers):
+    pieces = whole(headers + b'{"next":1}\n')
+
+    assert malformed(pieces) == 1
+    assert pieces[0][0] == "Malformed"
+    assert pieces[-1] == line(b'{"next":1}')
+
+
+def test_a_length_without_a_body_does_not_swallow_the_json_that_follows_a_header():
+    assert [kind for kind, *_ in whole(b'Content-Length: 5\r\n{"next":1}\n')] == [
+        "Malformed",
+        "Frame",
+    ]
+
+
+def test_a_length_of_nothing_is_an_empty_message():
+    assert whole(b"Content-Length: 0\r\n\r\n{}\n") == [length(b""), line(b"{}")]
+
+
+@pytest.mark.promise("F5")
+def test_a_line_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
+    fits, over = b"x" * 100, b"y" * 101
+
+    for end in (b"\n", b"\r\n"):
+        pieces = whole(fits + end + over + end + b"{}\n", limit=100)
+        assert [kind for kind, *_ in pieces] == ["Frame", "TooLarge", "Frame"]
+        assert pieces[0] == line(fits)
+        assert pieces[2] == line(b"{}")
+
+
+@pytest.mark.promise("F5")
+def test_a_body_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
+    stream = frame(b"x" * 100, "length") + frame(b"y" * 101, "length") + frame(b"{}", "length")
+
+    pieces = whole(stream, limit=100)
+
+    assert [kind for kind, *_ in pieces] == ["Frame", "TooLarge", "Frame"]
+    assert pieces[1][-1] == 101
+
+
+@pytest.mark.promise("F5")
+@pytest.mark.parametrize("framing", ["line", "length"])
+def test_a_message_over_ten_megabytes_is_reported_once_with_its_beginning(framing):
+    head = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":"'
+    stream = frame(head + b"x" * LIMIT + b'"}', framing) + frame(b"{}", framing)
+    deframer = Deframer()
+
+    pieces = []
+    for at in range(0, len(stream), 65536):
+        pieces += deframer.feed(stream[at : at + 65536])
+
+    large, after = pieces
+    assert isinstance(large, TooLarge)
+    assert (large.framing, len(large.prefix)) == (framing, PREFIX)
+    assert large.size == len(head) + LIMIT + 2
+    assert peek(large.prefix) == (7, False)
+    assert isinstance(after, Frame)
+    assert after.payload == b"{}"
+
+
+@pytest.mark.promise("F5")
+def test_draining_costs_no_memory_and_little_time():
+    deframer = Deframer()
+    piece = b"x" * 65536
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        for _ in range(200 * 16):
+            assert deframer.feed(piece) == []
+        spent = time.process_time() - began
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert spent < 2
+    assert held < 100_000
+    assert peak < 3 * LIMIT
+    assert [type(each) for each in deframer.feed(b"\n{}\n")] == [TooLarge, Frame]
+
+
+def test_a_long_line_in_small_pieces_is_searched_once():
+    deframer = Deframer()
+    began = time.process_time()
+    for _ in range(100_000):
+        deframer.feed(b"x" * 50)
+    pieces = deframer.feed(b"\n")
+
+    assert time.process_time() - began < 2
+    assert len(pieces[0].payload) == 5_000_000
+
+
+@pytest.mark.promise("F5")
+@pytest.mark.parametrize(
+    "stream",
+    [b"x" * 1001, b"x" * 1001 + b"\n", b"Content-Length: 1001\r\n\r\n", b"Content-A" * 9000],
+)
+def test_a_message_that_is_not_worth_draining_ends_the_reading(stream):
+    deframer = Deframer(limit=100, drain_limit=1000)
+
+    assert [type(each) for each in deframer.feed(stream)] == [Hopeless]
+    assert deframer.feed(b"\n{}\n") == []
+
+
+def test_an_unusable_limit_is_refused():
+    with pytest.raises(ValueError, match="is not between"):
+        Deframer(limit=0)
+    with pytest.raises(ValueError, match="is not between"):
+        Deframer(limit=1000, drain_limit=999)
+
+
+WORDS = st.sampled_from(
+    [
+        b"\n",
+        b"\r\n",
+        b"\r",
+        b"\n\n",
+        b"\xef\xbb\xbf",
+        b"{}",
+        b'{"a":1}',
+        b" ",
+        b"Content-",
+        b"Content-Length:",
+        b"Content-Length: 5\r\n\r\nhello",
+        b"content-length: 70\n\n",
+        b"Content-Length: 200\r\n\r\n",
+        b"Content-Length: 9999\r\n\r\n",
+        b"Content-Type: x\r\n",
+        b"Content-Length: -1\r\n",
+        b"Content-Length: 3\r\n",
+        b"A: b\r\n",
+        b"word",
+        b"7",
+        b"x" * 63,
+        b"x" * 70,
+        b"y" * 260,
+        b"z" * 8190,
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(WORDS | st.binary(max_size=4), max_size=14), st.data())
+@example([b"Content-A: ", b"z" * 8190, b"\r\n{}\n"], None)
+@example([b"x" * 63, b"y", b"\r", b"\n", b"x" * 65, b"\r\n"], None)
+@example([b"Content-A: ", b"z" * (HEADER_LIMIT - 13), b"\r\n", b"\r\n", b"{}\n"], None)
+def test_any_cut_of_a_stream_gives_the_same_messages(words, data):
+    stream = b"".join(words)
+    limits = {"limit": 64, "drain_limit": 9000 if b"z" in stream else 256}
+    expected = whole(stream, **limits)
+    if data is None:
+        cuts = list(range(1, len(stream)))
+    else:
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+
+    deframer = Deframer(**limits)
+    pieces = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        pieces += deframer.feed(stream[start:end])
+
+    assert told(pieces) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["line", "length"]),
+            st.binary(min_size=1, max_size=60).filter(
+                lambda b: b"\n" not in b and b"\r" not in b and not b.isspace()
+            ),
+        ),
+        max_size=10,
+    )
+)
+def test_whatever_is_framed_comes_out_as_it_went_in(messages):
+    messages = [(how, b"{" + payload) for how, payload in messages]
+
+    stream = b"".join(frame(payload, how) for how, payload in messages)
+
+    assert whole(stream, limit=64) == [("Frame", how, payload) for how, payload in messages]
+
+
+@pytest.mark.promise("F5")
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"method":"x","params":{"id":8,"a":"', (7, False)),
+        (b'{"method":"x","params":{"id":8,"deep":[{"id":9}]},"id":"ten","a":"b', ("ten", False)),
+        (b'{ "id" : "a\\"b" , "x', ('a"b', False)),
+        (b'{"params":{"text":"\\"id\\":5, {\\"id\\":6}', (None, False)),
+        (b'{"text":"cut off, "id":5, ', (None, False)),
+        (b'{"id":5', (None, False)),
+        (b'{"id":5.5,"a":1', (None, False)),
+        (b'{"id":true,"a":1', (None, False)),
+        (b'{"id":null,"a":1', (None, False)),
+        (b'{"x":"id","id":3,"a":1', (3, False)),
+        (b'[{"id":5,"a":1', (None, False)),
+        (b'["id",5,', (None, False)),
+        (b'{"jsonrpc":"2.0","id":3,"result":{"content":"xxx', (3, True)),
+        (b'{"result":{"a":[1,2]},"id":"q","x":1', ("q", True)),
+        (b"\xff\xfe garbage", (None, False)),
+        (b"", (None, False)),
+    ],
+)
+def test_the_id_is_found_in_the_beginning_of_a_message(prefix, expected):
+    assert peek(prefix) == expected
+
+
+def test_small_messages_cost_microseconds():
+    deframer = Deframer()
+    data = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
+    began = time.process_time()
+    for _ in range(20_000):
+        deframer.feed(data)
+
+    assert (time.process_time() - began) / 20_000 < 20e-6
+
+
+def test_a_malformed_block_says_what_is_wrong_with_it():
+    (piece,) = Deframer().feed(b"Content-Length: five\r\n\r\n")
+
+    assert isinstance(piece, Malformed)
+    assert piece.reason == "Content-Length b'five' is not a number of bytes"

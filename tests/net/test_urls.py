@@ -1,0 +1,84 @@
+"""URLs, by table: what is accepted has one reading, everything else is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.net.urls import LONGEST, BadUrl, join, parse, presentable
+
+
+@pytest.mark.parametrize(
+    ("text", "origin", "target"),
+    [
+        ("http://example.com", ("http", "example.com", 80), "/"),
+        ("HTTPS://Example.COM:8443/a?b=c#d", ("https", "example.com", 8443), "/a?b=c"),
+        ("http://example.com?q", ("http", "example.com", 80), "/?q"),
+        ("http://127.0.0.1:3000/mcp", ("http", "127.0.0.1", 3000), "/mcp"),
+        ("http://[::1]:3000/mcp", ("http", "::1", 3000), "/mcp"),
+        ("http://[0:0::0:1]/", ("http", "::1", 80), "/"),
+        ("http://[::ffff:127.0.0.1]/", ("http", "::ffff:7f00:1", 80), "/"),
+        ("http://my_service/", ("http", "my_service", 80), "/"),
+        ("http://xn--bcher-kva.example/", ("http", "xn--bcher-kva.example", 80), "/"),
+        ("http://a.b/@c:d", ("http", "a.b", 80), "/@c:d"),
+    ],
+)
+def test_a_url_is_taken_apart(text: str, origin: tuple[str, str, int], target: str) -> None:
+    url = parse(text)
+    assert url.origin == origin
+    assert url.target == target
+    assert parse(url.full).origin == origin
+
+
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://2130706433/", "http://0x7f000001/", "http://0x7f.1/", "http://127.1/", "http://0/",
+        "http://0177.0.0.1/", "http://127.0.0.1./", "http://127.0.0.0x1/", "http://1.2.3.4.5/",
+        "http://１２７.0.0.1/", "http://①②⑦.0.0.1/", "http://127。0。0。1/", "http://bücher.example/",
+        "http://user@127.0.0.1/", "http://user:pass@example.com/", "http://@example.com/",
+        "http://example.com\\@127.0.0.1/", "http://example.com\t/", "http://exa mple.com/",
+        "http://example.com/\r\nhost: x", "http://example.com/ü", " http://example.com/",
+        "http://example.com/a b", "http://%31%32%37.0.0.1/", "http://[fe80::1%25eth0]/",
+        "http://[::1/", "http://::1/", "http://[127.0.0.1]/", "http://[::1]x/", "http:///x",
+        "http://", "http:/example.com/", "http://example.com:/", "http://example.com:0/",
+        "http://example.com:65536/", "http://example.com:x/", "http://a..b/", "http://.a/",
+        "http://example.com./", "http://-a.com/", "http://" + "a" * 64 + ".com/",
+        "http://" + "a." * 127 + "com/", "http://a/" + "x" * LONGEST,
+        "ftp://example.com/", "file:///etc/passwd", "gopher://x/", "//example.com/", "example.com",
+        "javascript:alert(1)", "unix:///tmp/x", "ws://example.com/", "",
+    ],
+)  # fmt: skip
+def test_a_url_with_more_than_one_reading_is_refused(text: str) -> None:
+    with pytest.raises(BadUrl):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("location", "full"),
+    [
+        ("/c", "http://a.b/c"),
+        ("c?d", "http://a.b/x/c?d"),
+        ("//c.d/e", "http://c.d/e"),
+        ("https://c.d/e", "https://c.d/e"),
+        ("../../..", "http://a.b/"),
+        ("?q", "http://a.b/x/y?q"),
+    ],
+)
+def test_a_redirect_is_read_relative_to_where_it_came_from(location: str, full: str) -> None:
+    assert join(parse("http://a.b/x/y"), location).full == full
+
+
+@pytest.mark.parametrize("location", ["http://u:p@c.d/", "ht\ttp://x/", "http://127.1/", "file:///e",
+                                      "http://[::1", "http://é.example/"])  # fmt: skip
+def test_a_redirect_to_what_is_no_url_is_refused(location: str) -> None:
+    with pytest.raises(BadUrl):
+        join(parse("http://a.b/x/y"), location)
+
+
+def test_what_is_shown_of_a_url_holds_no_secrets() -> None:
+    assert parse("http://a.b:81/c?key=secret").shown == "http://a.b:81/c"
+    shown = presentable("http://user:secret@a.b/c?key=secret\r\n")
+    assert "secret" not in shown
+    assert "a.b/c" in shown
+    assert presentable("x\r\ny") == "x\\r\\ny"

@@ -1,0 +1,336 @@
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from dragoman.home import (
+    SOCKET_LIMIT,
+    Daemon,
+    Held,
+    Unfit,
+    forget_daemon,
+    hold,
+    home_path,
+    is_held,
+    now,
+    prepare,
+    read_daemon,
+    socket_paths,
+    write_daemon,
+)
+
+HOLDER = """
+import sys, os
+from dragoman.home import hold
+kept = hold(sys.argv[1])
+if len(sys.argv) > 2:
+    import subprocess
+    child = subprocess.Popen(["sleep", "30"])
+    print(child.pid, flush=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(home, *more):
+    """A real process that holds the home until its stdin is closed or it is killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(home), *more],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def record(**changes) -> Daemon:
+    fields = {
+        "pid": os.getpid(),
+        "url": "http://127.0.0.1:50051",
+        "socket": "/x/http.sock",
+        "mcp_socket": "/x/mcp.sock",
+        "version": "0.1.0",
+        "started_at": now(),
+        "mode": "daemon",
+    }
+    return Daemon(**(fields | changes))
+
+
+def mode(path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_the_home_is_the_one_given_else_of_the_environment_else_in_the_users(monkeypatch):
+    monkeypatch.setenv("HOME", "/users/ada")
+    monkeypatch.setenv("DRAGOMAN_HOME", "/srv/hub")
+    assert home_path("/given") == "/given"
+    assert home_path() == "/srv/hub"
+    monkeypatch.delenv("DRAGOMAN_HOME")
+    assert home_path() == "/users/ada/.dragoman"
+    assert home_path("~/other") == "/users/ada/other"
+    monkeypatch.chdir("/")
+    assert home_path("relative") == "/relative"
+
+
+def test_a_user_without_a_home_directory_is_told_what_to_set():
+    with pytest.raises(Unfit, match="set DRAGOMAN_HOME"):
+        home_path("~nobody-of-this-name/x")
+
+
+def test_a_home_is_made_private_whatever_the_umask(tmp_path):
+    old = os.umask(0)
+    try:
+        prepare(str(tmp_path / "a" / "home"))
+    finally:
+        os.umask(old)
+
+    assert mode(tmp_path / "a" / "home") == 0o700
+
+
+@pytest.mark.parametrize("others", [0o770, 0o702, 0o777])
+def test_a_home_that_others_can_write_is_refused(tmp_path, others):
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(others)
+
+    with pytest.raises(Unfit, match="can be written by others .*chmod go-w"):
+        prepare(str(home))
+    with pytest.raises(Unfit, match="can be written by others"):
+        hold(str(home))
+
+
+def test_a_home_of_another_user_is_refused():
+    owner = os.stat("/proc/1").st_uid
+    if os.geteuid() == 0:
+        pytest.skip("root owns it")
+    with pytest.raises(Unfit, match=f"belongs to user {owner}"):
+        prepare("/usr")
+
+
+def test_a_home_of_another_user_is_refused_to_root_too(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    os.chown(home, 12345, 12345)
+
+    with pytest.raises(Unfit, match="belongs to user 12345"):
+        prepare(str(home))
+
+
+def test_a_file_is_no_home(tmp_path):
+    (tmp_path / "home").write_text("")
+
+    with pytest.raises(Unfit, match="cannot be made a home: File exists"):
+        prepare(str(tmp_path / "home"))
+
+
+@pytest.mark.promise("F2")
+def test_the_record_of_the_daemon_is_read_as_it_was_written_and_is_private(tmp_path):
+    for daemon in (record(), record(url=None, mode="mcp", pid=7)):
+        write_daemon(str(tmp_path), daemon)
+        assert read_daemon(str(tmp_path)) == daemon
+        assert mode(tmp_path / "daemon.json") == 0o600
+
+    assert os.listdir(tmp_path) == ["daemon.json"]
+    forget_daemon(str(tmp_path))
+    forget_daemon(str(tmp_path))
+    assert read_daemon(str(tmp_path)) is None
+
+
+GOOD = {
+    "pid": 7,
+    "url": None,
+    "socket": "/a",
+    "mcp_socket": "/b",
+    "version": "1",
+    "started_at": "x",
+    "mode": "mcp",
+}
+
+
+@pytest.mark.promise("F2")
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+        b"[" * 60000,
+        b" " * 70000 + json.dumps(GOOD).encode(),
+        *(json.dumps(GOOD | {name: 5.5}).encode() for name in GOOD),
+        *(json.dumps({k: v for k, v in GOOD.items() if k != name}).encode() for name in ["socket"]),
+        json.dumps(GOOD | {"pid": True}).encode(),
+        json.dumps(GOOD | {"pid": -1}).encode(),
+        json.dumps(GOOD | {"mode": "other"}).encode(),
+    ],
+)
+def test_a_record_that_is_garbage_is_none(tmp_path, text):
+    (tmp_path / "daemon.json").write_bytes(json.dumps(GOOD).encode())
+    assert read_daemon(str(tmp_path)) is not None
+
+    (tmp_path / "daemon.json").write_bytes(text)
+
+    assert read_daemon(str(tmp_path)) is None
+
+
+@pytest.mark.promise("F2")
+def test_only_one_process_holds_a_home_and_the_other_is_told_who(tmp_path):
+    home = str(tmp_path)
+    with holder(home) as process:
+        assert process.stdout.readline() == "held\n"
+        assert is_held(home)
+        with pytest.raises(Held) as bare:
+            hold(home)
+        write_daemon(home, record(pid=process.pid, started_at="2026-11-15T22:00:00Z"))
+        with pytest.raises(Held) as told:
+            hold(home)
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+    assert (bare.value.pid, bare.value.daemon) == (process.pid, None)
+    assert str(told.value) == (
+        f'"{home}" is held by process {process.pid} (a daemon since 2026-11-15T22:00:00Z, '
+        "at http://127.0.0.1:50051); stop that one, or give this one a home of its own."
+    )
+    assert not is_held(home)
+    with hold(home):
+        assert is_held(home)
+    assert not is_held(home)
+
+
+@pytest.mark.promise("F2")
+def test_a_record_left_by_a_dead_hub_is_not_taken_for_the_holders(tmp_path):
+    home = str(tmp_path)
+    write_daemon(home, record(pid=1))
+    with hold(home), pytest.raises(Held) as told:
+        hold(home)
+
+    assert told.value.daemon is None
+    assert f"is held by process {os.getpid()};" in str(told.value)
+
+
+@pytest.mark.promise("F2")
+def test_killing_the_holder_releases_the_home_even_while_a_child_of_it_lives(tmp_path):
+    home = str(tmp_path)
+    with holder(home, "with a child") as process:
+        child = int(process.stdout.readline())
+        try:
+            assert process.stdout.readline() == "held\n"
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
+            os.kill(child, 0)
+
+            assert not is_held(home)
+            hold(home).close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_looking_whether_a_home_is_held_makes_nothing_and_holds_nothing(tmp_path):
+    home = str(tmp_path / "none")
+
+    assert not is_held(home)
+    assert not os.path.exists(home)
+
+
+def test_a_look_at_the_lock_does_not_keep_a_hub_from_taking_it(tmp_path):
+    home = str(tmp_path)
+    hold(home).close()
+    looker = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom dragoman.home import is_held\nprint('looking', flush=True)\n"
+            "while True: is_held(sys.argv[1])",
+            home,
+        ],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        looker.stdout.readline()
+        for _ in range(20):
+            hold(home).close()
+    finally:
+        looker.kill()
+        looker.communicate()
+
+
+@pytest.mark.promise("F2")
+def test_the_sockets_are_in_a_private_directory_of_the_home(tmp_path):
+    home = tmp_path / "h"
+    if len(str(home)) > 80:
+        pytest.skip("the temporary directory is too deep")
+    prepare(str(home))
+
+    http, mcp = socket_paths(str(home))
+
+    assert (http, mcp) == (str(home / "run" / "http.sock"), str(home / "run" / "mcp.sock"))
+    assert mode(home / "run") == 0o700
+    assert socket_paths(str(home)) == (http, mcp)
+
+
+@pytest.mark.promise("F2")
+def test_a_home_with_a_long_path_has_its_sockets_in_a_short_private_one(tmp_path, monkeypatch):
+    runtime = tmp_path / "r"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    homes = [str(tmp_path / ("deep" * 25) / name) for name in "ab"]
+    paths = []
+    for home in homes:
+        prepare(home)
+        paths += socket_paths(home)
+
+    assert len(set(paths)) == 4
+    assert list(socket_paths(homes[0])) == paths[:2]
+    for path in paths:
+        assert path.startswith(str(runtime))
+        assert len(os.fsencode(path)) <= SOCKET_LIMIT
+        assert mode(os.path.dirname(path)) == 0o700
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+
+
+def test_a_long_runtime_directory_is_passed_over_for_a_shorter_one(tmp_path, monkeypatch):
+    deep = tmp_path / ("deep" * 25)
+    short = tmp_path / "t"
+    deep.mkdir()
+    short.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    monkeypatch.setenv("TMPDIR", str(short))
+
+    http, _ = socket_paths(str(deep / "home"))
+
+    assert http.startswith(f"{short}/dragoman-")
+
+
+@pytest.mark.parametrize("squat", ["open", "link", "file"])
+def test_a_socket_directory_that_someone_else_prepared_is_refused(tmp_path, monkeypatch, squat):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    home = str(tmp_path / ("deep" * 25))
+    prepare(home)
+    place = os.path.dirname(socket_paths(home)[0])
+    os.rmdir(place)
+    if squat == "open":
+        os.mkdir(place)
+        os.chmod(place, 0o755)
+    elif squat == "link":
+        os.mkdir(tmp_path / "elsewhere", 0o700)
+        os.symlink(tmp_path / "elsewhere", place)
+    else:
+        open(place, "wb").close()
+
+    with pytest.raises(Unfit, match="is not a directory that only you can enter"):
+        socket_paths(home)
