@@ -87,6 +87,7 @@ def write(results: dict, *, whole: bool) -> None:
 def main() -> int:
     arguments = read_arguments()
     plan = plan_from(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
     try:

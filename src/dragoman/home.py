@@ -11,7 +11,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import stat
+import sys
 import time
 
 TYPE_CHECKING = False
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 SOCKET_LIMIT = 100  # bytes; `sun_path` has 108 on Linux and 104 on macOS
+CONNECT_SECONDS = 1.0
+GREETING_SECONDS = 2.0  # in all
 _RECORD_LIMIT = 64 * 1024
 _FIELDS = ("pid", "url", "socket", "mcp_socket", "version", "started_at", "mode")
 _MODES = ("daemon", "mcp")
@@ -188,6 +192,54 @@ def _make_private(place: str) -> None:
             f'"{place}" is not a directory that only you can enter, so no socket is opened in it; '
             "remove it and start again."
         )
+
+
+def connect(home: str) -> tuple[socket.socket, Daemon, bytes] | None:
+    """A stdio session with the hub that runs, what that says of itself, and what it sent already.
+
+    The hub greets whoever connects with a line, `{"dragoman": version, "pid": n}`: that is the
+    health probe.
+    """
+    daemon = read_daemon(home)
+    if daemon is None:
+        return None
+    until = time.monotonic() + GREETING_SECONDS
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(CONNECT_SECONDS)
+        sock.connect(daemon.mcp_socket)
+        _check_peer(sock)
+        heard = b""
+        while b"\n" not in heard:
+            sock.settimeout(max(0.001, until - time.monotonic()))
+            more = sock.recv(4096)
+            if not more or len(heard) > 4096:
+                raise ConnectionError("no greeting")
+            heard += more
+        line, _, rest = heard.partition(b"\n")
+        greeting = json.loads(line)
+        if not isinstance(greeting, dict) or not isinstance(greeting.get("dragoman"), str):
+            raise ConnectionError("not a hub")
+    except (OSError, ValueError, RecursionError):
+        sock.close()
+        return None
+    return sock, daemon, rest
+
+
+def _check_peer(sock: socket.socket) -> None:
+    if sys.platform == "linux":
+        uid = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8]
+        if int.from_bytes(uid, sys.byteorder) not in {0, os.geteuid()}:
+            raise ConnectionError("another user's socket")
+
+
+def config_stamp(home: str) -> object:
+    """Something that differs when the configuration was changed."""
+    try:
+        found = os.stat(os.path.join(home, "config.toml"))
+    except OSError:
+        return "none"
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class Hold:

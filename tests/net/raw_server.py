@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -47,9 +49,6 @@ class Talk:
 
     def reset(self) -> None:
         """Ends the connection with an RST."""
-        import socket
-        import struct
-
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -145,7 +144,9 @@ async def a_client(resolve: Resolve = system_resolve) -> AsyncIterator[Client]:
         await client.close()
 
 
-async def get(client: Client, url: str, path: str = "", limit: int = 1_000_000) -> tuple[int, bytes]:
+async def get(
+    client: Client, url: str, path: str = "", limit: int = 1_000_000
+) -> tuple[int, bytes]:
     """Asks the server configured as `url` and reads the whole answer."""
     outlet = client.reaching(url, allow_private=False)
     reply = await outlet.request("GET", url + path, {}, timeout=BOUND)

@@ -26,7 +26,8 @@ def plain(model: Any) -> Any:
 
 
 def transport(options: argparse.Namespace) -> Any:
-    headers = dict(header.split(":", 1) for header in options.header)
+    pairs = (header.partition(":") for header in options.header)
+    headers = {name: value.strip() for name, _, value in pairs}
     if options.http:
         return streamablehttp_client(options.http, headers=headers)
     if options.sse:

@@ -38,7 +38,8 @@ class HttpPeer:
     """A peer that listens: `url`, `port`; use it with `with`, or `close` it."""
 
     def __init__(self, program: str, *args: object, timeout: float = 20.0) -> None:
-        self._stderr = tempfile.TemporaryFile()  # a pipe that nobody reads would block the peer
+        # A pipe that nobody reads would block the peer.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self.process = subprocess.Popen(
             command(program, *args), stdout=subprocess.PIPE, stderr=self._stderr
         )

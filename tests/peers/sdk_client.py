@@ -30,7 +30,8 @@ def plain(model: Any) -> Any:
 
 
 async def target(stack: AsyncExitStack, options: argparse.Namespace) -> Any:
-    headers = dict(header.split(":", 1) for header in options.header)
+    pairs = (header.partition(":") for header in options.header)
+    headers = {name: value.strip() for name, _, value in pairs}
     if options.http:
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=60))
         return streamable_http_client(options.http, http_client=http, max_sse_event_size=None)
@@ -100,7 +101,18 @@ async def converse(options: argparse.Namespace) -> dict[str, Any]:
     return seen
 
 
-def main() -> None:
+def conversation(*args: object) -> dict[str, Any]:
+    """What would be printed for these arguments."""
+    options = parse([str(arg) for arg in args])
+    try:
+        return asyncio.run(converse(options))
+    except Exception as error:
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def parse(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--http", metavar="URL")
@@ -114,13 +126,11 @@ def main() -> None:
     parser.add_argument("--meta", metavar="JSON")
     parser.add_argument("--timeout", type=float, default=30.0)
     parser.add_argument("--watch", action="store_true", help="wait for a list_changed at the end")
-    options = parser.parse_args()
-    try:
-        seen = asyncio.run(converse(options))
-    except Exception as error:
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
-        seen = {"failed": f"{type(error).__name__}: {error}"}
+    return parser.parse_args(args)
+
+
+def main() -> None:
+    seen = conversation(*sys.argv[1:])
     json.dump(seen, sys.stdout)
     sys.stdout.write("\n")
     sys.exit("failed" in seen)

@@ -198,7 +198,8 @@ TOOLS["add"]["outputSchema"] = taking(sum="number")
 # --- the server
 
 
-async def on_list(ctx: Context, params: t.PaginatedRequestParams | None) -> dict[str, Any]:
+# The results are plain, so that the SDK's models add nothing; it takes them as well.
+async def on_list(ctx: Context, params: t.PaginatedRequestParams | None) -> Any:
     tools = [TOOLS[name] for name in sorted(TOOLS)]
     size = OPTIONS.page_size or len(tools)
     start = int((params.cursor if params else None) or 0)
@@ -210,7 +211,7 @@ async def on_list(ctx: Context, params: t.PaginatedRequestParams | None) -> dict
     return page
 
 
-async def on_call(ctx: Context, params: t.CallToolRequestParams) -> dict[str, Any]:
+async def on_call(ctx: Context, params: t.CallToolRequestParams) -> Any:
     if params.name not in TOOLS:
         raise MCPError(t.INVALID_PARAMS, f"Unknown tool: {params.name}")
     result = await CODE.get(params.name, named)(ctx, params.arguments or {})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.peers import wire
@@ -17,73 +20,85 @@ from tests.peers.process import (
     wait_for_log,
     wait_until_gone,
 )
+from tests.peers.sdk_client import conversation
+
+ADD = ("--call", "add", "--arguments", '{"a": 1, "b": 2}')
+SUM = {"sum": 3}
+TOGGLE = ("--call", "toggle", "--watch")
 
 # What an SDK client of each mode gets from an SDK server of each era.
-ERAS = {
-    ("auto", "both"): "2026-07-28",
-    ("auto", "legacy"): "2025-11-25",
-    ("auto", "modern"): "2026-07-28",
-    ("legacy", "both"): "2025-11-25",
-    ("legacy", "legacy"): "2025-11-25",
-    ("legacy", "modern"): None,
-    ("2026-07-28", "both"): "2026-07-28",
-    ("2026-07-28", "legacy"): None,
-    ("2026-07-28", "modern"): "2026-07-28",
+ERAS: dict[str, dict[str, str | None]] = {
+    "both": {"auto": "2026-07-28", "legacy": "2025-11-25", "2026-07-28": "2026-07-28"},
+    "legacy": {"auto": "2025-11-25", "legacy": "2025-11-25", "2026-07-28": None},
+    "modern": {"auto": "2026-07-28", "legacy": None, "2026-07-28": "2026-07-28"},
 }
-ADD = ("--call", "add", "--arguments", '{"a": 1, "b": 2}')
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-@pytest.mark.parametrize("era", ["both", "legacy", "modern"])
-def test_sdk_client_and_sdk_server_agree_on_the_newest_era_both_have(
-    transport: str, era: str
+def saw_the_change(got: dict[str, Any]) -> bool:
+    before, after = ({tool["name"] for tool in got[key]} for key in ("tools", "tools_after"))
+    return before ^ after == {"toggled"}
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_sdk_client_and_server_agree_over_http_and_the_server_tells_of_changes_and_cancellation(
+    era: str, tmp_path: Path
 ) -> None:
-    def converse(*where: object) -> None:
-        for mode in ("auto", "legacy", "2026-07-28"):
-            got = run_client("sdk_client", "--mode", mode, *ADD, *where)
-            if ERAS[mode, era] is None:
+    log = tmp_path / "log"
+    slow = ("--call", "slow", "--arguments", '{"seconds": 60}', "--timeout", 0.3)
+    with HttpPeer("sdk_server", "--transport", "http", "--era", era, "--log", log) as peer:
+        spoken = 0
+        for mode, version in ERAS[era].items():
+            got = conversation("--mode", mode, *TOGGLE, "--http", peer.url)
+            if version is None:
                 assert "failed" in got
-            else:
-                assert got["version"] == ERAS[mode, era]
-                assert got["result"]["structuredContent"] == {"sum": 3}
+                continue
+            assert got["version"] == version
+            assert saw_the_change(got)
+            spoken += 1
+            conversation("--mode", mode, *slow, "--header", "X-Who: me", "--http", peer.url)
+            wait_for_log(log, count=spoken, event="cancelled", name="slow")
+        assert wait_for_log(log, method="tools/call")["headers"].get("x-who") is None
+        assert wait_for_log(log, method="tools/call", count=2)["headers"]["x-who"] == "me"
 
-    if transport == "stdio":
-        converse("--stdio", *command("sdk_server", "--era", era))
-    else:
-        with HttpPeer("sdk_server", "--transport", "http", "--era", era) as peer:
-            converse("--http", peer.url)
+
+@pytest.mark.parametrize(
+    ("era", "mode"),
+    [("both", "auto"), ("both", "legacy"), ("legacy", "auto"), ("modern", "auto")],
+)
+def test_sdk_client_and_server_agree_over_stdio_and_the_server_tells_of_changes(
+    era: str, mode: str
+) -> None:
+    line = command("sdk_server", "--era", era)
+    got = conversation("--mode", mode, *TOGGLE, "--stdio", *line)
+    assert got["version"] == ERAS[era][mode]
+    assert saw_the_change(got)
 
 
 def test_sdk_server_over_sse_is_of_the_handshake_era() -> None:
     with HttpPeer("sdk_server", "--transport", "sse") as peer:
-        got = run_client("sdk_client", *ADD, "--sse", peer.url)
-    assert got["version"] == "2025-11-25"
+        got = conversation(*TOGGLE, "--sse", peer.url)
+        assert got["version"] == "2025-11-25"
+        assert saw_the_change(got)
+        assert "failed" in conversation("--mode", "2026-07-28", *ADD, "--sse", peer.url)
+
+
+def test_the_sdk_client_is_a_program_too() -> None:
+    got = run_client("sdk_client", *ADD, "--stdio", *command("sdk_server"))
     assert got["result"]["structuredContent"] == {"sum": 3}
-
-
-@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-@pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
-def test_sdk_server_tells_everyone_that_its_list_has_changed(transport: str, mode: str) -> None:
-    if transport == "sse" and mode != "legacy":
-        pytest.skip("HTTP+SSE is of the handshake era")
-    wanted = ("--mode", mode, "--call", "toggle", "--watch")
-    if transport == "stdio":
-        got = run_client("sdk_client", *wanted, "--stdio", *command("sdk_server"))
-    else:
-        with HttpPeer("sdk_server", "--transport", transport) as peer:
-            got = run_client("sdk_client", *wanted, f"--{transport}", peer.url)
-    assert "toggled" not in [tool["name"] for tool in got["tools"]]
-    assert "toggled" in [tool["name"] for tool in got["tools_after"]]
+    assert "failed" in run_client("sdk_client", "--http", "http://127.0.0.1:1/mcp")
 
 
 @pytest.mark.parametrize("version", [wire.LEGACY, wire.MODERN])
-def test_sdk_server_answers_with_every_kind_of_content(version: str) -> None:
-    with wire.Stdio(command("sdk_server", "--tools", 3)) as peer:
+def test_sdk_server_answers_with_every_kind_of_content_and_records_what_it_saw(
+    version: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with wire.Stdio(command("sdk_server", "--tools", 3, "--log", log)) as peer:
         modern = version == wire.MODERN
         if not modern:
             peer.initialize()
 
-        def call(name: str, meta: object = None, **arguments: object) -> dict:  # type: ignore[type-arg]
+        def call(name: str, meta: object = None, **arguments: object) -> dict[str, Any]:
             params = {"name": name, "arguments": arguments, "_meta": meta or {}}
             answer = peer.request("tools/call", wire.modern_params(params) if modern else params)
             return dict(answer["result"])
@@ -105,6 +120,11 @@ def test_sdk_server_answers_with_every_kind_of_content(version: str) -> None:
         assert both["content"][0]["_meta"] == {"example.com/block": "b"}
         call("progress", meta={"progressToken": "p"}, steps=3)
         assert [n["params"]["progress"] for n in peer.notifications] == [1, 2, 3]
+        slow = {"name": "slow", "arguments": {"seconds": 60}}
+        peer.send(wire.request("s", "tools/call", wire.modern_params(slow) if modern else slow))
+        wait_for_log(log, event="started", name="slow")
+        peer.notify("notifications/cancelled", {"requestId": "s"})
+        wait_for_log(log, event="cancelled", name="slow")
 
 
 def test_sdk_server_pages_its_list_and_can_spoil_it() -> None:
@@ -113,31 +133,13 @@ def test_sdk_server_pages_its_list_and_can_spoil_it() -> None:
         peer.initialize()
         pages, cursor = [], None
         while True:
-            params = {"cursor": cursor} if cursor is not None else {}
-            page = peer.request("tools/list", params)["result"]
+            page = peer.request("tools/list", {"cursor": cursor} if cursor else {})["result"]
             pages.append(page["tools"])
             cursor = page.get("nextCursor")
             if cursor is None:
                 break
     assert [len(page) for page in pages] == [7, 7, 7, 6]
     assert pages[-1][-1]["name"] == 17
-
-
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-def test_sdk_server_records_that_a_call_was_cancelled(
-    transport: str, mode: str, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    slow = ("--call", "slow", "--arguments", '{"seconds": 60}', "--timeout", 0.5, "--mode", mode)
-    if transport == "stdio":
-        run_client("sdk_client", *slow, "--stdio", *command("sdk_server", "--log", log))
-        wait_for_log(log, event="cancelled", name="slow")
-    else:
-        with HttpPeer("sdk_server", "--transport", "http", "--log", log) as peer:
-            run_client("sdk_client", *slow, "--http", peer.url)
-            wait_for_log(log, event="cancelled", name="slow")
-            assert "content-type" in wait_for_log(log, method="tools/call")["headers"]
 
 
 def test_sdk_server_crashes_when_asked_to() -> None:
@@ -157,37 +159,29 @@ def test_sdk_server_forgets_its_sessions_when_told_to_and_when_they_are_idle() -
         assert wire.Session(peer.url).request("ping")["result"] == {}
     with HttpPeer("sdk_server", "--transport", "http", "--session-ttl", 0.1) as peer:
         session = wire.Session(peer.url)
-        assert not wait_until_status(session, 404)
-
-
-def wait_until_status(session: wire.Session, status: int) -> list[int]:
-    """Asks less and less often, for asking keeps a session alive. What is left over is wrong."""
-    import time
-
-    for pause in (0.2, 0.4, 0.8, 1.6, 3.2):
-        time.sleep(pause)
-        if session.post(wire.request(1, "ping")).status == status:
-            return []
-    return [status]
+        for pause in (0.2, 0.4, 0.8, 1.6, 3.2):  # ever longer, for asking keeps a session alive
+            time.sleep(pause)
+            if (answer := session.post(wire.request(1, "ping"))).status != 200:
+                break
+        assert answer.status == 404
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
 def test_the_previous_sdk_speaks_to_itself_and_to_the_current_one(transport: str) -> None:
     if transport == "stdio":
-        for client in ("mcp1_client", "sdk_client"):
-            got = run_client(client, *ADD, "--stdio", *command("mcp1_server"))
-            assert got["result"]["structuredContent"] == {"sum": 3}
-        got = run_client("mcp1_client", *ADD, "--stdio", *command("sdk_server"))
-        assert (got["version"], got["result"]["structuredContent"]) == ("2025-11-25", {"sum": 3})
+        server = ("--stdio", *command("mcp1_server"))
+        assert run_client("mcp1_client", *ADD, *server)["result"]["structuredContent"] == SUM
+        assert conversation(*ADD, *server)["result"]["structuredContent"] == SUM
+        got = run_client("mcp1_client", *TOGGLE, "--stdio", *command("sdk_server"))
+        assert got["version"] == "2025-11-25"
+        assert saw_the_change(got)
         return
     with HttpPeer("mcp1_server", "--transport", transport) as peer:
-        for client in ("mcp1_client", "sdk_client"):
-            got = run_client(client, *ADD, f"--{transport}", peer.url)
-            assert got["result"]["structuredContent"] == {"sum": 3}
+        server = (f"--{transport}", peer.url)
+        assert run_client("mcp1_client", *ADD, *server)["result"]["structuredContent"] == SUM
+        assert conversation(*ADD, *server)["result"]["structuredContent"] == SUM
     with HttpPeer("sdk_server", "--transport", transport) as peer:
-        watch = ("--call", "toggle", "--watch")
-        got = run_client("mcp1_client", *watch, f"--{transport}", peer.url)
-        assert "toggled" in [tool["name"] for tool in got["tools_after"]]
+        assert saw_the_change(run_client("mcp1_client", *TOGGLE, f"--{transport}", peer.url))
 
 
 # --- the rude ones
@@ -321,13 +315,10 @@ def test_each_mode_of_the_rude_http_server_is_as_rude_as_it_says(tmp_path: Path)
             assert session.request("tools/list")["result"]["tools"][0]["name"] == "echo"
             try:
                 answer = session.post(wire.request("c", "tools/call", ECHO), timeout=0.5)
-                text = answer.body if answer.status != 200 else answer.body or b""
-                got: object = (answer.status, text)
             except Exception as error:
-                got = type(error).__name__
-                assert got == wanted, mode
+                assert type(error).__name__ == wanted, mode
                 continue
-            assert isinstance(wanted, tuple), (mode, got)
+            assert isinstance(wanted, tuple), mode
             assert answer.status == wanted[0], mode
             if isinstance(wanted[1], int):
                 assert len(answer.body) == wanted[1], mode
@@ -379,8 +370,6 @@ sys.stdout.buffer.write(sys.stdin.buffer.read())
 
 
 def test_an_entry_for_a_peer_is_toml() -> None:
-    import tomllib
-
     entry = server_entry("a b", "sdk_server", "--tools", 2, env=["X"], timeout_secs=0.5)
     web = server_entry("w", "http", "http://127.0.0.1:1/mcp", transport={"headers": {"X-A": "é"}})
     first, second = tomllib.loads(entry + web)["mcp_servers"]

@@ -313,15 +313,16 @@ def servers_at(document: object, client: Client) -> tuple[tuple[str, ...], dict[
     for keys in (client.newer_keys, client.keys):
         found = document
         for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        if keys and isinstance(found, dict) and not _is_server(found):
+            found = _field(found, key)
+        # OpenCode's older form may hold a server that is called "servers".
+        is_server = keys == client.newer_keys and isinstance(_field(found, "type"), str)
+        if keys and isinstance(found, dict) and not is_server:
             return keys, found
     return client.keys, {}
 
 
-def _is_server(found: dict[str, Any]) -> bool:
-    """OpenCode's older form may hold a server that is called "servers"."""
-    return isinstance(found.get("type"), str) or isinstance(found.get("command"), str | list)
+def _field(value: object, key: str) -> object:
+    return value.get(key) if isinstance(value, dict) else None
 
 
 # --- reading ------------------------------------------------------------------------------------

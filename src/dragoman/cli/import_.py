@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from dragoman.cli.clients import (
 from dragoman.cli.install import Failed, append_toml, toml_value, unknown, write
 from dragoman.config import parse as check_config
 from dragoman.core.errors import ConfigError
+from dragoman.home import Unfit, home_path, prepare
 
 FIRST_LINES = """\
 # The hub's configuration. Every key is explained in docs/configuration.md.
@@ -48,6 +50,11 @@ NOT_HERE = {"workspaceFolder", "workspaceFolderBasename", "workspaceRoot", "path
 
 class Skip(Exception):
     """Why a server is not taken over."""
+
+
+def _clean(text: object) -> str:
+    """Without what a terminal would obey: names and values come out of other people's files."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", str(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +90,9 @@ class Plan:
             "name": self.name,
             "from": self.source,
             "type": self.transport["type"],
-            "where": where,
+            "where": _clean(where),
             "env": self.env,
-            "notes": self.notes,
+            "notes": [_clean(note) for note in self.notes],
         }
 
 
@@ -193,19 +200,19 @@ def _stdio(entry: dict[str, Any], client: Client, plan: Plan) -> None:
     plan.transport["args"] = [_text(arg, client, "an argument") for arg in args]
     if entry.get("cwd"):
         plan.transport["cwd"] = _text(entry["cwd"], client, "its cwd")
-    if re.search(
-        r"(?i)(key|token|secret|passw)[^=]*=.|://[^/\s]*:[^/\s]*@",
-        "\n".join(
-            f"{a}={b}" if a.startswith("--") and "=" not in a else a
-            for a, b in zip(plan.transport["args"], [*plan.transport["args"][1:], ""], strict=True)
-        ),
-    ):
+    if _seem_secret(plan.transport["args"]):
         plan.notes.append("its arguments seem to hold a secret, which config.toml now holds too")
     for name, value in env.items():
         _environment(name, _string(value, f"its variable {name}"), client, plan)
     for name in entry.get("env_vars") or []:  # Codex
-        if isinstance(name, str) and _VARIABLE.fullmatch(name):
+        if isinstance(name, str) and _VARIABLE.fullmatch(name) and name not in plan.env:
             plan.env.append(name)
+
+
+def _seem_secret(args: list[str]) -> bool:
+    """`--api-key=x`, `--api-key x`, `TOKEN=x`, `scheme://user:password@host`."""
+    joined = [f"{a}={b}" if a.startswith("-") else a for a, b in pairwise([*args, ""])]
+    return any(re.search(r"(?i)(key|token|secret|passw)[^=]*=.|://[^/]*:.*@", a) for a in joined)
 
 
 def _environment(name: str, value: str, client: Client, plan: Plan) -> None:
@@ -219,7 +226,10 @@ def _environment(name: str, value: str, client: Client, plan: Plan) -> None:
     if all(kind == "text" for kind, _ in pieces):
         plan.values[name] = _one_line(name, "".join(text for _, text in pieces))
     elif pieces != [("variable", name)]:
-        plan.notes.append(f"set {name} in the env file or the environment: there it is {value}")
+        made = " ".join(
+            text if kind == "other" else f"{kind} {text}" for kind, text in pieces if kind != "text"
+        )
+        plan.notes.append(f"set {name} in the env file: there it is made of {made}")
 
 
 def _one_line(name: str, value: str) -> str:
@@ -233,6 +243,10 @@ def _remote(entry: dict[str, Any], client: Client, plan: Plan) -> None:
     if key is None:
         raise Skip("it has neither a command nor a url")
     url = _text(entry[key], client, "its url")
+    try:
+        urlsplit(url)
+    except ValueError:
+        raise Skip("its url is none") from None
     kind = str(entry.get("type") or entry.get("transport") or "").lower()
     if kind == "sse" or (not kind and _looks_sse(url, key, client)):
         plan.transport = {"type": "sse", "url": url}
@@ -240,8 +254,8 @@ def _remote(entry: dict[str, Any], client: Client, plan: Plan) -> None:
         plan.transport = {"type": "http", "url": url}
     if re.search(r"(?i)[?&][^=]*(key|token|secret)[^=]*=.|://[^/]*@", url):
         plan.notes.append("its url seems to hold a secret, which config.toml now holds too")
-    headers = {**(entry.get("headers") or {}), **(entry.get("http_headers") or {})}
-    for name, variable in (entry.get("env_http_headers") or {}).items():  # Codex
+    headers = {**_object(entry, "headers"), **_object(entry, "http_headers")}
+    for name, variable in _object(entry, "env_http_headers").items():  # Codex
         headers[name] = f"${{{variable}}}"
     if bearer := entry.get("bearer_token_env_var"):
         headers["Authorization"] = f"Bearer ${{{bearer}}}"
@@ -252,6 +266,15 @@ def _remote(entry: dict[str, Any], client: Client, plan: Plan) -> None:
         }
     if _is_private(url):
         plan.transport["allow_private"] = True
+
+
+def _object(entry: Any, key: str) -> dict[str, Any]:
+    value = entry.get(key) if isinstance(entry, dict) else None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Skip(f'its "{key}" is no object')
+    return value
 
 
 def _looks_sse(url: str, key: str, client: Client) -> bool:
@@ -314,8 +337,11 @@ def found_in(client: Client, path: Path, source: str) -> list[Found]:
     servers = dict(servers_at(document, client)[1])
     if client.name == "claude-code" and isinstance(document, dict):
         # `claude mcp add` without a scope puts a server under the folder it was run in.
-        here = (document.get("projects") or {}).get(str(Path.cwd())) or {}
-        servers = {**(here.get("mcpServers") or {}), **servers}
+        try:
+            here = _object(_object(document, "projects"), str(Path.cwd()))
+            servers = {**_object(here, "mcpServers"), **servers}
+        except Skip:
+            pass
     return [Found(name, entry, client, source) for name, entry in servers.items()]
 
 
@@ -345,18 +371,15 @@ def found_in_file(path: Path) -> list[Found]:
 # --- what to do ---------------------------------------------------------------------------------
 
 
-def home_path(given: Path | None) -> Path:
-    return given or Path(os.environ.get("DRAGOMAN_HOME") or "~/.dragoman").expanduser()
-
-
 def _namespace(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
 def read_env(data: bytes | None) -> dict[str, str]:
     """NAME=value lines; everything after the first "=" is the value, as it stands."""
-    lines = (line for line in decode(data or b"")[1].splitlines() if not line.startswith("#"))
-    return {name: value for name, sign, value in (line.partition("=") for line in lines) if sign}
+    lines = (line.removesuffix("\r") for line in decode(data or b"")[1].split("\n"))
+    pairs = (line.partition("=") for line in lines if not line.startswith("#"))
+    return {name: value for name, sign, value in pairs if sign}
 
 
 @dataclass(slots=True)
@@ -396,8 +419,8 @@ class Work:
                 plan = plan_for(server)
                 self._fits(plan, taken, values)
             except Skip as reason:
-                skip = {"name": server.name, "from": server.source, "reason": str(reason)}
-                self.skipped.append(skip)
+                names = {"name": _clean(server.name), "from": server.source}
+                self.skipped.append({**names, "reason": _clean(reason)})
                 continue
             taken[_namespace(plan.name)] = plan.source
             values |= plan.values
@@ -418,20 +441,24 @@ class Work:
         """The env file first: a server without its secret would fail, a secret alone is idle."""
         if not self.plans:
             return None
-        if not self.home.exists():
-            self.home.mkdir(parents=True, mode=0o700)
-        self._write_env()
+        prepare(str(self.home))
         mark, text = decode(self.config if self.config is not None else FIRST_LINES.encode())
         new = text
         for plan in self.plans:
             new = append_toml(new, plan.block())
-        before, after = parse_toml(text), parse_toml(new)
-        blocks = parse_toml("\n".join(plan.block() for plan in self.plans))
-        before["mcp_servers"] = [*before.get("mcp_servers", []), *blocks["mcp_servers"]]
-        if repr(after) != repr({key: before[key] for key in after}) or len(after) != len(before):
-            raise Unreadable(
-                f'"{self.config_path}" has mcp_servers in a form that cannot be added to'
+        old = parse_toml(text)
+        blocks = parse_toml("\n".join(plan.block() for plan in self.plans))["mcp_servers"]
+        try:
+            expected = old | {"mcp_servers": [*old.get("mcp_servers", []), *blocks]}
+            same = repr(parse_toml(new)) == repr(expected)
+        except Unreadable:
+            same = False
+        if not same:
+            raise Failed(
+                f'"{self.config_path}" lists mcp_servers in a form that cannot be added to; '
+                "nothing was changed. Write each as a [[mcp_servers]] table, or see --print."
             )
+        self._write_env()
         return write(self.config_path, (mark + new).encode(), self.config)
 
     def _write_env(self) -> None:
@@ -442,9 +469,9 @@ class Work:
         old = self.env or b""
         gap = b"" if not old or old.endswith(b"\n") else b"\n"
         lines = "".join(f"{name}={value}\n" for name, value in fresh.items())
+        if self.env is not None and os.name == "posix":
+            os.chmod(self.env_path, 0o600)
         write(self.env_path, old + gap + lines.encode(), self.env, backup=False)
-        if os.name == "posix":
-            os.chmod(os.path.realpath(self.env_path), 0o600)
 
 
 def _collect(source: str | None, work: Work) -> list[Found]:
@@ -473,68 +500,61 @@ def _only(found: list[Found], only: str) -> list[Found]:
     missing = wanted.keys() - {_namespace(server.name) for server in chosen}
     if missing or not wanted:
         names = ", ".join(dict.fromkeys(server.name for server in found)) or "none"
-        raise Failed(
-            f"--only: no server is called {', '.join(wanted[m] for m in missing)}; found: {names}"
-        )
+        what = ", ".join(wanted[name] for name in missing) or "(nothing)"
+        raise Failed(f"--only {what}: no such server; found: {names}")
     return chosen
 
 
-def _report(work: Work, done: bool, backup: Path | None, as_json: bool) -> None:
-    after = "dragoman servers" if done and work.plans else None
-    if as_json:
-        brief = [plan.brief() for plan in work.plans]
-        answer = {
-            "added": brief if done else [],
-            "found": brief,
-            "skipped": work.skipped,
-            "problems": work.problems,
-            "config": str(work.config_path),
-            "env_file": str(work.env_path),
-            "backup": str(backup) if backup else None,
-            "next": after,
-        }
-        click.echo(json.dumps(answer, indent=2))
-        return
+def _answer(work: Work, done: bool, backup: Path | None) -> dict[str, Any]:
+    brief = [plan.brief() for plan in work.plans]
+    after = "dragoman servers" if done else "dragoman import --all"
+    return {
+        "added": brief if done else [],
+        "found": brief,
+        "skipped": work.skipped,
+        "problems": work.problems,
+        "config": str(work.config_path),
+        "env_file": str(work.env_path),
+        "backup": str(backup) if backup else None,
+        "next": after if work.plans else None,
+    }
+
+
+def _show(work: Work, mark: str = "") -> None:
     for problem in work.problems:
-        click.echo(f"Not read: {problem}")
+        click.echo(f"{mark}Not read: {problem}")
     for skip in work.skipped:
-        click.echo(f'Skipped "{skip["name"]}" from {skip["from"]}: {skip["reason"]}.')
-    if not work.plans:
-        click.echo("Nothing new to import; nothing was changed.")
-        return
-    if done:
-        kept = f" (backup: {backup.name})" if backup else ""
-        names = ", ".join(plan.name for plan in work.plans)
-        click.echo(f"Added {len(work.plans)} to {work.config_path}{kept}: {names}.")
-        if any(plan.values for plan in work.plans):
-            click.echo(f"Their secrets are in {work.env_path}, which only you can read.")
-        click.echo("See how they do with: dragoman servers")
-
-
-def _show(work: Work) -> None:
-    for plan in work.plans:
+        click.echo(f'{mark}Skipped "{skip["name"]}" from {skip["from"]}: {skip["reason"]}.')
+    for plan in [] if mark else work.plans:
         brief = plan.brief()
         click.echo(f"{brief['name']:<24} {brief['type']:<6} {brief['where']}  from {plan.source}")
-        for note in plan.notes:
+        for note in brief["notes"]:
             click.echo(f"  note: {note}")
 
 
+def _summary(work: Work, backup: Path | None) -> None:
+    kept = f" (backup: {backup.name})" if backup else ""
+    names = ", ".join(plan.name for plan in work.plans)
+    click.echo(f"Added {len(work.plans)} to {work.config_path}{kept}: {names}.")
+    if any(plan.values for plan in work.plans):
+        click.echo(f"Their secrets are in {work.env_path}, which only you can read.")
+    click.echo("See how they do with: dragoman servers")
+
+
 def _printed(work: Work) -> None:
+    _show(work, "# ")
     click.echo(f"# To be added to {work.config_path}:")
     for plan in work.plans:
-        click.echo("\n" + "".join(f"# {note}\n" for note in plan.notes) + plan.block(), nl=False)
+        notes = "".join(f"# {note}\n" for note in plan.brief()["notes"])
+        click.echo(f"\n{notes}{plan.block()}", nl=False)
     names = dict.fromkeys(name for plan in work.plans for name in plan.values)
     if names:
         click.echo(f"\n# Values to be added to {work.env_path}: {', '.join(names)}")
 
 
-def _sure(explicit: bool, as_json: bool, work: Work) -> bool:
-    if explicit or not work.plans:
-        return True
-    if not as_json and sys.stdin.isatty() and sys.stdout.isatty():
+def _sure(work: Work) -> bool:
+    if sys.stdin.isatty() and sys.stdout.isatty():
         return click.confirm(f"Add these to {work.config_path}?", default=True)
-    if not as_json:
-        click.echo("Nothing was changed; run it again with --all to add these.")
     return False
 
 
@@ -571,21 +591,29 @@ def import_command(
 
     Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage.
     """
-    work = Work(home_path(home))
     try:
+        work = Work(Path(home_path(str(home) if home else None)))
         found = _collect(source, work)
         work.decide(_only(found, only) if only is not None else found)
         if not as_json and not printed:
             _show(work)
         explicit = everything or source is not None or only is not None
-        done = not printed and _sure(explicit, as_json, work)
+        done = not printed and bool(work.plans) and (explicit or (not as_json and _sure(work)))
         backup = work.write() if done else None
-    except (click.ClickException, Unreadable, OSError) as error:
-        failure = error if isinstance(error, click.ClickException) else Failed(f"{error}.")
+    except (click.ClickException, Unreadable, Unfit, OSError) as error:
+        message = str(error).rstrip(".") + "."
+        failure = error if isinstance(error, click.ClickException) else Failed(message)
         if not as_json:
             raise failure from None
         click.echo(json.dumps({"error": failure.message}))
         ctx.exit(failure.exit_code)
-    if printed and not as_json:
+    if as_json:
+        click.echo(json.dumps(_answer(work, done, backup), indent=2))
+    elif printed:
         _printed(work)
-    _report(work, done, backup, as_json)
+    elif done:
+        _summary(work, backup)
+    elif work.plans:
+        click.echo("Nothing was changed; to add these, run it again with --all.")
+    else:
+        click.echo("Nothing new to import; nothing was changed.")

@@ -91,10 +91,8 @@ def _insert(text: str, root: Node, into: Node, key: str, value: Any) -> str:
         member = json.dumps({key: value}, ensure_ascii=False)[1:-1]
         if not into.members:
             return text[: into.start + 1] + member + text[into.start + 1 :]
-        last = into.members[-1]
-        if last.comma is not None:
-            return f"{text[: last.comma + 1]} {member},{text[last.comma + 1 :]}"
-        return f"{text[: last.node.end]}, {member}{text[last.node.end :]}"
+        end = into.members[-1].node.end
+        return f"{text[:end]}, {member}{text[end:]}"
     if into.members:
         last = into.members[-1]
         indent = _indent(text, into.members[0].start)
@@ -110,13 +108,9 @@ def _insert(text: str, root: Node, into: Node, key: str, value: Any) -> str:
     indent = base + unit
     inside = text[into.start + 1 : into.end - 1]
     after = into.start + 1 + len(inside.rstrip(" \t\r\n"))
-    rest = (
-        text[after:]
-        if _broken(text[after : into.end - 1])
-        else newline + base + text[into.end - 1 :]
-    )
+    close = "" if _broken(text[after : into.end - 1]) else newline + base
     member = f"{json.dumps(key)}: {_render(value, indent, unit, newline)}"
-    return f"{text[:after]}{newline}{indent}{member}{rest}"
+    return f"{text[:after]}{newline}{indent}{member}{close}{text[after:]}"
 
 
 def _is_inline(text: str, node: Node) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from dragoman.core.errors import AmbiguousName, ConfigError, NotFound
-from dragoman.core.tool import Tool, tool_nowhere
+from dragoman.core.errors import AmbiguousName, ConfigError
+from dragoman.core.tool import Tool, tool_nowhere, unknown
 
 
 class Catalog:
@@ -58,7 +58,7 @@ class Catalog:
             return tool
         sharers = self._by_alias.get(name)
         if sharers is None:
-            return tool_nowhere(name, NotFound(f'there is no tool "{name}"'))
+            return unknown(name)
         if len(sharers) == 1:
             return sharers[0]
         full = ", ".join(f'"{tool.name}"' for tool in sorted(sharers, key=lambda tool: tool.name))

@@ -28,6 +28,7 @@ class PostVerb(Event):
     outcome: str
     duration_ms: float
     result: Result | None
+    error: HubError | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, WorkFailed
 from dragoman.core.pipeline import Stage, compose
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Tool
+from dragoman.core.tool import Nowhere, Tool, unknown
 from dragoman.core.trace import Trace, new_trace
+from dragoman.core.view import EVERYTHING, View
 
 
 async def _run(call: Call) -> Result:
@@ -38,6 +39,7 @@ class Hub:
         arguments: Mapping[str, Any],
         *,
         door: str,
+        view: View,
         trace: Trace | None = None,
         extra: Mapping[str, Any] = NOTHING,
         updates: Updates = discard,
@@ -46,7 +48,7 @@ class Hub:
         trace = trace or new_trace()
         call = Call(
             caller=caller,
-            tool=self.catalog.find(name),
+            tool=self._find(name, view),
             asked_as=name,
             arguments=arguments,
             trace=trace,
@@ -60,6 +62,14 @@ class Hub:
             error.trace = trace.id
             raise
 
-    def tools(self, caller: Principal) -> Sequence[Tool]:
-        """What `caller` may see, in the order of the names."""
-        return self.catalog.tools()
+    def tools(self, caller: Principal, view: View) -> Sequence[Tool]:
+        """What `caller` may see of `view`, in the order of the names."""
+        if view is EVERYTHING:
+            return self.catalog.tools()
+        return [tool for tool in self.catalog.tools() if view.includes(tool)]
+
+    def _find(self, name: str, view: View) -> Tool:
+        tool = self.catalog.find(name)
+        if view is EVERYTHING or isinstance(tool.target, Nowhere) or view.includes(tool):
+            return tool
+        return unknown(name)

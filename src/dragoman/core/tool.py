@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from dragoman.core.call import Call, Result
-from dragoman.core.errors import HubError
+from dragoman.core.errors import HubError, NotFound
 
 Validator = Callable[[Mapping[str, Any]], str | None]
 """Arguments in, the first thing wrong with them out, in words; None when they fit."""
@@ -55,6 +55,10 @@ class Nowhere:
 
     async def run(self, call: Call) -> NoReturn:
         raise self.error
+
+
+def unknown(asked_as: str) -> Tool:
+    return tool_nowhere(asked_as, NotFound(f'there is no tool "{asked_as[:200]}"'))
 
 
 def tool_nowhere(asked_as: str, error: HubError) -> Tool:

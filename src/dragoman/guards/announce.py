@@ -32,15 +32,15 @@ class Announce:
             await self._before(call)
             result = await next(call)
         except HubError as error:
-            self._after(call, begun, None)
+            self._after(call, begun, None, error)
             self.bus.emit(VerbError(call, error))
             raise
         except BaseException:
-            self._after(call, begun, None)
+            self._after(call, begun, None, None)
             raise
         finally:
             self.under_way -= 1
-        self._after(call, begun, result)
+        self._after(call, begun, result, None)
         return result
 
     async def _before(self, call: Call) -> None:
@@ -49,8 +49,10 @@ class Announce:
             self.bus.emit(event)
             await self.bus.ask(event)
 
-    def _after(self, call: Call, begun: float, result: Result | None) -> None:
+    def _after(
+        self, call: Call, begun: float, result: Result | None, error: HubError | None
+    ) -> None:
         if self.bus.heard(PostVerb):
             outcome = "completed" if result is not None and not result.failed else "failed"
             duration = (perf_counter() - begun) * 1000
-            self.bus.emit(PostVerb(call, outcome, duration, result))
+            self.bus.emit(PostVerb(call, outcome, duration, result, error))

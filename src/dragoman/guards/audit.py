@@ -1,7 +1,7 @@
 """One record of every call: what is about to be done before it is done, what came of it after.
 
-Outermost, so that refused and unknown calls are recorded too. If the intent cannot be stored the call
-is refused. What the arguments say is never stored, only their hash and size.
+Outermost, so that refused and unknown calls are recorded too. If the intent cannot be stored the
+call is refused. What the arguments say is never stored, only their hash and size.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator
-from os.path import commonprefix
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -121,7 +120,7 @@ def _message_without_values(message: str, arguments: Any) -> str:
     """Validators and far sides repeat what they were given; the audit must not."""
     if len(message) > MAX_SEARCHED:
         return f"(not kept: a message of {len(message)} characters)"
-    values = set()
+    values: set[str | int | float] = set()
     for value in _values(arguments):
         if len(values) >= MAX_VALUES:
             return "(not kept: too many arguments to look for in it)"
@@ -138,7 +137,7 @@ def _values(value: Any) -> Iterator[str | int | float]:
     left = [value]
     while left:
         value = left.pop()
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             left += value.values()
         elif isinstance(value, list | tuple):
             left += value
@@ -164,5 +163,7 @@ def _without(message: str, form: str) -> str:
     rest = message
     while (at := rest.find(form[:TELLING])) >= 0:
         pieces.append(rest[:at])
-        rest = rest[at + len(commonprefix([rest[at : at + len(form)], form])) :]
+        rest = rest[at:]
+        same = (n for n, (one, other) in enumerate(zip(rest, form, strict=False)) if one != other)
+        rest = rest[next(same, min(len(rest), len(form))) :]
     return "…".join([*pieces, rest])

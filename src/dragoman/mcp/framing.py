@@ -1,4 +1,4 @@
-"""Stdio bytes to messages and back; no I/O, no JSON but a look at a prefix.
+"""Stdio bytes to messages and back, and the ids in them; no I/O.
 
 Two framings, recognised message by message: newline-delimited, which is MCP's own, and
 `Content-Length` headers, which some clients took from LSP. Time is linear in the bytes and memory
@@ -14,9 +14,10 @@ import re
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Literal, TypeAlias
+    from typing import Any, Literal, TypeAlias
 
     Framing: TypeAlias = Literal["line", "length"]
+    Id: TypeAlias = str | int
     Piece: TypeAlias = "Frame | TooLarge | Malformed | Hopeless"
 
 LINE: Framing = "line"
@@ -292,15 +293,17 @@ class Deframer:
         return len(buf)
 
 
+# --- ids ---------------------------------------------------------------------------------------
+
 _TOKEN = re.compile(rb'[\s,:]*("(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+(?=[\s{}\[\],:"]))')
 
 
-def peek(prefix: bytes) -> tuple[str | int | None, bool]:
+def peek(prefix: bytes) -> tuple[Id | None, bool]:
     """The id of the message that begins so, where it can be found, and whether it is an answer.
 
     Only a member of the outermost object is its id: arguments may well have members of that name.
     """
-    found: str | int | None = None
+    found: Id | None = None
     answer = False
     depth = at = 0
     key = b""
@@ -324,9 +327,71 @@ def peek(prefix: bytes) -> tuple[str | int | None, bool]:
     return found, answer
 
 
-def _id_from(token: bytes) -> str | int | None:
+def _id_from(token: bytes) -> Id | None:
     try:
-        value = json.loads(token)
+        return _usable(json.loads(token))
     except ValueError:
         return None
+
+
+def _usable(value: object) -> Id | None:
     return value if isinstance(value, str) or type(value) is int else None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_no_constant).decode
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+
+
+class Message:
+    """A client's message as one line, and whom it asks or answers; a batch has no `method`."""
+
+    __slots__ = ("answers", "framing", "line", "method", "params", "requests")
+
+    def __init__(self, payload: bytes, framing: Framing) -> None:
+        """Raises ValueError or RecursionError where the payload is not JSON."""
+        value: Any = _decode(payload.decode())
+        self.line = payload.translate(_ONE_LINE) + b"\n"  # JSON has line ends between tokens only
+        self.framing = framing
+        self.method: str | None = None
+        self.params: dict[str, Any] = {}
+        self.requests: list[tuple[Id, str]] = []
+        self.answers: list[Id] = []
+        for item in value if isinstance(value, list) else [value]:  # 2025-03-26 has batches
+            name = item.get("method") if isinstance(item, dict) else None
+            id_ = _usable(item.get("id")) if isinstance(item, dict) else None
+            if id_ is not None and isinstance(name, str):
+                self.requests.append((id_, name))
+            elif id_ is not None:
+                self.answers.append(id_)
+            if item is value and isinstance(name, str):
+                self.method = name
+                self.params = params if isinstance(params := value.get("params"), dict) else {}
+
+
+# How the hub begins what it writes; anything else is decoded to be understood.
+_HEAD = re.compile(
+    rb'\{"jsonrpc":"2\.0",(?:"id":(?:(-?\d{1,18})|"([^"\\]*)"),"(?:(result|error)|method)"|"method")'
+)
+
+
+def ids_in(payload: bytes) -> tuple[list[Id], list[Id]]:
+    """The ids that a message answers, and those it asks by; a large one is not decoded for that."""
+    head = _HEAD.match(payload)
+    if head is not None:
+        number, text, outcome = head.groups()
+        if number is None and text is None:
+            return [], []
+        id_ = text.decode() if number is None else int(number)
+        return ([id_], []) if outcome else ([], [id_])
+    answered: list[Id] = []
+    asked: list[Id] = []
+    value = json.loads(payload)
+    for item in value if isinstance(value, list) else [value]:
+        found = _usable(item.get("id")) if isinstance(item, dict) else None
+        if found is not None:
+            (asked if "method" in item else answered).append(found)
+    return answered, asked

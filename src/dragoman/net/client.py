@@ -160,9 +160,8 @@ class Outlet:
         try:
             url = parse(text)
         except BadUrl as problem:
-            raise Unreachable(
-                f'will not connect to "{text[:200]}": {problem}', sent=False
-            ) from None
+            shown = presentable(text)
+            raise Unreachable(f'will not connect to "{shown}": {problem}', sent=False) from None
         if len(self._routes) >= ROUTES:
             self._routes.clear()
         route = self._routes[method, text] = self._route(method, url)

@@ -1,8 +1,8 @@
-"""The audit in SQLite: what is about to be done is stored before it is done, and what came of it after.
+"""The audit in SQLite: what is about to be done is stored before it is done, what came of it after.
 
-All on the event loop's thread: everything that is appended in one turn of the loop goes in one commit
-of a few microseconds, and no thread is woken for a call. Knows nothing of what entries say, except
-that one may be given up before it was stored.
+All on the event loop's thread: everything that is appended in one turn of the loop goes in one
+commit of some microseconds, and no thread is woken for a call. Knows nothing of what entries say,
+except what to write for a call that ended before its intent was stored.
 """
 
 from __future__ import annotations
@@ -48,13 +48,18 @@ PAUSE_SECONDS = 0.25
 BUSY_MILLISECONDS = 100
 LOOK_SECONDS = 1.0
 PRUNE_BATCH = 500
-CHECKPOINT_PAGES = 1000
+CHECKPOINT_PAGES = 4000
 BACKSTOP_PAGES = 16_000
 
 LEFT = b'{"outcome":"cancelled","duration_ms":0}'
 REFUSED = b'{"outcome":"refused","error":"Full","duration_ms":0}'
 
 INSERT = "INSERT INTO entries (seq, kind, of, at, body, mac) VALUES (?, ?, ?, ?, ?, ?)"
+MORE = ", (?, ?, ?, ?, ?, ?)"
+FEW = 8
+
+Row = tuple[int, str, int | None, float, bytes, bytes]
+"""seq, kind, of, at, body, mac"""
 
 
 class Pending(NamedTuple):
@@ -226,9 +231,7 @@ class SqliteAudit:
         try:
             self._check_place()
             rows, tip = self._rows(group)
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(INSERT, rows)
-            self._db.execute("COMMIT")
+            self._insert(rows)
         except (sqlite3.Error, OSError) as error:
             self._fail(group, error)
             return False
@@ -251,9 +254,19 @@ class SqliteAudit:
             self._checkpoint()
         return True
 
-    def _rows(self, group: list[Pending]) -> tuple[list[tuple[Any, ...]], Tip]:
+    def _insert(self, rows: list[Row]) -> None:
+        if len(rows) <= FEW:  # one statement is a transaction by itself, and saves two
+            self._db.execute(
+                INSERT + MORE * (len(rows) - 1), [field for row in rows for field in row]
+            )
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany(INSERT, rows)
+        self._db.execute("COMMIT")
+
+    def _rows(self, group: list[Pending]) -> tuple[list[Row], Tip]:
         seq, mac = self._tip
-        rows: list[tuple[Any, ...]] = []
+        rows: list[Row] = []
         left = []
         seal = self._seal.entry
         for kind, of, at, body, waiter in group:
@@ -290,8 +303,8 @@ class SqliteAudit:
             except RuntimeError:  # no loop runs: at the start, or at the very end
                 pass
 
-    def _stored_in_vain(self, rows: list[tuple[Any, ...]], group: list[Pending]) -> list[Pending]:
-        """The intents of a group that is stored while its head is not, and that they were refused."""
+    def _stored_in_vain(self, rows: list[Row], group: list[Pending]) -> list[Pending]:
+        """A group is stored but its head is not: its intents, and that each was refused."""
         again = []
         for row, entry in zip(rows, group, strict=False):
             if entry.waiter is not None and not entry.waiter.done():

@@ -1,8 +1,8 @@
 """How the audit's entries are sealed, so that no change to what was written goes unseen.
 
 Each entry's MAC covers the MAC before it and every field. Where the chain ends is kept outside the
-database, in the head; where it begins, once a prefix was pruned, in the anchor; both are sealed with
-the same key. Whoever holds the key can forge it all, and whoever puts back an old copy of the
+database, in the head; where it begins, once a prefix was pruned, in the anchor; both are sealed
+with the same key. Whoever holds the key can forge it all, and whoever puts back an old copy of the
 database and of the head together cannot be told from time standing still: keep copies elsewhere.
 """
 
@@ -34,7 +34,6 @@ MIGRATIONS = (
         body BLOB NOT NULL,
         mac BLOB NOT NULL
     );
-    CREATE INDEX outcomes ON entries (of) WHERE of IS NOT NULL;
     CREATE TABLE anchor (
         id INTEGER PRIMARY KEY CHECK (id = 1),
         seq INTEGER NOT NULL,
@@ -136,7 +135,7 @@ def read_key(home: Path) -> bytes | None:
     if len(key) != 32:
         raise ConfigError(
             f'"{path}" is damaged: {len(key)} bytes where 32 belong; restore it from a backup, '
-            "or remove it, and the audit goes on with a new key and records that the old one is gone"
+            "or remove it: the audit then goes on with a new key, and records that"
         )
     return key
 

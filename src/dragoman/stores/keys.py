@@ -98,13 +98,13 @@ class KeyStore:
                 f"{name!r} cannot name a key: use up to 64 letters, digits, dots, hyphens and "
                 "underscores, beginning with a letter or a digit"
             )
+        if isinstance(scopes, str) or len(scopes) > MAX_SCOPES:
+            raise InvalidInput(f'the scopes of key "{name}" must be a list of at most {MAX_SCOPES}')
         for what, text in (("owner", owner), ("org", org), *(("scope", each) for each in scopes)):
             if not _TEXT.fullmatch(text):
                 raise InvalidInput(
                     f"{text!r} cannot be the {what} of a key: use 1 to 200 characters"
                 )
-        if isinstance(scopes, str) or len(scopes) > MAX_SCOPES:
-            raise InvalidInput(f'the scopes of key "{name}" must be a list of at most {MAX_SCOPES}')
         if expires_at is not None and not now < expires_at < float("inf"):
             raise InvalidInput(f'key "{name}" would have expired already; choose a later time')
         id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))

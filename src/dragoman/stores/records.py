@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import NotFound
-from dragoman.stores.chain import BREAK, DATABASE, HEAD, START
+from dragoman.stores.chain import BREAK, DATABASE, HEAD, INTENT, OUTCOME, START
 from dragoman.stores.sqlite import open_to_read
 
 RUNNING = "running"
@@ -104,21 +103,27 @@ class AuditReader:
         alive = _is_written(self._home)
         row = self._db.execute("SELECT max(seq) FROM entries WHERE kind = ?", (START,)).fetchone()
         started = row[0] or 0
+        limit = before if before is not None else 1 << 62
         rows = self._db.execute(
-            "SELECT i.seq, i.kind, i.at, i.body, o.seq, o.body "
-            "FROM entries i LEFT JOIN entries o ON o.of = i.seq "
-            "WHERE i.kind IN ('intent', 'break') AND i.seq < ? ORDER BY i.seq DESC",
-            (before if before is not None else 1 << 62,),
+            "SELECT seq, kind, of, at, body FROM entries WHERE seq < ? OR of < ? ORDER BY seq DESC",
+            (limit, limit),
         )
-        for seq, kind, at, body, last, conclusion in rows:
-            if kind == BREAK:
+        # An outcome stands after its intent, so going down it comes first: only those of calls
+        # that ran at one time are held here, and the writer keeps no index for it.
+        ends: dict[int, tuple[int, bytes]] = {}
+        for seq, kind, of, at, body in rows:
+            if kind == OUTCOME:
+                ends[of] = (seq, body)
+            elif kind == BREAK:
                 yield self._break(seq, at, body)
-            elif last is None:
-                state = RUNNING if alive and seq > started else UNKNOWN
-                yield Record(seq, seq, at, self._decode(body), state, {})
-            else:
-                end = self._decode(conclusion)
-                yield Record(seq, last, at, self._decode(body), _outcome(end), end)
+            elif kind == INTENT:
+                last, conclusion = ends.pop(seq, (seq, b""))
+                if conclusion:
+                    end = self._decode(conclusion)
+                    yield Record(seq, last, at, self._decode(body), _outcome(end), end)
+                else:
+                    state = RUNNING if alive and seq > started else UNKNOWN
+                    yield Record(seq, seq, at, self._decode(body), state, {})
 
     def _break(self, seq: int, at: float, body: bytes) -> Record:
         return Record(seq, seq, at, {}, BREAK, self._decode(body))

@@ -83,8 +83,8 @@ def _check_version(db: sqlite3.Connection, path: Path, known: int) -> int:
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > known:
         raise ConfigError(
-            f'"{path}" was written by a newer dragoman (version {version}, this one knows {known}); '
-            "nothing was changed: install the newer dragoman, or use another home"
+            f'"{path}" was written by a newer dragoman: its version is {version}, this one knows '
+            f"{known}; nothing was changed: install the newer dragoman, or use another home"
         )
     return version
 

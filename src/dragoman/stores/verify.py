@@ -52,7 +52,7 @@ def silent(done: int, total: int) -> None:
 
 
 def verify(home: Path, progress: Progress = silent) -> Verdict:
-    """Walks the chain from where it begins to its head, in constant memory. A hub may be running."""
+    """Walks the chain from its beginning to its head, in constant memory. A hub may be running."""
     proved = Proved()
     problem: str | None = None
     at: int | None = None

@@ -1,0 +1,419 @@
+"""From a home and its configuration to a running hub. The only module that imports everyone.
+
+Read it to see what the product is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ipaddress
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman import __version__, guards, home
+from dragoman.config import Config, load
+from dragoman.core.bus import Bus
+from dragoman.core.calllog import CallLog
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.view import View
+from dragoman.guards.validate import compile_schema
+from dragoman.mcp.config import ServerEntry
+from dragoman.mcp.connect import Connector
+from dragoman.mcp.http import HttpFace
+from dragoman.mcp.server import Face
+from dragoman.mcp.servers import Servers
+from dragoman.mcp.spawn import kill_marked
+from dragoman.mcp.stdio import Connection
+from dragoman.mcp.upstream import Upstream
+from dragoman.net.client import Client
+from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.keys import KeyStore
+from dragoman.web.api import Api
+from dragoman.web.app import App, OwnerApp
+from dragoman.web.auth import Authenticator, Names
+from dragoman.web.listener import Listener
+from dragoman.web.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.5
+"""How often the configuration file is looked at."""
+PRUNE_SECONDS = 3600
+DRAIN_SECONDS = 5.0
+STOP_SECONDS = 4.0
+
+
+class Instance:
+    """One hub on one home. Made inside a running loop, with the home held."""
+
+    def __init__(self, place: Path, config: Config, mode: str) -> None:
+        self.place = place
+        self.config = config
+        self.mode = mode
+        self.config_problem: str | None = None
+        self.draining = False
+        self.url: str | None = None
+        self._begun = time.time()
+        self._lookup = _lookup(place)
+
+        self.audit = SqliteAudit(place, durable=config.audit.durable)
+        self.keys = KeyStore(place)
+        self.bus = Bus()
+        self.catalog = Catalog()
+        self.hub = Hub(self.catalog, self.bus, guards.standard(self.audit, self.bus, config.limits))
+        self.metrics_ = Metrics(self.bus)
+        self.calls = CallLog(self.bus, sys.stderr.write)
+
+        self.net = Client()
+        mark = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+        kill_marked(mark)  # what a hub that was killed has left behind
+        self._connector = Connector(
+            place,
+            mark,
+            self._lookup,
+            lambda url, private: self.net.reaching(url, allow_private=private),
+        )
+        self.servers = Servers(self._upstream, self.catalog)
+
+        self.face = Face(self.hub)
+        self.http_face = HttpFace(self.face, _key(place))
+        self._stdio: set[Connection] = set()
+        self._stdio_view = View(tuple(config.mcp.stdio_expose))
+        self._listeners: list[Listener] = []
+        self._mcp_server: asyncio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _upstream(self, entry: ServerEntry) -> Upstream:
+        return Upstream(entry, self._connector, self.catalog, self.bus, compile_schema)
+
+    # --- from start to end ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        http_path, mcp_path = home.socket_paths(str(self.place))
+        api = Api(self.hub, self)
+        mounts = {"/mcp": self.http_face}
+        if self.mode == "daemon":
+            await self._listen_tcp(api, mounts)
+        self._listeners.append(Listener(OwnerApp(OWNER, mounts, api), _unix_socket(http_path)))
+        for listener in self._listeners:
+            await listener.start()
+        loop = asyncio.get_running_loop()
+        self._mcp_server = await loop.create_unix_server(
+            self._connection, sock=_unix_socket(mcp_path), backlog=512
+        )
+        await self.servers.apply(self.config.mcp_servers)
+        home.write_daemon(
+            str(self.place),
+            home.Daemon(
+                pid=os.getpid(),
+                url=self.url,
+                socket=http_path,
+                mcp_socket=mcp_path,
+                version=__version__,
+                started_at=home.now(),
+                mode=self.mode,
+            ),
+        )
+        self._tasks = [loop.create_task(self._watch()), loop.create_task(self._prune())]
+
+    def _connection(self) -> Connection:
+        return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio)
+
+    async def _listen_tcp(self, api: Api, mounts: Mapping[str, Any]) -> None:
+        settings = self.config.server
+        auth = Authenticator(self.config.api_key, self._find_key, self.keys.any)
+        if not auth.required and not _is_loopback(settings.host):
+            raise ConfigError(
+                f'[server] host = "{settings.host}" can be reached from outside, which needs a '
+                "key: set api_key, or run: dragoman keys create NAME"
+            )
+        sock = _tcp_socket(settings.host, settings.port)
+        port = sock.getsockname()[1]
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.url = f"http://{shown}:{port}"
+        names = Names(
+            settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
+        )
+        self._listeners.append(Listener(App(auth, names, mounts, api), sock))
+
+    def _find_key(self, key: str) -> Principal | None:
+        record = self.keys.find(key)
+        return Principal("key", record.name, record.org) if record else None
+
+    async def stop(self) -> None:
+        """Lets what is under way finish, then ends it; in all well under ten seconds."""
+        self.draining = True
+        for task in self._tasks:
+            task.cancel()
+        if self._mcp_server is not None:
+            self._mcp_server.close()
+        for listener in self._listeners:
+            listener.stop_accepting()
+        self.http_face.close()
+        drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
+        drains += [_within(DRAIN_SECONDS, connection.drain()) for connection in self._stdio]
+        await asyncio.gather(*drains, return_exceptions=True)
+        await _within(STOP_SECONDS, self.servers.stop())
+        await _within(1, self.net.close())
+        self.calls.flush()
+        home.forget_daemon(str(self.place))
+        for path in home.socket_paths(str(self.place)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self.audit.close()
+        self.keys.close()
+
+    # --- the configuration, live -----------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        file = self.place / "config.toml"
+        seen = _stamp(file), _stamp(self.place / "env")
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = _stamp(file), _stamp(self.place / "env")
+            if now == seen:
+                continue
+            seen = now
+            try:
+                config = load(file)
+            except ConfigError as error:
+                self.config_problem = str(error)
+                log.error("the new configuration is not used: %s", error)
+                continue
+            self.config_problem = None
+            await self._apply(config)
+
+    async def _apply(self, config: Config) -> None:
+        self._lookup.clear()
+        self._lookup.update(_lookup(self.place))
+        old, self.config = self.config, config
+        self._stdio_view = View(tuple(config.mcp.stdio_expose))
+        for part in ("api_key", "server", "limits", "audit"):
+            if getattr(old, part) != getattr(config, part):
+                log.warning('"%s" has changed; that is used from the next start on', part)
+        await self.servers.apply(config.mcp_servers)
+        log.info("the configuration was read again: %d servers", len(config.mcp_servers))
+
+    async def _prune(self) -> None:
+        while True:
+            settings = self.config.audit
+            try:
+                await self.audit.prune(settings.keep_days * 86_400, settings.max_entries)
+            except HubError as error:
+                log.warning("old records could not be deleted: %s", error)
+            await asyncio.sleep(PRUNE_SECONDS)
+
+    # --- what the API tells (web.api.Sources) ----------------------------------------------------
+
+    def ready(self) -> str | None:
+        return "the hub is going down" if self.draining else None
+
+    def status(self) -> Mapping[str, Any]:
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "home": str(self.place),
+            "mode": self.mode,
+            "url": self.url,
+            "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._begun)),
+            "uptime_secs": round(time.time() - self._begun, 1),
+            "servers": {
+                "total": len(self.servers),
+                "connected": self.servers.count("connected"),
+                "starting": self.servers.starting,
+            },
+            "tools": len(self.catalog),
+            "clients": {"http_sessions": len(self.http_face.sessions), "stdio": len(self._stdio)},
+            "config_problem": self.config_problem,
+        }
+
+    def server_log(self, name: str) -> str | None:
+        return self.servers.log(name)
+
+    def server_states(self) -> Mapping[str, Any]:
+        return self.servers.snapshot()
+
+    def metrics(self) -> str:
+        return self.metrics_.text(
+            {
+                "dragoman_tools": ("Tools in the catalog.", len(self.catalog)),
+                "dragoman_servers": ("Servers configured and enabled.", len(self.servers)),
+                "dragoman_servers_connected": (
+                    "Servers connected.",
+                    self.servers.count("connected"),
+                ),
+                "dragoman_http_sessions": ("Sessions over HTTP.", len(self.http_face.sessions)),
+                "dragoman_stdio_clients": ("Clients over stdio.", len(self._stdio)),
+                "dragoman_uptime_seconds": ("Since the start.", time.time() - self._begun),
+            }
+        )
+
+
+# --- ways to run it -------------------------------------------------------------------------------
+
+
+def run(place: Path, mode: str, ready: Callable[[Instance], None]) -> None:
+    """Holds the home and runs a hub until a signal ends it."""
+    _run(place, mode, ready, None)
+
+
+def host(place: str, stop: threading.Event) -> None:
+    """The hub inside a `dragoman mcp`, until `stop` is set."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=LOG_FORMAT)
+    _run(Path(place), "mcp", lambda _: None, stop)
+
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+def _run(
+    place: Path,
+    mode: str,
+    ready: Callable[[Instance], None],
+    stop: threading.Event | None,
+) -> None:
+    home.prepare(str(place))
+    with home.hold(str(place)):
+        config = load(place / "config.toml")
+        _raise_file_limit()
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(place, config, mode, ready, stop))
+
+
+async def _serve(
+    place: Path,
+    config: Config,
+    mode: str,
+    ready: Callable[[Instance], None],
+    stop: threading.Event | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    if stop is not None:
+        asked = stop
+
+        def wait() -> None:
+            asked.wait()
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=wait, daemon=True).start()
+    if stop is None or threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+    instance = Instance(place, config, mode)
+    try:
+        await instance.start()
+        ready(instance)
+        await ended.wait()
+    finally:
+        await instance.stop()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+# --- small things -----------------------------------------------------------------------------
+
+
+async def _within(seconds: float, work: Any) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work
+
+
+def _lookup(place: Path) -> dict[str, str]:
+    """The environment, and the home's `env` file for what is not in it."""
+    values: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in (place / "env").read_text(encoding="utf-8").splitlines():
+            name, equals, value = line.partition("=")
+            if equals and not name.lstrip().startswith("#"):
+                values[name.strip()] = value
+    return {**values, **os.environ}
+
+
+def _key(place: Path) -> bytes:
+    """The home's own secret, made at the first start."""
+    file = place / "hub.key"
+    try:
+        key = file.read_bytes()
+    except FileNotFoundError:
+        key = os.urandom(32)
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as out:
+            out.write(key)
+    if len(key) != 32:
+        raise ConfigError(f"{file} is damaged; delete it, and clients begin new sessions")
+    return key
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _unix_socket(path: str) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # the home is held: whoever made it is gone
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        sock.bind(path)
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _tcp_socket(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; stop what uses it, "
+            "or set another [server] port"
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,129 @@
+"""All configured servers: started together, and changed one by one when the configuration is."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from dragoman.core.catalog import Catalog
+from dragoman.mcp.config import ServerEntry, StdioTransport, header_pairs
+from dragoman.mcp.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+
+class Servers:
+    def __init__(self, make: Callable[[ServerEntry], Upstream], catalog: Catalog) -> None:
+        self._make = make
+        self._catalog = catalog
+        self._running: dict[str, Upstream] = {}
+        self._entries: list[ServerEntry] = []
+
+    async def apply(self, entries: Sequence[ServerEntry]) -> None:
+        """Makes what runs what `entries` say; whom they leave as it was is not touched."""
+        wanted = {entry.name: entry for entry in entries if entry.enabled}
+        gone = [
+            upstream
+            for name, upstream in self._running.items()
+            if wanted.get(name) != upstream.entry
+        ]
+        self._entries = list(entries)
+        for upstream in gone:
+            del self._running[upstream.name]
+        await asyncio.gather(*(upstream.stop() for upstream in gone))
+        for name, entry in wanted.items():
+            if name not in self._running:
+                self._running[name] = upstream = self._make(entry)
+                upstream.start()
+
+    async def stop(self) -> None:
+        running, self._running = self._running, {}
+        await asyncio.gather(*(upstream.stop() for upstream in running.values()))
+
+    @property
+    def starting(self) -> list[str]:
+        return [name for name, upstream in self._running.items() if upstream.state == "starting"]
+
+    def count(self, state: str) -> int:
+        return sum(upstream.state == state for upstream in self._running.values())
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def log(self, name: str) -> str | None:
+        upstream = self._running.get(name)
+        return upstream.stderr.text() if upstream else None
+
+    def nearest(self, name: str) -> str | None:
+        return next(iter(difflib.get_close_matches(name, self._running, n=1)), None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """As seed 003 has it: `configured` and `connected`, with the reason for one that is not."""
+        connected = [self._state(entry) for entry in self._entries]
+        return {
+            "configured": [_configured(entry) for entry in self._entries],
+            "connected": connected,
+            "total_configured": len(self._entries),
+            "total_connected": sum(state["connected"] for state in connected),
+        }
+
+    def _state(self, entry: ServerEntry) -> dict[str, Any]:
+        upstream = self._running.get(entry.name)
+        if upstream is None:
+            reason = (
+                "it is switched off (enabled = false)" if not entry.enabled else "it is stopped"
+            )
+            return {
+                "name": entry.name,
+                "tools_count": 0,
+                "tools": [],
+                "connected": False,
+                "state": "off",
+                "reason": reason,
+            }
+        tools = self._catalog.offered_by(entry.name)
+        state: dict[str, Any] = {
+            "name": entry.name,
+            "tools_count": len(tools),
+            "tools": [
+                {
+                    "name": tool.name if self._catalog.shared(tool) else tool.alias,
+                    "description": tool.description,
+                }
+                for tool in tools
+            ],
+            "connected": upstream.session is not None,
+            "state": upstream.state,
+            "era": _era(upstream),
+            "protocol_version": upstream.revision,
+            "restarts": max(0, upstream.restarts),
+        }
+        if upstream.session is None:
+            state["reason"] = upstream.reason or "it is being connected"
+        if upstream.session is not None and upstream.session.server_info:
+            state["server_info"] = upstream.session.server_info
+        if upstream.problems:
+            state["problems"] = upstream.problems
+        return state
+
+
+def _era(upstream: Upstream) -> str | None:
+    if upstream.modern is None:
+        return None
+    return "modern" if upstream.modern else "legacy"
+
+
+def _configured(entry: ServerEntry) -> dict[str, Any]:
+    """The entry as it was written, less what may be secret."""
+    shown: dict[str, Any] = msgspec.to_builtins(entry)
+    if not isinstance(entry.transport, StdioTransport):
+        names = [name for name, _ in header_pairs(entry.transport.headers)]
+        shown["transport"]["headers"] = dict.fromkeys(names, "(hidden)")
+        address, query, _ = entry.transport.url.partition("?")
+        shown["transport"]["url"] = f"{address}?(hidden)" if query else address
+    return shown

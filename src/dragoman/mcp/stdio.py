@@ -1,0 +1,180 @@
+"""The face on a two-way stream of bytes: one connection is one client, in either framing.
+
+`dragoman mcp` brings its client's stdio here over the hub's Unix socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from dragoman import __version__
+from dragoman.core.principal import Principal
+from dragoman.core.view import View
+from dragoman.mcp.framing import LINE, Deframer, Frame, Hopeless, Malformed, TooLarge, frame, peek
+from dragoman.mcp.server import LIST_CHANGED, Face, Peer, answer_batch
+from dragoman.wire import rpc
+from dragoman.wire.json import MAX_BYTES, decode, encode, names_twice
+from dragoman.wire.json import Malformed as NotJson
+
+log = logging.getLogger(__name__)
+
+MAX_RUNNING = 256
+"""Calls of one client under way; more wait unread."""
+CHANGE_PAUSE = 0.05
+"""Changes of the list that come together are told together."""
+
+
+class Connection(asyncio.Protocol):
+    def __init__(
+        self, face: Face, principal: Principal, view: Callable[[], View], register: set[Connection]
+    ) -> None:
+        self.face = face
+        self.peer = Peer(principal, "mcp-stdio", view())
+        self._view = view
+        self._register = register
+        self._deframer = Deframer(MAX_BYTES)
+        self._running: dict[Any, asyncio.Task[None]] = {}
+        self._framing = LINE
+        self._initialized = False
+        self._telling: asyncio.TimerHandle | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
+        self._transport: asyncio.Transport | None = None
+        self._held = 0
+        """Reasons not to read: a client that does not, or too many calls."""
+
+    # --- the stream --------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._register.add(self)
+        self._stop_listening = self.face.hub.catalog.on_change(self._changed)
+        self._write(encode({"dragoman": __version__, "pid": os.getpid()}), LINE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._register.discard(self)
+        self._stop_listening()
+        if self._telling is not None:
+            self._telling.cancel()
+        for task in tuple(self._running.values()):
+            task.cancel()
+
+    def pause_writing(self) -> None:
+        self._hold(1)
+
+    def resume_writing(self) -> None:
+        self._hold(-1)
+
+    def data_received(self, data: bytes) -> None:
+        for piece in self._deframer.feed(data):
+            self._framing = piece.framing
+            if isinstance(piece, Frame):
+                self._message(piece.payload, piece.framing)
+            elif isinstance(piece, TooLarge):
+                problem = f"a message may have {MAX_BYTES} bytes and this one has more"
+                id = peek(piece.prefix)[0]
+                self._write(rpc.error(id, rpc.INVALID_REQUEST, problem), piece.framing)
+            elif isinstance(piece, Malformed):
+                self._write(rpc.error(None, rpc.PARSE_ERROR, piece.reason), piece.framing)
+            elif isinstance(piece, Hopeless) and self._transport is not None:
+                self._transport.close()
+
+    def _write(self, message: bytes, framing: Any) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(message, framing))
+
+    def _hold(self, change: int) -> None:
+        before, self._held = self._held, self._held + change
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._held and not before:
+            self._transport.pause_reading()
+        elif before and not self._held:
+            self._transport.resume_reading()
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _message(self, payload: bytes, framing: Any) -> None:
+        try:
+            message = decode(payload)
+        except NotJson as problem:
+            self._write(rpc.error(None, rpc.PARSE_ERROR, str(problem)), framing)
+            return
+        if names_twice(payload, rpc.ENVELOPE):
+            id = rpc.id_of(message)
+            self._write(rpc.error(id, rpc.INVALID_REQUEST, "a member is named twice"), framing)
+            return
+        method = message.get("method") if isinstance(message, dict) else None
+        if method == "notifications/cancelled":
+            self._cancel(message)
+        elif method == "notifications/initialized":
+            self._initialized = True
+        else:
+            self._answer(message, framing)
+
+    def _answer(self, message: Any, framing: Any) -> None:
+        self.peer.view = self._view()
+        if isinstance(message, list):
+            self._run(object(), answer_batch(self.face, message, self.peer), framing)
+            return
+        begun = self.face.begin(message, self.peer, lambda update: self._write(update, framing))
+        if isinstance(begun, bytes):
+            self._write(begun, framing)
+        elif begun is not None:
+            self._run(_key(message["id"]), begun, framing)
+
+    def _run(self, key: Any, work: Coroutine[Any, Any, bytes | None], framing: Any) -> None:
+        if key in self._running:
+            work.close()
+            problem = "a request with this id is still under way"
+            self._write(rpc.error(key[1], rpc.INVALID_REQUEST, problem), framing)
+            return
+
+        async def run() -> None:
+            answer = await work
+            if answer is not None:
+                self._write(answer, framing)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._done(key))
+        if len(self._running) == MAX_RUNNING:
+            self._hold(1)
+
+    def _done(self, key: Any) -> None:
+        if len(self._running) == MAX_RUNNING:
+            self._hold(-1)
+        del self._running[key]
+
+    def _cancel(self, message: dict[str, Any]) -> None:
+        params = message.get("params")
+        id = params.get("requestId") if isinstance(params, dict) else None
+        if isinstance(id, str | int | float) and (task := self._running.get(_key(id))):
+            task.cancel()
+
+    # --- unasked -----------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        if self._initialized and self._telling is None:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_later(CHANGE_PAUSE, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        self._write(LIST_CHANGED, self._framing)
+
+    async def drain(self) -> None:
+        """Lets the calls under way finish, then closes."""
+        if self._running:
+            await asyncio.wait(list(self._running.values()))
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _key(id: rpc.Id) -> tuple[type, rpc.Id]:
+    """1, 1.0 and "1" are three ids."""
+    return type(id), id

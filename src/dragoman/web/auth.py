@@ -1,0 +1,80 @@
+"""From a request to the one who makes it; and whether its Host and Origin are ours.
+
+A page in a browser can send requests to loopback, under any name it has pointed there. So the Host
+must be a name of the hub and an Origin, where there is one, must be the hub's or an allowed one.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from dragoman.core.principal import Principal
+
+LOCAL = Principal("local", "local")
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+FindKey = Callable[[str], Principal | None]
+"""Whose key it is, if it was made with `dragoman keys` and is good."""
+
+
+class Authenticator:
+    def __init__(self, api_key: str | None, find_key: FindKey, any_key: Callable[[], bool]) -> None:
+        self._api_key = api_key.encode() if api_key else None
+        self._find = find_key
+        self._any = any_key
+
+    @property
+    def required(self) -> bool:
+        """Once there is a key, nobody gets in without one."""
+        return self._api_key is not None or self._any()
+
+    def principal(self, fields: Mapping[bytes, bytes]) -> Principal | None:
+        authorization = fields.get(b"authorization", b"")
+        scheme, _, token = authorization.partition(b" ")
+        token = token.strip()
+        if scheme.lower() != b"bearer" or not token:
+            return None if self.required else LOCAL
+        if self._api_key is not None and hmac.compare_digest(token, self._api_key):
+            return Principal("key", "api_key")
+        try:
+            found = self._find(token.decode("ascii"))
+        except UnicodeDecodeError:
+            return None
+        return found or (None if self.required else LOCAL)
+
+
+class Names:
+    """The names the hub answers to."""
+
+    def __init__(
+        self, host: str, public_url: str | None, hosts: list[str], origins: list[str]
+    ) -> None:
+        self._hosts = {_bracketed(name).lower() for name in (*LOOPBACK, host, *hosts)}
+        self._hosts -= {"0.0.0.0", "[::]"}
+        self._origins = {origin.rstrip("/").lower() for origin in origins}
+        if public_url:
+            parts = urlsplit(public_url)
+            self._hosts.add(_bracketed(parts.hostname or "").lower())
+            self._origins.add(f"{parts.scheme}://{parts.netloc}".lower())
+
+    def knows_host(self, value: bytes | None) -> bool:
+        return value is not None and _without_port(value.decode("latin-1")) in self._hosts
+
+    def allows_origin(self, origin: bytes, host: bytes) -> bool:
+        """The hub's own pages, and those that the configuration names."""
+        text = origin.decode("latin-1").lower()
+        own = host.decode("latin-1").lower()
+        return text in self._origins or text in (f"http://{own}", f"https://{own}")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _without_port(value: str) -> str:
+    name, colon, port = value.rpartition(":")
+    if colon and port.isdigit():
+        value = name
+    return value.lower()

@@ -1,0 +1,120 @@
+"""Sockets that speak HTTP: uvicorn's protocol, with the limits that it lacks, and a proper end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+HEAD_SECONDS = 10.0
+"""How long a request's head may take, and a new connection may say nothing."""
+HEAD_BYTES = 64 * 1024
+KEEP_ALIVE_SECONDS = 75
+MAX_CONNECTIONS = 10_000
+
+
+class Connection(HttpToolsProtocol):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        self._wait_for_head()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.transport.close()
+
+    def _wait_for_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._late)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class Listener:
+    def __init__(self, app: Any, sock: socket.socket) -> None:
+        self._config = Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            limit_concurrency=MAX_CONNECTIONS,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._sock = sock
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, sock=self._sock, backlog=2048)
+
+    def _connection(self) -> Connection:
+        return Connection(config=self._config, server_state=self._state, app_state={})
+
+    @property
+    def connections(self) -> int:
+        return len(self._state.connections)
+
+    def stop_accepting(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def drain(self, seconds: float) -> None:
+        """Lets what is under way finish, then ends it."""
+        self.stop_accepting()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._state.connections or self._state.tasks:
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(0.02)
+        for task in list(self._state.tasks):
+            task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)

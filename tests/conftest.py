@@ -1,0 +1,33 @@
+"""What every test may use: a short place for a home, and counterparts that listen."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.peers.process import HttpPeer
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A private folder with a short path: the sockets in a home have room for about 100 bytes."""
+    made = Path(tempfile.mkdtemp(prefix="dg", dir="/tmp"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def http_peer() -> Iterator[Callable[..., HttpPeer]]:
+    """Starts a counterpart that listens: `http_peer("sdk_server", "--transport", "http")`."""
+    started: list[HttpPeer] = []
+
+    def start(program: str, *args: object) -> HttpPeer:
+        started.append(HttpPeer(program, *args))
+        return started[-1]
+
+    yield start
+    for peer in started:
+        peer.close()

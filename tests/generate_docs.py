@@ -1,0 +1,149 @@
+"""Writes the pages of docs/ that are made from the code: errors, events, and the table of settings.
+
+`python -m tests.generate_docs` writes them; tests/test_docs.py fails while one is not up to date.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from dragoman.core import errors, events
+from dragoman.core.errors import HubError
+
+DOCS = Path(__file__).parent.parent / "docs"
+KEYS_START, KEYS_END = "<!-- keys -->", "<!-- /keys -->"
+
+
+def _said(thing: type) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *(list(row) for row in rows)]
+    return "\n".join(
+        f"| {' | '.join(c.replace('|', chr(92) + '|') for c in row)} |" for row in lines
+    )
+
+
+# --- errors
+
+
+def _tree(root: type[HubError], depth: int = 0) -> list[tuple[int, type[HubError]]]:
+    found = [(depth, root)]
+    for child in root.__subclasses__():
+        found += _tree(child, depth + 1)
+    return found
+
+
+def _seen_by_mcp(error: type[HubError]) -> str:
+    from dragoman.mcp.errors import TABLE
+    from dragoman.mcp.revisions import NAMES, R2024, R2607
+
+    row = TABLE[error]
+    codes = f"error {row.legacy}; {row.modern} from {NAMES[R2607]} on"
+    if row.legacy == row.modern:
+        codes = f"error {row.legacy}"
+    if row.result_since > R2607:
+        return codes
+    if row.result_since == R2024:
+        return "a result with `isError`"
+    return f"{codes}; a result with `isError` from {NAMES[row.result_since]} on"
+
+
+def errors_page() -> str:
+    from dragoman.cli.errors import TABLE as exit_codes
+    from dragoman.web.errors import TABLE as statuses
+
+    leaves = errors.leaves()
+    rows = []
+    for depth, error in _tree(HubError)[1:]:
+        name = f"{'&nbsp;' * 4 * (depth - 1)}`{error.__name__}`"
+        if error in leaves:
+            seen = (_seen_by_mcp(error), str(statuses[error]), str(exit_codes[error]))
+        else:
+            seen = ("", "", "")
+        rows.append((name, _said(error), *seen))
+    return f"""# Errors
+
+Everything the hub itself says went wrong is one of these. Of `TargetFailed`: something left the hub
+and went wrong there; it may or may not have happened. Of all others: nothing left.
+
+{_table(("error", "what it means", "an MCP client gets", "HTTP status", "exit code"), rows)}
+
+This page is made from the code by `make docs`.
+"""
+
+
+# --- events
+
+
+def events_page() -> str:
+    parts = []
+    for event in vars(events).values():  # not `__subclasses__`: slots make each class twice
+        if isinstance(event, type) and issubclass(event, events.Event) and event != events.Event:
+            fields = [(f"`{one.name}`", f"`{one.type}`") for one in dataclasses.fields(event)]
+            table = _table(("field", "type"), fields)
+            parts.append(f"## {event.__name__}\n\n{_said(event)}\n\n{table}\n")
+    return f"""# Events
+
+What the hub announces on its bus. Observers look, and one that fails hurts nobody; gates may
+refuse, and one that fails refuses.
+
+{chr(10).join(parts)}
+This page is made from the code by `make docs`.
+"""
+
+
+# --- settings
+
+
+def keys() -> list[tuple[str, str, str, str]]:
+    """Every setting: dotted path, type, default, meaning."""
+    from dragoman import config
+
+    return config.keys()
+
+
+def keys_table() -> str:
+    toml = {"True": "true", "False": "false"}
+    rows = [
+        (f"`{path}`", f"`{kind}`", f"`{toml.get(default, default)}`", meaning)
+        for path, kind, default, meaning in keys()
+    ]
+    return _table(("key", "type", "default", "meaning"), rows)
+
+
+def configuration_page() -> str:
+    """The page as it stands, with the table between its markers made anew."""
+    file = DOCS / "configuration.md"
+    if file.exists():
+        page = file.read_text(encoding="utf-8")
+    else:
+        page = f"# Configuration\n\n{KEYS_START}\n{KEYS_END}\n"
+    pattern = re.compile(f"{re.escape(KEYS_START)}.*?{re.escape(KEYS_END)}", re.DOTALL)
+    if len(pattern.findall(page)) != 1:
+        raise ValueError(f"docs/configuration.md needs {KEYS_START} and {KEYS_END}, once each")
+    return pattern.sub(lambda _: f"{KEYS_START}\n{keys_table()}\n{KEYS_END}", page)
+
+
+PAGES = {
+    "errors.md": errors_page,
+    "events.md": events_page,
+    "configuration.md": configuration_page,
+}
+
+
+def main() -> None:
+    DOCS.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Which connections are used again, and which never."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.net.raw_server import BOUND, OK, Talk, a_client, always, get, listening
+
+from dragoman.core.errors import Unreachable
+from dragoman.net import pool
+from dragoman.net.client import Client
+from dragoman.net.connection import Connection
+
+FIRST = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfirst"
+
+
+async def test_requests_one_after_the_other_share_a_connection() -> None:
+    async with listening(always(OK)) as peer, a_client() as client:
+        for _ in range(5):
+            assert await get(client, peer.url) == (200, b"ok")
+        assert (peer.connections, len(peer.requests)) == (1, 5)
+
+
+async def test_requests_at_the_same_time_have_a_connection_each_and_the_last_is_reused_first() -> (
+    None
+):
+    async with listening(always(OK)) as peer, a_client() as client:
+        await asyncio.gather(*(get(client, peer.url) for _ in range(8)))
+        assert peer.connections == 8
+        await asyncio.gather(*(get(client, peer.url) for _ in range(8)))
+        assert peer.connections == 8
+
+
+async def test_a_connection_the_server_has_closed_is_replaced_before_anything_is_sent() -> None:
+    go = asyncio.Event()
+
+    async def talk(connection: Talk) -> None:
+        await connection.request()
+        await connection.say(OK)
+        await go.wait()
+        connection.writer.write_eof()
+        await connection.gone()
+
+    async with listening(talk) as peer, a_client() as client:
+        await get(client, peer.url)
+        go.set()
+        await asyncio.wait_for(peer.gone.wait(), BOUND)
+        go.clear()
+        assert await get(client, peer.url) == (200, b"ok")
+        assert (peer.connections, len(peer.requests)) == (2, 2)
+
+
+async def test_an_idle_connection_is_not_used_after_four_seconds_nor_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.1)
+    gone = asyncio.Event()
+
+    async def talk(connection: Talk) -> None:
+        await connection.request()
+        await connection.say(OK)
+        await connection.gone()
+        gone.set()
+
+    async with listening(talk) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        await reply.body.read(10)
+        await asyncio.wait_for(gone.wait(), BOUND)
+        reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        assert await reply.body.read(10) == b"ok"
+        assert peer.connections == 2
+
+
+async def test_a_connection_that_is_too_old_is_passed_over_even_before_it_is_swept() -> None:
+    async with listening(always(OK)) as peer, a_client() as client:
+        await get(client, peer.url)
+        (connection,) = _idle(client)
+        connection.idle_since -= pool.IDLE_SECONDS
+        await get(client, peer.url)
+        assert peer.connections == 2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [OK, b"H", b"garbage", b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"],
+)
+@pytest.mark.parametrize("together", [True, False], ids=["at once", "later"])
+async def test_bytes_after_an_answer_never_become_the_next_answer(
+    more: bytes, together: bool
+) -> None:
+    go = asyncio.Event()
+
+    async def talk(connection: Talk) -> None:
+        await connection.request()
+        if connection.peer.connections > 1:
+            await connection.say(OK)
+        elif together:
+            await connection.say(FIRST + more)
+        else:
+            await connection.say(FIRST)
+            await go.wait()
+            await connection.say(more)
+        await connection.gone()
+
+    async with listening(talk) as peer, a_client() as client:
+        assert await get(client, peer.url) == (200, b"first")
+        if not together:
+            go.set()
+            await asyncio.wait_for(peer.gone.wait(), BOUND)
+        assert await get(client, peer.url) == (200, b"ok")
+        assert peer.connections == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
+    ],
+)
+async def test_a_connection_the_server_wants_closed_is_closed(answer: bytes) -> None:
+    async def talk(connection: Talk) -> None:
+        await connection.request()
+        await connection.say(answer)
+        await connection.gone()
+
+    async with listening(talk) as peer, a_client() as client:
+        assert await get(client, peer.url) == (200, b"ok")
+        await asyncio.wait_for(peer.gone.wait(), BOUND)
+
+
+async def test_a_body_that_is_read_late_does_not_keep_its_connection() -> None:
+    async with listening(always(OK)) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        first = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        second = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+        assert peer.connections == 1
+        first.body.close()
+        assert await second.body.read(10) == b"ok"
+        assert await first.body.read(10) == b"ok"
+
+
+async def test_only_so_many_connections_rest_and_only_so_many_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "IDLE", 2)
+    monkeypatch.setattr(pool, "CONNECTIONS", 4)
+    async with listening(always(OK)) as peer, a_client() as client:
+        results = await asyncio.gather(
+            *(get(client, peer.url) for _ in range(6)), return_exceptions=True
+        )
+        refused = [result for result in results if isinstance(result, Unreachable)]
+        assert len(refused) == 2
+        assert not any(error.sent for error in refused)
+        assert "4 connections to it are in use" in str(refused[0])
+        assert len(_idle(client)) == 2
+        assert await get(client, peer.url) == (200, b"ok")
+
+
+async def test_nothing_is_left_of_connections_that_have_ended() -> None:
+    async def talk(connection: Talk) -> None:
+        await connection.request()
+        await connection.say(OK)
+        connection.writer.write_eof()
+        await connection.gone()
+
+    async with listening(talk) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        for _ in range(20):
+            reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+            await reply.body.read(10)
+            await asyncio.wait_for(peer.gone.wait(), BOUND)
+            peer.gone.clear()
+        (found,) = client._pools.values()
+        assert (found._idle, found._open, found._dialling) == ([], set(), 0)
+
+
+async def test_handles_share_connections_but_not_across_rules_of_reach() -> None:
+    async with listening(always(OK)) as peer, a_client() as client:
+        for allow_private in (False, False, True, True):
+            outlet = client.reaching(peer.url, allow_private=allow_private)
+            reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+            await reply.body.read(10)
+            del outlet
+        # A literal private address written by the operator is the same rule as allow_private.
+        assert peer.connections == 1
+        name = client.reaching(f"http://localhost:{peer.port}/", allow_private=False)
+        reply = await name.request("GET", f"http://localhost:{peer.port}/", {}, timeout=BOUND)
+        await reply.body.read(10)
+        assert peer.connections == 2
+
+
+def _idle(client: Client) -> list[Connection]:
+    (found,) = client._pools.values()
+    return list(found._idle)
