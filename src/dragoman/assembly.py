@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from dragoman import __version__, guards, home
 from dragoman.config import Config, load
 from dragoman.core.bus import Bus
@@ -41,12 +43,27 @@ from dragoman.mcp.stdio import Connection
 from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
 from dragoman.stores.audit import SqliteAudit
-from dragoman.stores.keys import KeyStore
+from dragoman.stores.keys import KeyRecord, KeyStore
+from dragoman.stores.records import AuditReader, Record
+from dragoman.stores.verify import Verdict, verify
 from dragoman.web.api import Api
 from dragoman.web.app import App, OwnerApp
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
 from dragoman.web.metrics import Metrics
+
+__all__ = [
+    "LOG_FORMAT",
+    "AuditReader",
+    "Instance",
+    "KeyRecord",
+    "KeyStore",
+    "Record",
+    "Verdict",
+    "host",
+    "run",
+    "verify",
+]
 
 log = logging.getLogger(__name__)
 
@@ -266,15 +283,15 @@ class Instance:
 # --- ways to run it -------------------------------------------------------------------------------
 
 
-def run(place: Path, mode: str, ready: Callable[[Instance], None]) -> None:
-    """Holds the home and runs a hub until a signal ends it."""
-    _run(place, mode, ready, None)
+def run(place: Path, ready: Callable[[Instance], None], port: int | None) -> None:
+    """Holds the home and runs a hub until a signal ends it; `port` None is the configuration's."""
+    _run(place, "daemon", ready, None, port)
 
 
 def host(place: str, stop: threading.Event) -> None:
     """The hub inside a `dragoman mcp`, until `stop` is set."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=LOG_FORMAT)
-    _run(Path(place), "mcp", lambda _: None, stop)
+    _run(Path(place), "mcp", lambda _: None, stop, None)
 
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -285,10 +302,13 @@ def _run(
     mode: str,
     ready: Callable[[Instance], None],
     stop: threading.Event | None,
+    port: int | None,
 ) -> None:
     home.prepare(str(place))
     with home.hold(str(place)):
         config = load(place / "config.toml")
+        if port is not None:
+            config = replace(config, server=replace(config.server, port=port))
         _raise_file_limit()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(place, config, mode, ready, stop))

@@ -66,6 +66,14 @@ def parse(text: str, name: str = "config.toml") -> Config:
     return config
 
 
+def whereabouts(entry: ServerEntry) -> str:
+    """How a server is reached, in one line."""
+    transport = entry.transport
+    if isinstance(transport, StdioTransport):
+        return " ".join([transport.command, *transport.args])
+    return transport.url
+
+
 # --- what the shapes cannot say -----------------------------------------------------------------
 
 

@@ -455,7 +455,7 @@ def test_goose_is_told_what_to_add(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("extensions: {}\n")
     result = run(tmp_path, "goose", DRAGOMAN_HOME="/h")
-    assert result.exit_code == 3
+    assert result.exit_code == 8
     assert 'args: ["mcp"]' in result.output and str(path) in result.output
     assert path.read_text() == "extensions: {}\n"
     assert run(tmp_path, "goose", "--print").exit_code == 0

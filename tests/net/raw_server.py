@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dragoman.net.client import Client
 from dragoman.net.dialing import Resolve, system_resolve
 
-BOUND = 5.0
+BOUND = 3.0  # less than an idle connection lasts, so that its end is not taken for another
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 

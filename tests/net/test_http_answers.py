@@ -131,6 +131,18 @@ async def test_reply_headers_are_lower_case_and_the_last_of_two_counts() -> None
         }
 
 
+async def test_headers_of_interim_answers_and_trailers_are_not_the_answers_own() -> None:
+    interim = b"HTTP/1.1 103 Early Hints\r\nx-early: 1\r\n\r\n"
+    answer = interim + CHUNKED + b"2\r\nok\r\n0\r\nx-late: 1\r\ncontent-type: a/b\r\n\r\n"
+    async with listening(always(answer)) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        for _ in range(2):
+            reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+            assert await reply.body.read(10) == b"ok"
+            assert reply.headers == {"transfer-encoding": "chunked"}
+        assert peer.connections == 1
+
+
 HOSTILE = {
     "gzip": START + b"content-encoding: gzip\r\ncontent-length: 2\r\n\r\nok",
     "gzip as transfer encoding": START + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
@@ -260,6 +272,13 @@ async def test_a_small_answer_is_there_without_waiting_once_the_head_is() -> Non
         with pytest.raises(StopIteration) as returned:
             reply.body.read(10).send(None)
         assert returned.value.value == b"ok"
+
+
+async def test_no_timer_is_left_of_an_answer_that_has_come() -> None:
+    async with listening(always(OK)) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        reply = await outlet.request("GET", peer.url, {}, timeout=3600)
+        assert reply.body._timer.cancelled()  # type: ignore[attr-defined]
 
 
 async def test_a_stream_is_handed_on_as_it_comes() -> None:

@@ -38,7 +38,7 @@ def test_a_url_is_taken_apart(text: str, origin: tuple[str, str, int], target: s
         "http://\uff11\uff12\uff17.0.0.1/", "http://①②⑦.0.0.1/", "http://127。0。0。1/", "http://bücher.example/",
         "http://user@127.0.0.1/", "http://user:pass@example.com/", "http://@example.com/",
         "http://example.com\\@127.0.0.1/", "http://example.com\t/", "http://exa mple.com/",
-        "http://example.com/\r\nhost: x", "http://example.com/ü", " http://example.com/",
+        "http://example.com/\r\nhost:x", "http://example.com/ü", " http://example.com/",
         "http://example.com/a b", "http://%31%32%37.0.0.1/", "http://[fe80::1%25eth0]/",
         "http://[::1/", "http://::1/", "http://[127.0.0.1]/", "http://[::1]x/", "http:///x",
         "http://", "http:/example.com/", "http://example.com:/", "http://example.com:0/",
@@ -52,6 +52,11 @@ def test_a_url_is_taken_apart(text: str, origin: tuple[str, str, int], target: s
 def test_a_url_with_more_than_one_reading_is_refused(text: str) -> None:
     with pytest.raises(BadUrl):
         parse(text)
+
+
+def test_a_password_in_a_url_is_refused_with_advice() -> None:
+    with pytest.raises(BadUrl, match="a user name or password in a URL is not accepted"):
+        parse("http://user:secret@example.com/")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from dragoman.cli.clients import (
 )
 
 KEPT_BACKUPS = 5
-CANNOT_EDIT = 3
+CANNOT_EDIT = 8
 """Exit code: the client's file is in a format that is not edited; the text to add was printed."""
 
 
@@ -619,7 +619,7 @@ def install(
     NAME.bak-TIME (the last 5); --remove gives back the very bytes of before where that is still
     possible.
 
-    Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage, 3 the client's file is of a kind
+    Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage, 8 the client's file is of a kind
     that is not edited (Goose's YAML): what to add was printed.
     """
     try:

@@ -160,7 +160,8 @@ def shape_result(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
     shaped = {key: value for key, value in result.items() if key not in _MODERN_MEMBERS}
     meta = shaped.get("_meta")
     if meta is not None and SERVER_KEY in meta:
-        shaped["_meta"] = {key: value for key, value in meta.items() if key != SERVER_KEY}
+        meta = {key: value for key, value in meta.items() if key != SERVER_KEY}
+        shaped.pop("_meta") if not meta else shaped.update(_meta=meta)
     if "structuredContent" in shaped and (
         revision < R2506 or not isinstance(shaped["structuredContent"], dict)
     ):

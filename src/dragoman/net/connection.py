@@ -273,8 +273,7 @@ class Connection(asyncio.Protocol):
             exchange.wake()
 
     def eof_received(self) -> None:
-        self._eof = True
-        self._closed = True  # nothing more can be asked here; asyncio now closes it
+        self._eof = True  # asyncio closes the connection next
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
@@ -283,7 +282,7 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        if self._until_close and self._eof and exc is None:
+        if self._until_close and self._eof:
             exchange.finish()
         else:
             exchange.fail_lost(exc)

@@ -1,0 +1,54 @@
+"""One table: the exit code of each error.
+
+0 done · 1 the tool, or the command, failed · 2 what was asked does not fit · 3 no hub, or another
+one in the way · 4 refused · 5 not found · 6 something left the hub and went wrong there ·
+7 configuration
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from dragoman.core.errors import (
+    AmbiguousName,
+    BadReply,
+    ConfigError,
+    Denied,
+    Full,
+    HubError,
+    InvalidInput,
+    NotFound,
+    TimedOut,
+    Unreachable,
+    WorkFailed,
+)
+
+FAILED, USAGE, NO_HUB = 1, 2, 3
+
+TABLE: dict[type[HubError], int] = {
+    Denied: 4,
+    Full: 4,
+    NotFound: 5,
+    AmbiguousName: 2,
+    InvalidInput: 2,
+    Unreachable: 6,
+    TimedOut: 6,
+    BadReply: 6,
+    WorkFailed: 6,
+    ConfigError: 7,
+}
+
+
+def code_of(kind: str) -> int:
+    return next((code for error, code in TABLE.items() if error.__name__ == kind), FAILED)
+
+
+def stop(message: str, code: int = FAILED) -> NoReturn:
+    """One sentence on stderr, and the end."""
+    print(f"dragoman: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def stop_for(error: HubError) -> NoReturn:
+    stop(str(error), code_of(error.kind))

@@ -1,0 +1,125 @@
+"""`keys`: who may call over HTTP."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dragoman import home as homes
+from dragoman.cli.client import place_of
+from dragoman.cli.errors import USAGE, stop, stop_for
+from dragoman.cli.output import home_option, json_option, print_json, table
+from dragoman.core.errors import HubError
+
+if TYPE_CHECKING:
+    from dragoman.assembly import KeyStore
+
+_UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_536_000}
+
+
+def _store(home: str | None) -> KeyStore:
+    from dragoman.assembly import KeyStore
+
+    place = place_of(home)
+    try:
+        homes.prepare(place)
+        return KeyStore(Path(place))
+    except homes.Unfit as unfit:
+        stop(str(unfit))
+    except HubError as error:
+        stop_for(error)
+
+
+@click.group()
+def keys() -> None:
+    """Keys for callers over HTTP. Once there is one, nobody gets in without.
+
+    Keys are stored hashed, so a key is shown once, when it is made. A running hub sees changes
+    within a second.
+    """
+
+
+@keys.command()
+@click.argument("name")
+@click.option("--expires", default="90d", show_default=True, help="30m, 12h, 90d, 1y, or never.")
+@click.option("--owner", help="Whose key it is; default: you.")
+@home_option
+@json_option
+def create(name: str, expires: str, owner: str | None, home: str | None, as_json: bool) -> None:
+    """Make a key and print it. It cannot be shown again."""
+    expires_at = _expiry(expires)
+    store = _store(home)
+    try:
+        key = store.create(
+            name, owner=owner or getpass.getuser(), expires_at=expires_at, scopes=["call"]
+        )
+    except HubError as error:
+        stop_for(error)
+    finally:
+        store.close()
+    if as_json:
+        print_json({"name": name, "key": key, "expires_at": expires_at})
+        return
+    print(key)
+    click.echo(f'key "{name}" was made; callers send: Authorization: Bearer {key[:12]}…', err=True)
+
+
+@keys.command("list")
+@home_option
+@json_option
+def list_keys(home: str | None, as_json: bool) -> None:
+    """The keys there are, without the keys themselves."""
+    store = _store(home)
+    records = store.list()
+    store.close()
+    now = time.time()
+    rows = [
+        {
+            "name": record.name,
+            "id": record.id,
+            "owner": record.owner,
+            "state": record.state(now),
+            "expires": _date(record.expires_at) or "never",
+            "created": _date(record.created_at),
+        }
+        for record in records
+    ]
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        print("no keys; make one with: dragoman keys create NAME")
+    else:
+        table([key.upper() for key in rows[0]], [list(row.values()) for row in rows])
+
+
+@keys.command()
+@click.argument("name")
+@home_option
+def revoke(name: str, home: str | None) -> None:
+    """Refuse a key from now on."""
+    store = _store(home)
+    try:
+        store.revoke(name)
+    except HubError as error:
+        stop_for(error)
+    finally:
+        store.close()
+    print(f'key "{name}" is revoked')
+
+
+def _expiry(text: str) -> float | None:
+    if text == "never":
+        return None
+    found = re.fullmatch(r"(\d{1,6})([mhdwy])", text)
+    if found is None:
+        stop(f'"{text}" is no time from now: write 30m, 12h, 90d, 1y, or never', USAGE)
+    return time.time() + int(found.group(1)) * _UNITS[found.group(2)]
+
+
+def _date(when: float | None) -> str | None:
+    return None if when is None else time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(when))

@@ -1,0 +1,28 @@
+"""A hub's worth of calls on an audit, until killed: prints the number of each intent once stored."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from dragoman.stores.audit import SqliteAudit
+
+
+async def main(home: Path) -> None:
+    audit = SqliteAudit(home)
+
+    async def call_again_and_again(name: str) -> None:
+        while True:
+            seq = await audit.intend({"verb": name, "caller": "key:ci"})
+            os.write(1, f"{seq}\n".encode())
+            await asyncio.sleep(0)
+            audit.conclude(seq, {"outcome": "completed"})
+
+    pruning = asyncio.create_task(audit.prune(3600, 200))
+    await asyncio.gather(*(call_again_and_again(f"files.{n}") for n in range(8)))
+    await pruning
+
+
+asyncio.run(main(Path(sys.argv[1])))

@@ -1,0 +1,87 @@
+"""A hub that is killed at any moment has lost nothing that it acted upon."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from dragoman.stores.chain import Seal, read_key
+from dragoman.stores.records import AuditReader
+from dragoman.stores.verify import verify
+
+WRITER = Path(__file__).with_name("audit_writer.py")
+
+
+def start(home: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, WRITER, home], stdout=subprocess.PIPE)
+
+
+def read_numbers(writer: subprocess.Popen[bytes], count: int) -> list[int]:
+    assert writer.stdout is not None
+    return [int(writer.stdout.readline()) for _ in range(count)]
+
+
+def kill(writer: subprocess.Popen[bytes]) -> list[int]:
+    """Kills it, and gives what it had printed by then; a line cut short was not printed."""
+    writer.send_signal(signal.SIGKILL)
+    assert writer.stdout is not None
+    rest = writer.stdout.read()
+    writer.stdout.close()
+    writer.wait(10)
+    return [int(line) for line in rest.split(b"\n")[:-1]]
+
+
+def test_no_stored_intent_is_lost_and_the_chain_holds_wherever_the_hub_is_killed(
+    tmp_path: Path,
+) -> None:
+    stored: set[int] = set()
+    chance = random.Random()
+    for _ in range(6):
+        writer = start(tmp_path)
+        timer = threading.Timer(20, writer.kill)
+        timer.start()
+        stored |= set(read_numbers(writer, chance.randint(1, 1500)))
+        stored |= set(kill(writer))
+        timer.cancel()
+        reader = AuditReader(tmp_path)
+        last = reader.last_seq()
+        records = reader.records(10**9)
+        reader.close()
+        key = read_key(tmp_path)
+        assert key is not None
+        head = Seal(key).tip_from_head((tmp_path / "audit.head").read_bytes())
+        assert head is not None
+        assert head.seq <= last
+        verdict = verify(tmp_path)
+        assert verdict.ok, verdict
+        assert verdict.last_seq == last
+        kept = {record.seq for record in records}
+        assert {seq for seq in stored if seq >= verdict.first_seq} <= kept
+        assert not [record for record in records if record.outcome in ("running", "break")]
+
+
+def test_the_audit_can_be_read_and_proved_while_a_hub_writes_it(tmp_path: Path) -> None:
+    writer = start(tmp_path)
+    timer = threading.Timer(30, writer.kill)
+    timer.start()
+    read_numbers(writer, 100)
+    reader = AuditReader(tmp_path)
+    place = reader.last_seq()
+    for _ in range(5):
+        verdict = verify(tmp_path)
+        assert verdict.ok, verdict
+        read_numbers(writer, 200)
+        records = reader.records(50)
+        assert len(records) == 50
+        assert "unknown" not in {record.outcome for record in records}
+        ended = reader.records_after(place, 10**6)
+        assert ended
+        assert {record.outcome for record in ended} == {"completed"}
+        place = ended[-1].last
+    kill(writer)
+    timer.cancel()
+    reader.close()

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.stores.keys import KeyStore
+
+pytestmark = pytest.mark.promise("O1")
+
+
+def test_a_key_is_shown_once_and_kept_only_as_a_hash(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    assert not store.any()
+    key = store.create("ci", owner="ada", expires_at=None, scopes=["files.*", "git.log"], org="lab")
+    assert re.fullmatch(r"dgm_[a-z0-9]{8}_[A-Za-z0-9_-]{43}", key)
+    found = store.find(key)
+    assert found is not None
+    assert (found.name, found.owner, found.org) == ("ci", "ada", "lab")
+    assert found.scopes == ("files.*", "git.log")
+    assert found.id == key[4:12]
+    assert store.list() == (found,)
+    assert "hash" not in repr(found)
+    store.close()
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert found.id.encode() in kept
+    assert key[13:].encode() not in kept
+    again = KeyStore(tmp_path)
+    assert again.find(key) == found
+    again.close()
+
+
+def test_what_is_not_exactly_a_key_is_nobodys(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key = store.create("ci", owner="ada", expires_at=None, scopes=[])
+    other = store.create("cd", owner="ada", expires_at=None, scopes=[])
+    mixed = key[:13] + other[13:]
+    last = "A" if key[-1] != "A" else "B"
+    for wrong in ("", "dgm_", key[:-1], key + "x", key[:-1] + last, mixed, key.upper(), f" {key}",
+                  f"{key}\n", key[:-1] + "é", "x" * 1_000_000):  # fmt: skip
+        assert store.find(wrong) is None
+    assert store.find(key) is not None
+    store.close()
+
+
+def test_a_revoked_key_is_refused_but_was_once_made(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key = store.create("ci", owner="ada", expires_at=None, scopes=[])
+    store.revoke("ci")
+    revoked = store.list()[0].revoked_at
+    store.revoke("ci")
+    assert store.find(key) is None
+    assert store.any()
+    assert store.list()[0].revoked_at == revoked
+    assert store.list()[0].state(time.time()) == "revoked"
+    with pytest.raises(InvalidInput, match='named "ci" already'):
+        store.create("ci", owner="ada", expires_at=None, scopes=[])
+    store.close()
+    again = KeyStore(tmp_path)
+    assert again.any()
+    assert again.find(key) is None
+    again.close()
+
+
+def test_a_key_ends_when_its_time_has_come(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key = store.create("brief", owner="ada", expires_at=time.time() + 0.3, scopes=[])
+    found = store.find(key)
+    assert found is not None
+    assert found.expires_at is not None
+    assert found.state(found.expires_at) == "expired"
+    while time.time() < found.expires_at:
+        time.sleep(0.02)
+    assert store.find(key) is None
+    for late in (time.time() - 1, float("inf"), float("nan")):
+        with pytest.raises(InvalidInput, match="expired already"):
+            store.create("late", owner="ada", expires_at=late, scopes=[])
+    store.close()
+
+
+def test_names_are_checked_and_the_nearest_one_is_suggested(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    store.create("deploy-bot", owner="ada", expires_at=None, scopes=[])
+    for bad in ("", "a b", "-x", "x" * 65, "é", "a\n", "../x"):
+        with pytest.raises(InvalidInput, match="cannot name a key"):
+            store.create(bad, owner="ada", expires_at=None, scopes=[])
+    with pytest.raises(InvalidInput, match="owner of a key"):
+        store.create("x", owner="", expires_at=None, scopes=[])
+    with pytest.raises(InvalidInput, match="scope of a key"):
+        store.create("x", owner="ada", expires_at=None, scopes=["a\0b"])
+    with pytest.raises(InvalidInput, match="must be a list"):
+        store.create("x", owner="ada", expires_at=None, scopes="files")
+    with pytest.raises(NotFound, match='no key named "deploy-bto"; did you mean "deploy-bot"'):
+        store.revoke("deploy-bto")
+    with pytest.raises(NotFound, match='no key named "zzz"$'):
+        store.revoke("zzz")
+    store.close()
+
+
+def test_what_another_process_changes_is_seen_within_a_second_or_so(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    assert not store.any()
+
+    def elsewhere(code: str) -> str:
+        program = f"from pathlib import Path; from dragoman.stores.keys import KeyStore; import sys; store = KeyStore(Path(sys.argv[1])); {code}"  # noqa: E501
+        run = [sys.executable, "-c", program, str(tmp_path)]
+        return subprocess.run(run, check=True, capture_output=True, text=True, timeout=30).stdout
+
+    key = elsewhere("print(store.create('ci', owner='a', expires_at=None, scopes=[]))").strip()
+    ends = time.monotonic() + 5
+    while store.find(key) is None:
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    elsewhere("store.revoke('ci')")
+    ends = time.monotonic() + 5
+    while store.find(key) is not None:
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    store.close()

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from dragoman.core.errors import ConfigError
+from dragoman.stores.sqlite import open_store, open_to_read
+
+ONE = "CREATE TABLE people (name TEXT);\nINSERT INTO people VALUES ('ada');"
+TWO = "ALTER TABLE people ADD COLUMN born INTEGER;"
+
+
+def pragma(db: sqlite3.Connection, name: str) -> object:
+    return db.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def test_a_new_store_is_private_and_set_up_to_survive_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    db = open_store(path, [ONE])
+    names = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+    assert names == {"new.db": 0o600, "new.db-wal": 0o600, "new.db-shm": 0o600}
+    assert pragma(db, "journal_mode") == "wal"
+    assert pragma(db, "synchronous") == 1
+    assert pragma(db, "foreign_keys") == 1
+    assert pragma(db, "busy_timeout") == 2000
+    assert db.isolation_level is None
+    db.close()
+    durable = open_store(path, [ONE], durable=True)
+    assert pragma(durable, "synchronous") == 2
+    durable.close()
+
+
+def test_a_store_that_others_could_read_is_made_private(tmp_path: Path) -> None:
+    path = tmp_path / "open.db"
+    path.touch(0o644)
+    open_store(path, [ONE]).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_store_of_an_older_version_is_brought_forward_and_keeps_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    open_store(path, []).close()
+    db = open_store(path, [ONE])
+    assert pragma(db, "user_version") == 1
+    db.execute("INSERT INTO people VALUES ('grace')")
+    db.close()
+    for _ in range(2):
+        db = open_store(path, [ONE, TWO])
+        assert pragma(db, "user_version") == 2
+        assert db.execute("SELECT * FROM people").fetchall() == [("ada", None), ("grace", None)]
+        db.close()
+
+
+def test_a_migration_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "half.db"
+    open_store(path, [ONE]).close()
+    with pytest.raises(ConfigError, match=r"half\.db"):
+        open_store(path, [ONE, "DELETE FROM people;\nALTER TABLE nobody ADD COLUMN x;"])
+    db = open_store(path, [ONE])
+    assert pragma(db, "user_version") == 1
+    assert db.execute("SELECT * FROM people").fetchall() == [("ada",)]
+    db.close()
+
+
+def test_a_store_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "newer.db"
+    open_store(path, [ONE, TWO]).close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r'newer\.db" was written by a newer dragoman'):
+        open_store(path, [ONE])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"this is no database at all, only a text file" * 100,
+        lambda whole: whole[:100] + b"\xff" * (len(whole) - 100),
+    ],
+)
+def test_a_damaged_store_is_refused_with_what_to_do(damage, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "bad.db"
+    open_store(path, [ONE]).close()
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=r'bad\.db" is damaged .* restore it from a backup'):
+        open_store(path, [ONE])
+
+
+def test_a_store_in_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no directory"):
+        open_store(tmp_path / "nowhere" / "x.db", [ONE])
+
+
+def test_what_is_opened_to_read_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "a #? b.db"
+    open_store(path, [ONE]).close()
+    db = open_to_read(path)
+    assert db.execute("SELECT name FROM people").fetchall() == [("ada",)]
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        db.execute("DELETE FROM people")
+    db.close()
+    with pytest.raises(ConfigError, match=r"none\.db"):
+        open_to_read(tmp_path / "none.db")
