@@ -91,10 +91,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
     try:
-        prepare()
-        if LOAD_CORE is None:
-            say("note: one core only, so target and generator share it")
-        results = run(plan)
+        with prepare():
+            if LOAD_CORE is None:
+                say("note: one core only, so target and generator share it")
+            results = run(plan)
     except CannotRun as problem:
         print(f"bench: {problem}", file=sys.stderr)
         return 2

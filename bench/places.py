@@ -1,8 +1,10 @@
 """Where things are: the environments, the compiled programs, the results. Knows no measurement."""
 
+import fcntl
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TextIO
 
 
 class CannotRun(Exception):
@@ -30,16 +32,26 @@ BLAST = BUILD / "blast"
 UPSTREAM = BUILD / "upstream"
 
 
-def prepare() -> None:
-    """Empties what a former run left, and compiles the generator and the far end."""
+def prepare() -> TextIO:
+    """Empties what a former run left, and compiles the generator and the far end.
+
+    No other run can begin while the file that it gives is open.
+    """
     if not Path("/proc/self/smaps_rollup").exists():
         raise CannotRun("The bench reads CPU and memory from Linux's /proc, which is not here.")
+    BUILD.mkdir(exist_ok=True)
+    lock = (BUILD / "lock").open("w", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CannotRun("Another bench runs in this checkout; wait until it has ended.") from None
     for folder in (LOGS, HOMES):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for program in (BLAST, UPSTREAM):
         compile_native(program)
+    return lock
 
 
 def compile_native(program: Path) -> None:

@@ -5,7 +5,9 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,13 @@ def holder(home, *more):
             yield process
         finally:
             process.kill()
+
+
+@pytest.fixture
+def short():
+    """A directory whose path leaves room for a socket's name."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
 
 
 def record(**changes) -> Daemon:
@@ -103,28 +112,21 @@ def test_a_home_that_others_can_write_is_refused(tmp_path, others):
     home.mkdir()
     home.chmod(others)
 
-    with pytest.raises(Unfit, match="can be written by others .*chmod go-w"):
+    with pytest.raises(Unfit, match=r"can be written by others .*chmod go-w"):
         prepare(str(home))
     with pytest.raises(Unfit, match="can be written by others"):
         hold(str(home))
 
 
-def test_a_home_of_another_user_is_refused():
-    owner = os.stat("/proc/1").st_uid
-    if os.geteuid() == 0:
-        pytest.skip("root owns it")
-    with pytest.raises(Unfit, match=f"belongs to user {owner}"):
-        prepare("/usr")
-
-
-def test_a_home_of_another_user_is_refused_to_root_too(tmp_path):
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a directory away")
+def test_a_home_of_another_user_is_refused(tmp_path):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    os.chown(home, 12345, 12345)
+    if os.geteuid() == 0:
+        os.chown(home, 12345, 12345)
+    else:
+        home = "/usr"
 
-    with pytest.raises(Unfit, match="belongs to user 12345"):
+    with pytest.raises(Unfit, match="belongs to user"):
         prepare(str(home))
 
 
@@ -269,10 +271,8 @@ def test_a_look_at_the_lock_does_not_keep_a_hub_from_taking_it(tmp_path):
 
 
 @pytest.mark.promise("F2")
-def test_the_sockets_are_in_a_private_directory_of_the_home(tmp_path):
-    home = tmp_path / "h"
-    if len(str(home)) > 80:
-        pytest.skip("the temporary directory is too deep")
+def test_the_sockets_are_in_a_private_directory_of_the_home(short):
+    home = short / "h"
     prepare(str(home))
 
     http, mcp = socket_paths(str(home))
@@ -283,8 +283,10 @@ def test_the_sockets_are_in_a_private_directory_of_the_home(tmp_path):
 
 
 @pytest.mark.promise("F2")
-def test_a_home_with_a_long_path_has_its_sockets_in_a_short_private_one(tmp_path, monkeypatch):
-    runtime = tmp_path / "r"
+def test_a_home_with_a_long_path_has_its_sockets_in_a_short_private_one(
+    tmp_path, short, monkeypatch
+):
+    runtime = short / "r"
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     homes = [str(tmp_path / ("deep" * 25) / name) for name in "ab"]
@@ -303,11 +305,9 @@ def test_a_home_with_a_long_path_has_its_sockets_in_a_short_private_one(tmp_path
             listener.bind(path)
 
 
-def test_a_long_runtime_directory_is_passed_over_for_a_shorter_one(tmp_path, monkeypatch):
+def test_a_long_runtime_directory_is_passed_over_for_a_shorter_one(tmp_path, short, monkeypatch):
     deep = tmp_path / ("deep" * 25)
-    short = tmp_path / "t"
     deep.mkdir()
-    short.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     monkeypatch.setenv("TMPDIR", str(short))
 
@@ -317,8 +317,10 @@ def test_a_long_runtime_directory_is_passed_over_for_a_shorter_one(tmp_path, mon
 
 
 @pytest.mark.parametrize("squat", ["open", "link", "file"])
-def test_a_socket_directory_that_someone_else_prepared_is_refused(tmp_path, monkeypatch, squat):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_socket_directory_that_someone_else_prepared_is_refused(
+    tmp_path, short, monkeypatch, squat
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     home = str(tmp_path / ("deep" * 25))
     prepare(home)
     place = os.path.dirname(socket_paths(home)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 from tests.net.raw_server import (
@@ -256,6 +257,20 @@ async def test_a_large_body_is_read_whole() -> None:
         assert await get(client, peer.url, limit=len(body)) == (200, body)
 
 
+async def test_a_body_in_very_small_chunks_takes_little_more_room_than_its_size() -> None:
+    answer = CHUNKED + b"2\r\nab\r\n" * 100_000 + b"0\r\n\r\n"
+    async with listening(always(answer)) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        await get(client, peer.url)  # so that only the second answer is weighed
+        tracemalloc.start()
+        try:
+            reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+            assert await reply.body.read(200_000) == b"ab" * 100_000
+            assert tracemalloc.get_traced_memory()[1] < 2_500_000
+        finally:
+            tracemalloc.stop()
+
+
 async def test_a_large_request_arrives_whole() -> None:
     body = bytes(range(256)) * 8192
     async with listening(always(OK)) as peer, a_client() as client:
@@ -346,7 +361,7 @@ async def test_a_reader_that_does_not_read_stops_the_sender() -> None:
         reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
         await asyncio.wait_for(stopped.wait(), BOUND)
         assert sent < total
-        assert reply.body._size < 3 * WAITING_BYTES  # type: ignore[attr-defined]
+        assert len(reply.body._waiting) < 3 * WAITING_BYTES  # type: ignore[attr-defined]
         read = 0
         async for chunk in reply.body.chunks():
             read += len(chunk)
@@ -418,9 +433,13 @@ async def test_closing_the_client_ends_what_is_under_way() -> None:
             await client.close()
             with pytest.raises(Unreachable):
                 await reading
-            with pytest.raises(Unreachable) as caught:
-                await outlet.request("GET", peer.url + "again", {}, timeout=BOUND)
-            assert not caught.value.sent
+            for url in (peer.url, peer.url + "another"):
+                with pytest.raises(Unreachable, match="the hub is going down") as caught:
+                    await outlet.request("GET", url, {}, timeout=BOUND)
+                assert not caught.value.sent
+            with pytest.raises(Unreachable, match="the hub is going down"):
+                await get(client, f"http://localhost:{peer.port}/")
+            assert peer.connections == 1
         await asyncio.wait_for(peer.gone.wait(), BOUND)
 
 

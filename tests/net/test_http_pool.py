@@ -177,6 +177,31 @@ async def test_nothing_is_left_of_connections_that_have_ended() -> None:
         assert (found._idle, found._open, found._dialling) == ([], set(), 0)
 
 
+async def test_a_connection_that_is_made_while_the_client_closes_is_not_used() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.set()
+        await answer.wait()
+        return ["127.0.0.1"]
+
+    async def talk(connection: Talk) -> None:
+        await connection.gone()
+
+    async with listening(talk) as peer, a_client(resolve) as client:
+        outlet = client.reaching(f"http://x:{peer.port}/", allow_private=True)
+        asking = asyncio.ensure_future(
+            outlet.request("GET", f"http://x:{peer.port}/", {}, timeout=BOUND)
+        )
+        await asyncio.wait_for(asked.wait(), BOUND)
+        await client.close()
+        answer.set()
+        with pytest.raises(Unreachable, match="the hub is going down") as caught:
+            await asking
+        assert not caught.value.sent
+        await asyncio.wait_for(peer.gone.wait(), BOUND)
+
+
 async def test_handles_share_connections_but_not_across_rules_of_reach() -> None:
     async with listening(always(OK)) as peer, a_client() as client:
         for allow_private in (False, False, True, True):

@@ -70,12 +70,13 @@ class HttpWire:
         name = params.get("name")
         headers = self._headers(method, name if isinstance(name, str) else None)
         try:
-            async with asyncio.timeout(timeout) as limit:
-                reply = await self._post(headers, rpc.request(id, method, params), timeout + 1)
-                return await self._answer(reply, id, method, updates)
-        except TimeoutError:
-            if not limit.expired():
-                raise
+            deadline = asyncio.get_running_loop().time() + timeout
+            reply = await self._post(headers, rpc.request(id, method, params), timeout)
+            if reply.status != 200 or not _is_stream(reply):
+                return await self._answer(reply, id, method)
+            async with asyncio.timeout_at(deadline):  # a stream's reader keeps the time
+                return await self._answer_in_stream(reply, id, method, updates)
+        except (TimedOut, TimeoutError):
             self._cancel(id, method, f"no answer within {timeout:g} s")
             raise TimedOut(
                 f'server "{self.server}" did not answer "{method}" within {timeout:g} s and was '
@@ -189,17 +190,16 @@ class HttpWire:
 
     # --- receiving ---------------------------------------------------------------------------
 
-    async def _answer(
-        self, reply: Reply, id: int, method: str, updates: Updates
-    ) -> tuple[Any, int]:
-        if method == "initialize":
-            self.session = reply.headers.get("mcp-session-id")
-        if reply.status == 200 and _is_stream(reply):
-            return await self._answer_in_stream(reply, id, method, updates)
+    async def _answer(self, reply: Reply, id: int, method: str) -> tuple[Any, int]:
+        self._note_session(reply, method)
         data = await reply.body.read(MAX_BYTES)
         if reply.status == 200:
             return self._result(self._decoded(data, method), id, method), len(data)
         self._raise_status(reply, data, method)
+
+    def _note_session(self, reply: Reply, method: str) -> None:
+        if method == "initialize":
+            self.session = reply.headers.get("mcp-session-id")
 
     def _decoded(self, data: bytes, method: str) -> Any:
         try:
@@ -246,6 +246,7 @@ class HttpWire:
     async def _answer_in_stream(
         self, reply: Reply, id: int, method: str, updates: Updates
     ) -> tuple[Any, int]:
+        self._note_session(reply, method)
         highest: list[float] = []
         try:
             async for message in self._messages(reply):

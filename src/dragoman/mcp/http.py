@@ -80,7 +80,7 @@ class HttpFace:
         except Malformed as problem:
             await _json(send, 400, rpc.error(None, rpc.PARSE_ERROR, str(problem)))
             return
-        if names_twice(body, rpc.ENVELOPE):
+        if names_twice(body, rpc.ENVELOPE, rpc.PARAMS):
             id = rpc.id_of(message)
             await _json(send, 400, rpc.error(id, rpc.INVALID_REQUEST, "a member is named twice"))
             return

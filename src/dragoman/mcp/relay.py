@@ -45,10 +45,7 @@ MOST_WAITING_BYTES = 32 * 1024 * 1024
 MOST_IN_FLIGHT = 10_000
 HUB_LIMIT = 64 * 1024 * 1024  # a result may carry 10 MB of binary, in base64, more than once
 
-PARSE_ERROR = -32700
-INVALID_REQUEST = -32600
-INTERNAL_ERROR = -32603
-
+PARSE_ERROR, INVALID_REQUEST, INTERNAL_ERROR = -32700, -32600, -32603
 LISTEN = "subscriptions/listen"  # answered when it ends, so nobody waits for that
 INITIALIZED = "notifications/initialized"
 LOST = 'the hub went away while "%s" was under way; it may or may not have been done; ask again'
@@ -99,9 +96,8 @@ class Client:
         error = {"code": code, "message": text, "data": {"kind": kind}}
         self.write(frame(_encode(id=id_, error=error), framing))
 
-    def notify(self, method: str, **params: object) -> None:
-        members = {"params": params} if params else {}
-        self.write(frame(_encode(method=method, **members), self.framing))
+    def notify(self, **members: object) -> None:
+        self.write(frame(_encode(**members), self.framing))
 
 
 class Relay:
@@ -116,7 +112,6 @@ class Relay:
         self._stdin = stdin
         self._client = Client(stdout, self.end)
         self._woken, self._wakes = os.pipe()
-        os.set_blocking(self._woken, False)
         os.set_blocking(self._wakes, False)
         # Held while something is sent and while the connection changes, never while stdout blocks.
         self._lock = threading.Lock()
@@ -129,11 +124,9 @@ class Relay:
         self._waiting_bytes = 0
         self._in_flight: dict[Id, tuple[str, Framing]] = {}
         self._asked: dict[Id, None] = {}  # by the hub, and not answered by the client
-        self._passing = False
-        self._looked = False
+        self._passing = self._looked = False
         self._trouble: tuple[str, str] | None = None  # why there is no hub, and its kind
-        self._boot_after = self._booted_at = 0.0
-        self._backoff = 0.5
+        self._boot_after, self._booted_at, self._backoff = 0.0, 0.0, 0.5
         self._bad_config: object = None
         self._end = self._draining = self._failed = False
         self._ended = threading.Event()
@@ -289,8 +282,8 @@ class Relay:
     def _greet(self, id_: Id, framing: Framing) -> None:
         from dragoman.mcp.revisions import initialize_result
 
-        result = initialize_result(self._hello or {})
-        self._client.write(frame(_encode(id=id_, result=result), framing))
+        answer = _encode(id=id_, result=initialize_result(self._hello or {}))
+        self._client.write(frame(answer, framing))
 
     def _refuse(self, message: Message, text: str, kind: str) -> None:
         for id_, _ in message.requests:
@@ -380,7 +373,7 @@ class Relay:
         return None
 
     def _may_boot(self) -> bool:
-        mended = self._bad_config is not None and self._bad_config != config_stamp(self.home)
+        mended = self._bad_config not in {None, config_stamp(self.home)}
         return mended or time.monotonic() >= self._boot_after
 
     def _give_up(self, text: str, kind: str) -> None:
@@ -393,11 +386,10 @@ class Relay:
     def _introduce(self, sock: socket.socket) -> None:
         """Tells the hub what the client has told already, then lets the reader send."""
         sock.settimeout(None)
-        bound = struct.pack("ll", SEND_SECONDS, 0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         with self._lock:
             known = self._hello is not None and self._initialized
-            if self._hello is not None:
+            if self._hello is not None:  # in one go with what follows: the hub reads in order
                 hello = _encode(id=self._own_id, method="initialize", params=self._hello)
                 sock.sendall(hello + b"\n")
             if known:
@@ -406,7 +398,7 @@ class Relay:
             self._trouble = self._bad_config = None
         stale, self._stale = self._stale, True
         if stale and known:
-            self._client.notify("notifications/tools/list_changed")
+            self._client.notify(method="notifications/tools/list_changed")
         self._wake()
 
     def _pass(self, pieces: list[Piece]) -> None:
@@ -448,7 +440,7 @@ class Relay:
             else:
                 self._client.refuse(id_, framing, INTERNAL_ERROR, LOST % method, "Unreachable")
         for id_ in asked:
-            self._client.notify("notifications/cancelled", requestId=id_)
+            self._client.notify(method="notifications/cancelled", params={"requestId": id_})
         self._passing = False
         if self._draining:
             self._wake()

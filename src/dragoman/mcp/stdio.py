@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         except NotJson as problem:
             self._write(rpc.error(None, rpc.PARSE_ERROR, str(problem)), framing)
             return
-        if names_twice(payload, rpc.ENVELOPE):
+        if names_twice(payload, rpc.ENVELOPE, rpc.PARAMS):
             id = rpc.id_of(message)
             self._write(rpc.error(id, rpc.INVALID_REQUEST, "a member is named twice"), framing)
             return

@@ -55,11 +55,11 @@ class Client:
             await pool.gone.wait()
 
     def pool(self, url: Url, reach: Reach) -> Pool:
-        if self._closed:
-            raise Unreachable(f'will not connect to "{url.shown}": going down', sent=False)
         pool = self._pools.get((url.origin, reach))
         if pool is None:
             pool = self._pools[url.origin, reach] = Pool(reach, self._resolve, self._tls)
+            if self._closed:
+                pool.close()
         return pool
 
     def _tls(self) -> ssl.SSLContext:

@@ -50,8 +50,8 @@ class Exchange:
     """One request and its answer: the `Body` of the reply, once there is a head."""
 
     __slots__ = (
-        "_collecting", "_connection", "_error", "_loop", "_paused", "_shown", "_size", "_timeout",
-        "_timer", "_waiter", "_waiting", "complete", "headers", "method", "status",
+        "_collecting", "_connection", "_error", "_loop", "_paused", "_shown", "_timeout", "_timer",
+        "_waiter", "_waiting", "complete", "headers", "method", "status",
     )  # fmt: skip
 
     def __init__(
@@ -73,8 +73,7 @@ class Exchange:
         self._timeout = timeout
         self._timer = loop.call_at(deadline, self._expire)
         self._waiter: asyncio.Future[None] | None = None
-        self._waiting: list[bytes] = []
-        self._size = 0
+        self._waiting: bytes | bytearray = b""
         self._paused = False
         self._collecting = False
         self._error: TargetFailed | None = None
@@ -91,7 +90,7 @@ class Exchange:
         if not self.complete and int(self.headers.get("content-length", 0)) > limit:
             self.fail(self._too_long(limit))
         while True:
-            if self._size > limit:
+            if len(self._waiting) > limit:
                 self.fail(self._too_long(limit))
                 raise self._too_long(limit)
             if self._error is not None:
@@ -124,9 +123,15 @@ class Exchange:
     # What the connection tells it.
 
     def add(self, data: bytes) -> None:
-        self._waiting.append(data)
-        self._size += len(data)
-        if self._size > WAITING_BYTES and not self._collecting and not self._paused:
+        # One buffer, not a list of pieces: chunks of two bytes would take twenty times their size.
+        if not self._waiting:
+            self._waiting = data
+        elif isinstance(self._waiting, bytearray):
+            self._waiting += data
+        else:
+            self._waiting = bytearray(self._waiting)
+            self._waiting += data
+        if len(self._waiting) > WAITING_BYTES and not self._collecting and not self._paused:
             self._paused = True
             self._connection.pause()
 
@@ -172,12 +177,10 @@ class Exchange:
             self._waiter = None
 
     def _take(self) -> bytes:
-        waiting = self._waiting
-        data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
-        self._waiting = []
-        self._size = 0
+        data = self._waiting
+        self._waiting = b""
         self._resume()
-        return data
+        return data if isinstance(data, bytes) else bytes(data)
 
     def _resume(self) -> None:
         if self._paused:

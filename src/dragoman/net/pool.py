@@ -48,6 +48,7 @@ class Pool:
         return None
 
     async def open(self, url: Url, seconds: float) -> Connection:
+        self._admit(url)
         if len(self._open) + self._dialling >= CONNECTIONS:
             raise Unreachable(
                 f'will not connect to "{url.shown}": {CONNECTIONS} connections to it are in use',
@@ -67,11 +68,16 @@ class Pool:
             self._dialling -= 1
         if self._closed:
             connection.abort()
-            raise Unreachable(f'will not connect to "{url.shown}": going down', sent=False)
+        self._admit(url)
         if not connection.usable:
             raise Unreachable(f'"{url.shown}" closed the connection at once', sent=False)
         self._open.add(connection)
         return connection
+
+    def _admit(self, url: Url) -> None:
+        if self._closed:
+            message = f'will not connect to "{url.shown}": the hub is going down'
+            raise Unreachable(message, sent=False)
 
     def close(self) -> None:
         self._closed = True

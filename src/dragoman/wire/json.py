@@ -60,6 +60,33 @@ def deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def names_twice(text: bytes, outer: tuple[bytes, ...], inner: tuple[bytes, ...]) -> bool:
+    """Whether the outermost object names one of `outer` twice, or its `params` one of `inner`.
+
+    Parsers disagree about which of the two counts, so neither does. The names are given quoted.
+    """
+    if b"\\u" in text or text[:1] == b"[":
+        return _names_twice_slowly(text)
+    if all(text.count(name) < 2 for name in outer) and all(text.count(name) < 2 for name in inner):
+        return False
+    members = _members(text)
+    params = bytes(members.get("params", b""))
+    return _repeats(text, members, outer) or (
+        params[:1] == b"{" and _repeats(params, _members(params), inner)
+    )
+
+
+def _repeats(text: bytes, members: dict[str, msgspec.Raw], names: tuple[bytes, ...]) -> bool:
+    """A name stands once where it is a member; any further time must be inside some value."""
+    values = [bytes(value) for value in members.values()]
+    return any(
+        text.count(name) - sum(value.count(name) for value in values) > 1 for name in names
+    )
+
+
 class _Twice(dict[str, Any]):
     """An object that names a member twice."""
 
@@ -69,14 +96,8 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members if len(members) == len(pairs) else _Twice(members)
 
 
-def names_twice(text: bytes, keys: tuple[bytes, ...]) -> bool:
-    """Whether the outermost object, or its `params`, names one member twice.
-
-    Parsers disagree about which of the two counts, so neither does. `keys` are the quoted names
-    that matter: where each stands at most once in the text and nothing is escaped, that settles it.
-    """
-    if b"\\u" not in text and all(text.count(key) < 2 for key in keys):
-        return False
+def _names_twice_slowly(text: bytes) -> bool:
+    """The same for texts with escapes, which may hide a name, and for batches."""
     message = json.loads(text, object_pairs_hook=_pairs)
     outer = message if isinstance(message, list) else [message]
     return any(

@@ -12,7 +12,8 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
-ENVELOPE = (b'"jsonrpc"', b'"id"', b'"method"', b'"params"', b'"name"', b'"arguments"')
+ENVELOPE = (b'"jsonrpc"', b'"id"', b'"method"', b'"params"')
+PARAMS = (b'"name"', b'"arguments"', b'"_meta"')
 """The members that must not be named twice."""
 
 Id = str | int | float | None

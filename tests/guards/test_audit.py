@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.call import Call, Result
+from dragoman.core.errors import (
+    AmbiguousName,
+    ConfigError,
+    Denied,
+    Full,
+    HubError,
+    InvalidInput,
+    NotFound,
+    TimedOut,
+    Unreachable,
+    WorkFailed,
+)
+from dragoman.core.principal import Principal
+from dragoman.core.tool import tool_nowhere
+from dragoman.core.trace import Trace
+from dragoman.guards.audit import Audit
+from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.records import AuditReader, Record
+
+
+def call_of(arguments: Mapping[str, Any], *, name: str = "files.read", asked: str = "x") -> Call:
+    return Call(
+        caller=Principal("key", "ci", "lab"),
+        tool=tool_nowhere(name, NotFound("nowhere")),
+        asked_as=asked,
+        arguments=arguments,
+        trace=Trace("4f2a", ("a.b", "c.d")),
+        door="mcp-http",
+        extra={},
+    )
+
+
+def records(home: Path) -> list[Record]:
+    reader = AuditReader(home)
+    found = reader.records(100)
+    reader.close()
+    return found
+
+
+async def recorded(home: Path, error: BaseException | None, **arguments: Any) -> Record:
+    """The record of a call with `arguments` that ends with `error`."""
+    log = SqliteAudit(home)
+
+    async def run(call: Call) -> Result:
+        if error is not None:
+            raise error
+        return Result()
+
+    try:
+        if error is None:
+            await Audit(log)(call_of(arguments), run)
+        else:
+            with pytest.raises(type(error)) as raised:
+                await Audit(log)(call_of(arguments), run)
+            assert raised.value is error
+    finally:
+        log.close()
+    return records(home)[0]
+
+
+async def test_the_intent_is_stored_before_the_rest_of_the_road_runs(tmp_path: Path) -> None:
+    log = SqliteAudit(tmp_path)
+    seen: list[Record] = []
+
+    async def run(call: Call) -> Result:
+        seen.extend(records(tmp_path))
+        return Result()
+
+    arguments = {"path": "/tmp/café", "n": 3}
+    await Audit(log)(call_of(arguments, asked="mcp_files_read"), run)
+    log.close()
+    encoded = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False).encode()
+    assert [(record.outcome, record.intent) for record in seen] == [
+        (
+            "running",
+            {
+                "verb": "files.read",
+                "asked_as": "mcp_files_read",
+                "caller": "key:ci",
+                "org": "lab",
+                "door": "mcp-http",
+                "trace": "4f2a",
+                "depth": 2,
+                "args_sha256": hashlib.sha256(encoded).hexdigest(),
+                "args_bytes": len(encoded),
+            },
+        )
+    ]
+    (record,) = records(tmp_path)
+    assert record.outcome == "completed"
+    assert 0 < record.conclusion["duration_ms"] < 10_000
+
+
+ENDS: list[tuple[HubError | Exception, str]] = [
+    (Denied("no policy"), "refused"),
+    (Full("too much"), "refused"),
+    (NotFound("no such tool"), "not_found"),
+    (InvalidInput("n must be a number"), "invalid"),
+    (AmbiguousName("two of them"), "invalid"),
+    (TimedOut("30 s"), "target_failed"),
+    (Unreachable("gone"), "target_failed"),
+    (WorkFailed("it said no"), "target_failed"),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome"), ENDS, ids=lambda each: str(each))
+async def test_an_error_of_the_hub_is_recorded_by_its_class(
+    error: HubError, outcome: str, tmp_path: Path
+) -> None:
+    record = await recorded(tmp_path, error)
+    assert record.outcome == outcome
+    assert record.conclusion["error"] == error.kind
+    assert record.conclusion["message"] == str(error)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("secret"), ConfigError("x"), SystemExit(1)])
+async def test_anything_else_is_recorded_as_a_crash_and_goes_on_up(
+    error: BaseException, tmp_path: Path
+) -> None:
+    record = await recorded(tmp_path, error)
+    assert record.outcome == "crashed"
+    assert "message" not in record.conclusion
+
+
+async def test_a_tool_that_says_it_failed_is_recorded_as_failed(tmp_path: Path) -> None:
+    log = SqliteAudit(tmp_path)
+
+    async def run(call: Call) -> Result:
+        return Result(failed=True)
+
+    assert (await Audit(log)(call_of({}), run)).failed
+    log.close()
+    assert records(tmp_path)[0].outcome == "failed"
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("after", range(8))
+async def test_a_call_cancelled_at_any_moment_is_recorded_once_as_that(
+    after: int, tmp_path: Path
+) -> None:
+    log = SqliteAudit(tmp_path)
+    ran = asyncio.Event()
+
+    async def run(call: Call) -> Result:
+        ran.set()
+        await asyncio.Event().wait()
+        return Result()
+
+    running = asyncio.create_task(Audit(log)(call_of({}), run))
+    await asyncio.sleep(0)
+    await turns(after)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await turns(3)
+    assert not log._running
+    log.close()
+    assert [record.outcome for record in records(tmp_path)] == ["cancelled"]
+    assert ran.is_set() == (after > 1)
+
+
+async def test_a_call_that_cannot_be_recorded_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    log = SqliteAudit(tmp_path)
+    ran = []
+
+    async def run(call: Call) -> Result:
+        ran.append(call)
+        return Result()
+
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    with pytest.raises(Full, match="cannot be recorded"):
+        await Audit(log)(call_of(loop), run)
+    log.close()
+    with pytest.raises(Full, match="going down"):
+        await Audit(log)(call_of({}), run)
+    assert not ran
+
+
+async def test_arguments_that_are_odd_json_are_recorded_all_the_same(tmp_path: Path) -> None:
+    record = await recorded(tmp_path, None, big=2**200, half="\ud800", none=None)
+    assert len(record.intent["args_sha256"]) == 64
+    assert record.outcome == "completed"
+
+
+async def test_names_that_callers_choose_are_cut_and_made_storable(tmp_path: Path) -> None:
+    log = SqliteAudit(tmp_path)
+
+    async def run(call: Call) -> Result:
+        return await call.tool.target.run(call)
+
+    name = "x" * 5_000_000
+    with pytest.raises(NotFound):
+        await Audit(log)(call_of({}, name=name, asked="\ud800é"), run)
+    log.close()
+    (record,) = records(tmp_path)
+    assert record.intent["verb"] == "x" * 199 + "…"
+    assert record.intent["asked_as"] == "?é"
+    assert record.outcome == "not_found"
+
+
+CANARY = "hunter2-correct-horse-battery"
+LEAKS = {
+    "whole": f"'{CANARY}' is not a number",
+    "cut short": f"{CANARY[:20]}… is not a number",
+    "twice": f"{CANARY} and {CANARY}",
+    "cut by the limit": "y" * 285 + CANARY,
+    "in a long message": CANARY + "z" * 100_000,
+}
+
+
+@pytest.mark.parametrize("how", LEAKS)
+async def test_no_value_of_an_argument_is_ever_stored(how: str, tmp_path: Path) -> None:
+    arguments = {"password": CANARY, "deep": [{"list": [CANARY]}], "n": 1234567}
+    error = WorkFailed(LEAKS[how])
+    record = await recorded(tmp_path, error, **arguments)
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert CANARY[:12].encode() not in kept
+    assert CANARY[:4].encode() not in kept
+    assert b"1234567" not in kept
+    assert len(record.conclusion["message"]) <= 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "kept"),
+    [
+        ({"n": 42}, "42 is not of type string, nor is 142", "… is not of type string, nor is 142"),
+        ({"pin": "9f"}, "no file 9f here, but 9fa", "no file … here, but 9fa"),
+        ({"a": 'say "hi" to everybody'}, r'bad: "say \"hi\" to everybody"', 'bad: "…"'),
+        ({"a": "Grüße an alle Leute"}, r"bad: Gr\u00fc\u00dfe an alle Leute!", "bad: …!"),
+        ({"a": "one\ntwo three four"}, r"bad: 'one\ntwo three four'", "bad: '…'"),
+        ({"x": 1.5, "y": True, "z": None, "e": ""}, "1.5 True None", "… True None"),
+    ],
+)
+async def test_values_are_known_again_in_the_ways_messages_write_them(
+    arguments: dict[str, Any], said: str, kept: str, tmp_path: Path
+) -> None:
+    record = await recorded(tmp_path, InvalidInput(said), **arguments)
+    assert record.conclusion["message"] == kept
+
+
+async def test_a_message_is_not_kept_when_there_is_too_much_to_look_for(tmp_path: Path) -> None:
+    many = [f"value number {n}" for n in range(100_000)]
+    record = await recorded(tmp_path, InvalidInput("value number 7 is bad"), many=many)
+    assert record.conclusion["message"] == "(not kept: too many arguments to look for in it)"
+
+
+async def test_a_message_is_cut_to_300_characters(tmp_path: Path) -> None:
+    record = await recorded(tmp_path, Denied("n" * 301))
+    assert record.conclusion["message"] == "n" * 299 + "…"
