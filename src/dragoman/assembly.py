@@ -21,10 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from dragoman import __version__, guards, home
-from dragoman.config import Config, load
+from dragoman.config import Config, load, with_port
 from dragoman.core.bus import Bus
 from dragoman.core.calllog import CallLog
 from dragoman.core.catalog import Catalog
@@ -308,7 +306,7 @@ def _run(
     with home.hold(str(place)):
         config = load(place / "config.toml")
         if port is not None:
-            config = replace(config, server=replace(config.server, port=port))
+            config = with_port(config, port)
         _raise_file_limit()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(place, config, mode, ready, stop))

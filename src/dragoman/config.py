@@ -66,6 +66,11 @@ def parse(text: str, name: str = "config.toml") -> Config:
     return config
 
 
+def with_port(config: Config, port: int) -> Config:
+    server = msgspec.structs.replace(config.server, port=port)
+    return msgspec.structs.replace(config, server=server)
+
+
 def whereabouts(entry: ServerEntry) -> str:
     """How a server is reached, in one line."""
     transport = entry.transport

@@ -236,6 +236,30 @@ async def test_a_head_from_before_the_pruning_is_found(tmp_path: Path) -> None:
     assert "put back" in (verify(home).problem or "")
 
 
+async def test_a_head_of_another_history_with_the_same_key_is_found(tmp_path: Path) -> None:
+    homes = tmp_path / "one", tmp_path / "other"
+    await make(homes[0])
+    shutil.copytree(*homes)
+    for home in homes:
+        audit = SqliteAudit(home)
+        await audit.intend({"verb": home.name})
+        audit.close()
+        assert verify(home).ok
+    shutil.copy(homes[1] / "audit.head", homes[0])
+    verdict = verify(homes[0])
+    assert "is not the one the head was made of" in (verdict.problem or "")
+    assert verdict.at_seq == LAST + 2
+
+
+def test_a_first_start_that_failed_is_no_break(tmp_path: Path) -> None:
+    (tmp_path / "audit.db-wal").mkdir()
+    with pytest.raises(ConfigError, match=r"audit\.db"):
+        SqliteAudit(tmp_path)
+    (tmp_path / "audit.db-wal").rmdir()
+    SqliteAudit(tmp_path).close()
+    assert verify(tmp_path).ok
+
+
 async def test_a_database_put_back_from_an_older_copy_is_found_by_the_head(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
@@ -253,6 +277,7 @@ async def test_a_database_put_back_from_an_older_copy_is_found_by_the_head(tmp_p
 BREAKS: dict[str, Callable[[Path], None]] = {
     "the head was missing": remove("audit.head"),
     "the head was forged": overwrite("audit.head", flip(8)),
+    "the head was forged or damaged": overwrite("audit.head", lambda whole: whole + b"x"),
     "the key was missing": remove("audit.key"),
     f"the head says {LAST} entries were written, the database ends at 0": remove("audit.db"),
     f"the head says {LAST} entries were written, the database ends at {LAST - 3}": sql(

@@ -97,7 +97,7 @@ def test_names_are_checked_and_the_nearest_one_is_suggested(tmp_path: Path) -> N
         store.create("x", owner="ada", expires_at=None, scopes="files")
     with pytest.raises(NotFound, match='no key named "deploy-bto"; did you mean "deploy-bot"'):
         store.revoke("deploy-bto")
-    with pytest.raises(NotFound, match='no key named "zzz"$'):
+    with pytest.raises(NotFound, match=r'no key named "zzz"$'):
         store.revoke("zzz")
     store.close()
 

@@ -97,10 +97,12 @@ def test_a_store_in_no_directory_is_refused(tmp_path: Path) -> None:
 def test_what_is_opened_to_read_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "a #? b.db"
     open_store(path, [ONE]).close()
-    db = open_to_read(path)
+    db = open_to_read(path, 1)
     assert db.execute("SELECT name FROM people").fetchall() == [("ada",)]
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         db.execute("DELETE FROM people")
     db.close()
     with pytest.raises(ConfigError, match=r"none\.db"):
-        open_to_read(tmp_path / "none.db")
+        open_to_read(tmp_path / "none.db", 1)
+    with pytest.raises(ConfigError, match="newer dragoman"):
+        open_to_read(path, 0)

@@ -109,6 +109,8 @@ def shape_tool(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
             continue
         if field == "outputSchema" and revision < R2607 and not _is_object_schema(value):
             continue
+        if field == "inputSchema" and "type" not in value:
+            value = {"type": "object", **value}  # many clients refuse a whole list for want of it
         shaped[field] = value
     return shaped
 
@@ -126,6 +128,7 @@ CONTENT_SINCE = {
     "audio": R2503,
     "resource_link": R2506,
 }
+CONTENT_FIELDS_SINCE = {"_meta": R2506, "icons": R2511}
 
 
 def shape_content(block: Any, revision: int) -> Any:
@@ -135,9 +138,19 @@ def shape_content(block: Any, revision: int) -> Any:
     kind = block.get("type")
     if CONTENT_SINCE.get(str(kind), R2024) > revision:
         return _older(block, kind)
-    if revision < R2506 and "_meta" in block:
-        return {field: value for field, value in block.items() if field != "_meta"}
-    return block
+    shaped = _known_fields(block, revision)
+    resource = shaped.get("resource")
+    if kind == "resource" and isinstance(resource, dict):
+        shaped["resource"] = _known_fields(resource, revision)
+    return shaped
+
+
+def _known_fields(block: Mapping[str, Any], revision: int) -> dict[str, Any]:
+    return {
+        field: value
+        for field, value in block.items()
+        if CONTENT_FIELDS_SINCE.get(field, R2024) <= revision
+    }
 
 
 def _older(block: Mapping[str, Any], kind: object) -> dict[str, Any]:
@@ -154,25 +167,27 @@ def shape_result(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
     if revision == R2607:
         shaped = dict(result)
         meta = shaped.get("_meta")
-        shaped["_meta"] = {**meta, SERVER_KEY: _INFO} if meta else {SERVER_KEY: _INFO}
+        shaped["_meta"] = {**meta, SERVER_KEY: _INFO} if isinstance(meta, dict) else _OWN_META
         shaped["resultType"] = "complete"
         return shaped
     shaped = {key: value for key, value in result.items() if key not in _MODERN_MEMBERS}
-    meta = shaped.get("_meta")
-    if meta is not None and SERVER_KEY in meta:
+    meta = shaped.pop("_meta", None)
+    if isinstance(meta, dict):
         meta = {key: value for key, value in meta.items() if key != SERVER_KEY}
-        shaped.pop("_meta") if not meta else shaped.update(_meta=meta)
+        if meta:
+            shaped["_meta"] = meta
     if "structuredContent" in shaped and (
         revision < R2506 or not isinstance(shaped["structuredContent"], dict)
     ):
         del shaped["structuredContent"]
-    if revision < R2506:
+    if revision < R2511:
         shaped["content"] = [shape_content(block, revision) for block in shaped["content"]]
     return shaped
 
 
 _MODERN_MEMBERS = frozenset({"resultType", "ttlMs", "cacheScope"})
 _INFO = server_info(R2607)
+_OWN_META = {SERVER_KEY: _INFO}
 
 
 def list_tail(revision: int) -> dict[str, Any]:
@@ -183,5 +198,5 @@ def list_tail(revision: int) -> dict[str, Any]:
         "resultType": "complete",
         "ttlMs": 0,
         "cacheScope": "private",
-        "_meta": {SERVER_KEY: _INFO},
+        "_meta": _OWN_META,
     }

@@ -88,7 +88,7 @@ class Face:
         params = message.get("params") or {}
         revision = revision_of(params, peer)
         if revision is None:
-            return unsupported(id, params)
+            return unsupported(id, params["_meta"][MODERN_KEY])
         if revision == R2607 and (problem := _lacking(params)):
             return rpc.error(id, rpc.INVALID_PARAMS, problem)
         if not knows(revision, method):
@@ -132,6 +132,7 @@ class Face:
                 extra={"_meta": meta_to_pass(params)},
                 updates=_updates(params, revision, push),
             )
+            return rpc.result(id, shape_result(mcp_from_result(result), revision))
         except HubError as error:
             shown = as_result(error, revision)
             if shown is None:
@@ -139,8 +140,8 @@ class Face:
             return rpc.result(id, shape_result(shown, revision))
         except Exception:
             log.exception("a call of %r crashed", name)
-            return rpc.error(id, rpc.INTERNAL_ERROR, f'"{name}" failed inside the hub; see its log')
-        return rpc.result(id, shape_result(mcp_from_result(result), revision))
+            problem = f'"{name[:200]}" failed inside the hub; see its log'
+            return rpc.error(id, rpc.INTERNAL_ERROR, problem)
 
     # --- lists -------------------------------------------------------------------------------
 
@@ -196,12 +197,12 @@ def _lacking(params: Mapping[str, Any]) -> str | None:
     return None
 
 
-def unsupported(id: rpc.Id, params: Mapping[str, Any]) -> bytes:
-    requested = params["_meta"][MODERN_KEY]
+def unsupported(id: rpc.Id, requested: Any) -> bytes:
+    requested = str(requested)[:40]
     return rpc.error(
         id,
         UNSUPPORTED_VERSION,
-        f"revision {str(requested)[:40]!r} cannot be asked for like this",
+        f"revision {requested!r} is not spoken here, or not asked for like this",
         {"supported": list(NAMES), "requested": requested},
     )
 
@@ -251,7 +252,7 @@ def _name_in(cursor: Any) -> str | None:
     if not isinstance(cursor, str):
         return None
     try:
-        return base64.urlsafe_b64decode(cursor.encode()).decode()
+        return base64.b64decode(cursor, b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         return None
 

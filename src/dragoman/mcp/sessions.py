@@ -15,13 +15,14 @@ from time import monotonic
 
 from dragoman.core.principal import Principal
 from dragoman.core.view import View
-from dragoman.mcp.revisions import R2607
 from dragoman.mcp.server import LIST_CHANGED, Peer
 
 MAX_SESSIONS = 10_000
 IDLE_SECONDS = 1_800
 MAX_ENDED = 10_000
 MAX_STREAMS = 4
+_REVISIONS = "0123"
+"""Those that shake hands, as an id begins."""
 
 
 class Session(Peer):
@@ -60,7 +61,7 @@ class Sessions:
             session.used = monotonic()
             self._open.move_to_end(id)
             return session
-        if id in self._ended or len(id) != 65 or not id[0].isdigit() or int(id[0]) >= R2607:
+        if id in self._ended or len(id) != 65 or id[0] not in _REVISIONS:
             return None
         nonce, seal = id[:33], id[33:]
         if not hmac.compare_digest(self._seal(nonce, principal).encode(), seal.encode()):

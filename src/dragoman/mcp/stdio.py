@@ -108,10 +108,10 @@ class Connection(asyncio.Protocol):
             id = rpc.id_of(message)
             self._write(rpc.error(id, rpc.INVALID_REQUEST, "a member is named twice"), framing)
             return
-        method = message.get("method") if isinstance(message, dict) else None
-        if method == "notifications/cancelled":
+        told = message.get("method") if isinstance(message, dict) and "id" not in message else None
+        if told == "notifications/cancelled":
             self._cancel(message)
-        elif method == "notifications/initialized":
+        elif told == "notifications/initialized":
             self._initialized = True
         else:
             self._answer(message, framing)

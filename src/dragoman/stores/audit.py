@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,13 +30,12 @@ from dragoman.stores.chain import (
     ORIGIN,
     OUTCOME,
     START,
-    Broken,
     Seal,
     Tip,
+    departure,
     make_key,
-    read_anchor,
     read_key,
-    walk,
+    tail,
 )
 from dragoman.stores.sqlite import open_store
 
@@ -138,8 +138,6 @@ class SqliteAudit:
         if self._pending:
             log.error("%d outcomes could not be written to the audit", len(self._pending))
         self._db.close()
-        if self._checkpointing is None:
-            self._second.close()
         os.close(self._head)
 
     async def prune(self, older_than_seconds: float, max_entries: int) -> int:
@@ -159,54 +157,53 @@ class SqliteAudit:
     def _open(self) -> None:
         path = self._home / DATABASE
         key = read_key(self._home)
-        made_key = key is None
+        fresh = key is None and not os.pread(self._head, 1, 0) and not path.exists()
+        lost_key = key is None and not fresh
         if key is None:
             key = make_key(self._home)
         self._seal = Seal(key)
+        if fresh:
+            # At once, so that a key or entries without a head are never our own doing.
+            os.pwrite(self._head, self._seal.head(ORIGIN), 0)
         self._db = open_store(path, MIGRATIONS, durable=self._durable)
-        self._second = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
             self._db.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
             self._db.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
             self._inode = path.stat().st_ino
-            self._begin(made_key)
-        except (OSError, sqlite3.Error, Full) as error:
+            self._begin(lost_key)
+            if not self._write():
+                raise OSError(self._failure)
+        except (OSError, sqlite3.Error) as error:
             self._db.close()
-            self._second.close()
             raise ConfigError(
                 f'the audit "{path}" cannot be written ({error}); check the space left there and '
                 "whether another program holds it"
             ) from error
 
-    def _begin(self, made_key: bool) -> None:
+    def _begin(self, lost_key: bool) -> None:
         """Goes on where the chain ends. Where that is not where it was left, the first thing to go
         in is an entry that says so: it cannot be taken out again unseen."""
         record = os.pread(self._head, 1024, 0)
-        tail = _tail(self._db)
         head = self._seal.tip_from_head(record)
-        problem = None
-        if made_key:
-            if record or tail.seq:
-                problem = "the key was missing, so nothing from before this entry can be proved"
+        end = tail(self._db)
+        if lost_key:
+            problem: str | None = "the key was missing, so nothing before this entry can be proved"
         elif not record:
-            problem = f"the head was missing, the database ends at entry {tail.seq}"
+            problem = f"the head was missing, the database ends at entry {end.seq}"
         elif head is None:
-            problem = f"the head was forged or damaged, the database ends at entry {tail.seq}"
+            problem = f"the head was forged or damaged, the database ends at entry {end.seq}"
         else:
-            problem = _departure(self._db, self._seal, head, tail)
-        self._tip = tail
+            problem = departure(self._db, self._seal, head, end)
+        self._tip = end
         if problem is not None:
             log.error("the audit in %s is not as it was left: %s", self._home, problem)
             # Above whatever the head has seen, so that no number is given twice.
-            self._tip = Tip(max(tail.seq, head.seq if head else 0), tail.mac)
+            self._tip = Tip(max(end.seq, head.seq if head else 0), end.mac)
+            os.ftruncate(self._head, 0)
             body = self._encode({"problem": problem})
             self._pending.append(Pending(BREAK, None, time.time(), body, None))
-        elif not record:
-            # Before the first commit, so that entries without a head are never our own doing.
-            os.pwrite(self._head, self._seal.head(ORIGIN), 0)
         body = self._encode({"pid": os.getpid()})
         self._pending.append(Pending(START, None, time.time(), body, None))
-        self.flush()
 
     def _later(self, seconds: float) -> None:
         if self._timer is None:
@@ -367,13 +364,12 @@ class SqliteAudit:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        self._checkpointing = loop.run_in_executor(None, _checkpoint, self._second)
+        path = self._home / DATABASE
+        self._checkpointing = loop.run_in_executor(None, _checkpoint, path)
         self._checkpointing.add_done_callback(self._checkpointed)
 
     def _checkpointed(self, done: asyncio.Future[None]) -> None:
         self._checkpointing = None
-        if self._closed:
-            self._second.close()
 
 
 def _open_head(home: Path) -> int:
@@ -393,37 +389,11 @@ def _open_head(home: Path) -> int:
     raise ConfigError(f'another hub writes the audit in "{home}"; end it, or use another home')
 
 
-def _tail(db: sqlite3.Connection) -> Tip:
-    """Where the database ends, as it says itself."""
-    row = db.execute("SELECT seq, mac FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
-    row = row or db.execute("SELECT seq, mac FROM anchor").fetchone() or ORIGIN
-    seq, mac = row
-    whole = isinstance(mac, bytes) and len(mac) == 32
-    return Tip(seq, mac if whole else ORIGIN.mac)
-
-
-def _departure(db: sqlite3.Connection, seal: Seal, head: Tip, tail: Tip) -> str | None:
-    """In what the database is other than the head says. It may be ahead, by what was committed just
-    before the hub was killed, if that follows from the head."""
-    if head.seq > tail.seq:
-        return (
-            f"the head says {head.seq} entries were written, the database ends at {tail.seq}: "
-            "entries were taken out, or lost with the power"
-        )
+def _checkpoint(path: Path) -> None:
     try:
-        row = db.execute("SELECT mac FROM entries WHERE seq = ?", (head.seq,)).fetchone()
-        mac = row[0] if row else read_anchor(db, seal).mac
-        if mac != head.mac:
-            return f"entry {head.seq} is not the one the head was made of"
-        for _ in walk(db, seal, head):
-            pass
-    except Broken as broken:
-        return broken.problem
-    return None
-
-
-def _checkpoint(db: sqlite3.Connection) -> None:
-    try:
-        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        # `rw`, or a database that was taken away would be made anew.
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.Error as error:
         log.warning("the audit's log could not be copied into its database: %s", error)

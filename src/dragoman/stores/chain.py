@@ -197,3 +197,32 @@ def walk(db: sqlite3.Connection, seal: Seal, tip: Tip) -> Iterator[Tip]:
             raise Broken(f"entry {seq} records a break: {body.decode(errors='replace')}", seq)
         tip = Tip(seq, mac)
         yield tip
+
+
+def tail(db: sqlite3.Connection) -> Tip:
+    """Where the database ends, as it says itself."""
+    row = db.execute("SELECT seq, mac FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+    row = row or db.execute("SELECT seq, mac FROM anchor").fetchone() or ORIGIN
+    seq, mac = row
+    whole = isinstance(mac, bytes) and len(mac) == 32
+    return Tip(seq, mac if whole else ORIGIN.mac)
+
+
+def departure(db: sqlite3.Connection, seal: Seal, head: Tip, end: Tip) -> str | None:
+    """In what the database is other than the head says. It may be ahead, by what was committed just
+    before the hub was killed, if that follows from the head."""
+    if head.seq > end.seq:
+        return (
+            f"the head says {head.seq} entries were written, the database ends at {end.seq}: "
+            "entries were taken out, or lost with the power"
+        )
+    try:
+        row = db.execute("SELECT mac FROM entries WHERE seq = ?", (head.seq,)).fetchone()
+        mac = row[0] if row else read_anchor(db, seal).mac
+        if mac != head.mac:
+            return f"entry {head.seq} is not the one the head was made of"
+        for _ in walk(db, seal, head):
+            pass
+    except Broken as broken:
+        return broken.problem
+    return None

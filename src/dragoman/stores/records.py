@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import NotFound
-from dragoman.stores.chain import BREAK, DATABASE, HEAD, INTENT, OUTCOME, START
+from dragoman.stores.chain import BREAK, DATABASE, HEAD, INTENT, MIGRATIONS, OUTCOME, START
 from dragoman.stores.sqlite import open_to_read
 
 RUNNING = "running"
 UNKNOWN = "unknown"
 """The hub that wrote the intent is gone and left no outcome: it may or may not have happened."""
+
+
+DAMAGED: Mapping[str, Any] = {"damaged": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ class AuditReader:
         self._home = home
         if not (home / DATABASE).exists():
             raise NotFound(f'there is no audit in "{home}"; a hub makes it when it first runs')
-        self._db = open_to_read(home / DATABASE)
-        self._decode = msgspec.json.Decoder(dict[str, Any]).decode
+        self._db = open_to_read(home / DATABASE, len(MIGRATIONS))
+        self._decoder = msgspec.json.Decoder(dict[str, Any])
 
     def records(
         self,
@@ -124,6 +127,12 @@ class AuditReader:
                 else:
                     state = RUNNING if alive and seq > started else UNKNOWN
                     yield Record(seq, seq, at, self._decode(body), state, {})
+
+    def _decode(self, body: bytes) -> Mapping[str, Any]:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, TypeError, ValueError):
+            return DAMAGED  # somebody changed it: `verify` says more
 
     def _break(self, seq: int, at: float, body: bytes) -> Record:
         return Record(seq, seq, at, {}, BREAK, self._decode(body))

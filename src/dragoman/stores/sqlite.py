@@ -50,15 +50,16 @@ def open_store(
     return db
 
 
-def open_to_read(path: Path, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
-    """For another process than the one that writes, or when none does. Never changes the file."""
+def open_to_read(path: Path, known: int) -> sqlite3.Connection:
+    """The database at `path`, of version `known` or older, which is never changed. For another
+    process than the one that writes, or when none does."""
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
-        db = sqlite3.connect(uri, uri=True, timeout=busy_seconds, isolation_level=None)
+        db = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
         try:
             db.execute("PRAGMA trusted_schema=OFF")
-            db.execute("PRAGMA user_version").fetchone()
-        except sqlite3.Error:
+            _check_version(db, path, known)
+        except (sqlite3.Error, ConfigError):
             db.close()
             raise
     except sqlite3.Error as error:
@@ -79,14 +80,13 @@ def _keep_private(path: Path) -> None:
             path.chmod(0o600)
 
 
-def _check_version(db: sqlite3.Connection, path: Path, known: int) -> int:
+def _check_version(db: sqlite3.Connection, path: Path, known: int) -> None:
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > known:
         raise ConfigError(
             f'"{path}" was written by a newer dragoman: its version is {version}, this one knows '
             f"{known}; nothing was changed: install the newer dragoman, or use another home"
         )
-    return version
 
 
 def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:

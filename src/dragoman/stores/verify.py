@@ -13,6 +13,7 @@ from dragoman.stores.chain import (
     DATABASE,
     HEAD,
     KEY,
+    MIGRATIONS,
     Broken,
     Seal,
     Tip,
@@ -80,7 +81,7 @@ def _open(home: Path) -> sqlite3.Connection:
     path = home / DATABASE
     if not path.exists():
         raise Broken(f'the database "{path}" is missing, though a hub has written one', None)
-    return open_to_read(path)
+    return open_to_read(path, len(MIGRATIONS))
 
 
 def _prove(

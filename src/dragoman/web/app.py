@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from dragoman.core.errors import HubError
 from dragoman.core.principal import Principal
 from dragoman.web.api import Api, Response, problem
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.body import Gone, Receive, TooLarge, read_body
+from dragoman.web.body import BODY_SECONDS, Gone, Receive, TooLarge, read_body
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
 
@@ -22,6 +22,27 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths that need no key."""
+MAY_REPEAT = frozenset({b"accept"})
+READ = frozenset(
+    {
+        *(b"accept", b"host", b"origin", b"authorization", b"content-type"),
+        *(b"mcp-session-id", b"mcp-protocol-version", b"mcp-method", b"mcp-name"),
+    }
+)
+"""The headers that the hub goes by."""
+
+
+class Sender:
+    """ASGI's `send`, and `whole` for a response that is all there: True if it was sent."""
+
+    __slots__ = ("_send", "whole")
+
+    def __init__(self, send: Send, whole: Callable[..., bool]) -> None:
+        self._send = send
+        self.whole = whole
+
+    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        return self._send(message)
 
 
 class App:
@@ -38,7 +59,13 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        send = Sender(send, scope["whole"])
         fields = dict(scope["headers"])
+        if len(fields) != len(scope["headers"]) and (
+            twice := named_twice(scope["headers"], fields)
+        ):
+            await reply(send, problem(400, f"the header {twice.decode('latin-1')} is named twice"))
+            return
         host = fields.get(b"host")
         if not self._names.knows_host(host):
             await reply(
@@ -83,6 +110,7 @@ class OwnerApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            send = Sender(send, scope["whole"])
             fields = dict(scope["headers"])
             await serve(scope, receive, send, fields, self._owner, self._mounts, self._api)
 
@@ -97,12 +125,29 @@ _UNAUTHORIZED = Response(
 )
 
 
+_TOO_SLOW = problem(408, f"the body did not come within {BODY_SECONDS:g} s")
 _TOO_LARGE = Response(
     413,
     rpc.error(
         None, rpc.INVALID_REQUEST, f"a message may have {MAX_BYTES} bytes and this one has more"
     ),
 )
+
+
+def named_twice(
+    headers: Sequence[tuple[bytes, bytes]], fields: MutableMapping[bytes, bytes]
+) -> bytes | None:
+    """The header that must stand once and stands twice, so that nobody can tell which counts.
+
+    Those that are lists are joined in `fields`.
+    """
+    for name in READ:
+        values = [value for other, value in headers if other == name]
+        if len(values) > 1:
+            if name not in MAY_REPEAT:
+                return name
+            fields[name] = b", ".join(values)
+    return None
 
 
 async def serve(
@@ -114,12 +159,15 @@ async def serve(
     mounts: Mapping[str, Asgi],
     api: Api,
 ) -> None:
+    # What a stranger has to say is not worth reading.
+    wanted = scope["method"] == "POST" and principal is not None
     try:
-        body = await read_body(fields, receive) if scope["method"] == "POST" else b""
+        body = await read_body(fields, receive) if wanted else b""
     except TooLarge:
         await reply(send, _TOO_LARGE)
         return
-    except Gone:
+    except Gone:  # or too slow, and then this is read
+        await reply(send, _TOO_SLOW)
         return
     mounted = mounts.get(scope["path"])
     if mounted is not None and principal is not None:
@@ -129,7 +177,8 @@ async def serve(
         await mounted(scope, receive, send)
         return
     try:
-        response = await api.respond(scope["method"], scope["path"], fields, principal, body)
+        path = scope["raw_path"].decode("latin-1")  # not unquoted: a name may hold a slash
+        response = await api.respond(scope["method"], path, fields, principal, body)
     except Exception:
         log.exception("%s %s crashed", scope["method"], scope["path"])
         response = problem(500, "the hub failed at this; see its log")

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import Any
 
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 HEAD_SECONDS = 10.0
@@ -66,6 +71,35 @@ class Connection(HttpToolsProtocol):
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.scope["whole"] = partial(_send_whole, cycle)  # type: ignore[typeddict-unknown-key]
+        super()._start_asgi_task(cycle, app)
+
+
+def _send_whole(
+    cycle: RequestResponseCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+) -> bool:
+    """A response that is all there, in one write: ASGI's two messages are two packets.
+
+    False where it must go by ASGI after all: to a client that does not read, or to a HEAD.
+    """
+    if cycle.flow.write_paused or cycle.scope["method"] == "HEAD" or cycle.response_started:
+        return False
+    if cycle.disconnected:
+        return True
+    lines = [STATUS_LINE[status]]
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    if not cycle.keep_alive:
+        lines.append(b"connection: close\r\n")
+    lines += (b"content-length: %d\r\n\r\n" % len(body), body)
+    cycle.response_started = cycle.response_complete = True
+    cycle.transport.write(b"".join(lines))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+    return True
 
 
 class Listener:

@@ -50,7 +50,7 @@ class Metrics:
         lines.append(f"dragoman_call_seconds_count {seen}")
         for name, (meaning, value) in gauges.items():
             lines += _head(name, "gauge", meaning)
-            lines.append(f"{name} {value:g}")
+            lines.append(f"{name} {round(value, 3)}")
         return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ def document() -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "schemas": _SCHEMAS,
         },
-        "paths": {path: {method: _operation(*about)} for path, method, *about in _OPERATIONS},
+        "paths": {path: {method: _operation(path, *about)} for path, method, *about in _OPERATIONS},
     }
 
 
@@ -101,12 +101,12 @@ _OPERATIONS: list[tuple[Any, ...]] = [
 
 
 def _operation(
-    summary: str, answer: str | None, errors: list[int], body: str | None = None
+    path: str, summary: str, answer: str | None, errors: list[int], body: str | None = None
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": summary, "responses": {"200": _content(answer)}}
     for status in [401, *errors] if answer is not None else errors:
         operation["responses"][str(status)] = _content("Error", "It could not be done")
-    if "{name}" in summary or errors[:1] == [404] or 409 in errors:
+    if "{name}" in path:
         name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
         operation["parameters"] = [name]
     if body is not None:

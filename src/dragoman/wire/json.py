@@ -47,7 +47,7 @@ def decode(text: bytes | bytearray | memoryview, *, max_tokens: int = MAX_TOKENS
 
 def deeper_than(value: Any, limit: int) -> bool:
     level = [value]
-    for _ in range(limit + 1):
+    for _ in range(limit):
         inner: list[Any] = []
         for item in level:
             if isinstance(item, dict):
@@ -68,23 +68,33 @@ def names_twice(text: bytes, outer: tuple[bytes, ...], inner: tuple[bytes, ...])
 
     Parsers disagree about which of the two counts, so neither does. The names are given quoted.
     """
-    if b"\\u" in text or text[:1] == b"[":
+    if b"\\u" in text or text[:1] != b"{":
         return _names_twice_slowly(text)
-    if all(text.count(name) < 2 for name in outer) and all(text.count(name) < 2 for name in inner):
-        return False
-    members = _members(text)
-    params = bytes(members.get("params", b""))
-    return _repeats(text, members, outer) or (
-        params[:1] == b"{" and _repeats(params, _members(params), inner)
-    )
+    count = text.count
+    for name in outer:
+        if count(name) > 1 and _repeats(text, name):
+            return True
+    for name in inner:
+        if count(name) > 1:
+            params = bytes(_outermost(text).params)
+            if params[:1] == b"{" and _repeats(params, name):
+                return True
+    return False
 
 
-def _repeats(text: bytes, members: dict[str, msgspec.Raw], names: tuple[bytes, ...]) -> bool:
+class _Outermost(msgspec.Struct):
+    params: msgspec.Raw = msgspec.Raw(b"")
+
+
+_outermost = msgspec.json.Decoder(_Outermost).decode
+
+
+def _repeats(text: bytes, name: bytes) -> bool:
     """A name stands once where it is a member; any further time must be inside some value."""
-    values = [bytes(value) for value in members.values()]
-    return any(
-        text.count(name) - sum(value.count(name) for value in values) > 1 for name in names
-    )
+    further = text.count(name) - 1
+    for value in _members(text).values():
+        further -= bytes(value).count(name)
+    return further > 0
 
 
 class _Twice(dict[str, Any]):
@@ -98,7 +108,10 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _names_twice_slowly(text: bytes) -> bool:
     """The same for texts with escapes, which may hide a name, and for batches."""
-    message = json.loads(text, object_pairs_hook=_pairs)
+    try:
+        message = json.loads(text, object_pairs_hook=_pairs)
+    except ValueError:  # a number too long to convert: nothing that a message has use for
+        return True
     outer = message if isinstance(message, list) else [message]
     return any(
         isinstance(item, _Twice)

@@ -55,7 +55,7 @@ def flaw(message: Any) -> str | None:
     if "method" in message:
         if not isinstance(message["method"], str):
             return '"method" must be a string'
-        if not isinstance(message.get("params", {}), dict):
+        if not isinstance(message.get("params"), dict | None):
             return '"params" must be an object'
     elif "result" not in message and "error" not in message:
         return 'a message has a "method", a "result" or an "error"'

@@ -1,0 +1,94 @@
+"""Envelopes: what is a message, and under which id a bad one is answered."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dragoman.wire import rpc
+
+GOOD: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "m", "params": {}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GOOD,
+        {"jsonrpc": "2.0", "id": "a", "method": "m"},
+        {"jsonrpc": "2.0", "id": 1.5, "method": "m"},
+        {"jsonrpc": "2.0", "method": "m"},
+        {**GOOD, "params": None},
+        {"jsonrpc": "2.0", "id": 1, "result": None},
+        {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": ""}},
+        {**GOOD, "more": 1},
+    ],
+)
+def test_a_message_has_no_flaw(message: Any) -> None:
+    assert rpc.flaw(message) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (None, "object"),
+        ([], "object"),
+        ("x", "object"),
+        (7, "object"),
+        ({}, "jsonrpc"),
+        ({**GOOD, "jsonrpc": "1.0"}, "jsonrpc"),
+        ({**GOOD, "jsonrpc": 2.0}, "jsonrpc"),
+        ({**GOOD, "method": 7}, "method"),
+        ({**GOOD, "method": None}, "method"),
+        ({**GOOD, "params": []}, "params"),
+        ({**GOOD, "params": "x"}, "params"),
+        ({**GOOD, "params": 0}, "params"),
+        ({**GOOD, "id": None}, "id"),
+        ({**GOOD, "id": True}, "id"),
+        ({**GOOD, "id": {}}, "id"),
+        ({**GOOD, "id": [1]}, "id"),
+        ({"jsonrpc": "2.0", "id": 1}, "method"),
+    ],
+)
+def test_each_flaw_is_said_in_words(message: Any, words: str) -> None:
+    assert f'"{words}"' in (rpc.flaw(message) or "") or words in (rpc.flaw(message) or "")
+
+
+@pytest.mark.parametrize(
+    ("message", "id"),
+    [
+        ({"id": 7}, 7),
+        ({"id": "x"}, "x"),
+        ({"id": 1.5}, 1.5),
+        ({"id": True}, None),
+        ({"id": [7]}, None),
+        ({}, None),
+        ([{"id": 7}], None),
+        (None, None),
+    ],
+)
+def test_a_bad_message_is_answered_under_its_own_id_where_that_is_one(
+    message: Any, id: rpc.Id
+) -> None:
+    assert rpc.id_of(message) == id
+
+
+def test_answers_are_envelopes() -> None:
+    assert json.loads(rpc.result(1, {"a": 1})) == {"jsonrpc": "2.0", "id": 1, "result": {"a": 1}}
+    assert rpc.result_encoded("é", b'{"a":1}') == rpc.result("é", {"a": 1})
+    error = {"code": -1, "message": "m"}
+    assert json.loads(rpc.error(None, -1, "m")) == {"jsonrpc": "2.0", "id": None, "error": error}
+    assert json.loads(rpc.error(2**70, -1, "m", [1])) == {
+        "jsonrpc": "2.0",
+        "id": 2**70,
+        "error": {**error, "data": [1]},
+    }
+    assert json.loads(rpc.notification("n")) == {"jsonrpc": "2.0", "method": "n"}
+    assert json.loads(rpc.notification("n", {})) == {"jsonrpc": "2.0", "method": "n", "params": {}}
+    assert json.loads(rpc.request(1, "m", {"a": []})) == {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "m",
+        "params": {"a": []},
+    }

@@ -1,0 +1,72 @@
+"""Server-sent events: however the bytes are cut, the same events come out, within limits."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.wire.sse import KEEPALIVE, Parser, ServerEvent, TooLong, event
+
+STREAM = (
+    b"\xef\xbb\xbf: hello\n\nevent: a\nid: 7\ndata: 1\ndata: 2\n\n"
+    b"data:3\r\n\r\n"
+    b"event: none\n\n"
+    b"retry: 250\nretry: soon\ndata\n\n"
+    b"id: \0bad\rdata: last\r\r"
+    b"unknown: x\ndata: \xff\n\n"
+    b"data: not ended"
+)
+EVENTS = [
+    ServerEvent("a", b"1\n2", "7"),
+    ServerEvent("message", b"3", "7"),
+    ServerEvent("message", b"", "7"),
+    ServerEvent("message", b"last", "7"),
+    ServerEvent("message", b"\xff", "7"),
+]
+
+
+def test_events_are_read_as_the_standard_says() -> None:
+    parser = Parser()
+    assert parser.feed(STREAM) == EVENTS
+    assert parser.retry == 250
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_any_cut_of_a_stream_gives_the_same_events(cuts: list[int]) -> None:
+    parser = Parser()
+    got = []
+    edges = [0, *sorted(cuts), len(STREAM)]
+    for start, end in pairwise(edges):
+        got += parser.feed(STREAM[start:end])
+    assert got == EVENTS
+
+
+def test_an_event_that_is_written_is_read_again() -> None:
+    assert Parser().feed(KEEPALIVE + event(b'{"a":1}')) == [
+        ServerEvent("message", b'{"a":1}', None)
+    ]
+    assert Parser().feed(event(b"x", name="n", id="i")) == [ServerEvent("n", b"x", "i")]
+
+
+@pytest.mark.promise("N1")
+@pytest.mark.parametrize(
+    "stream", [b"data: " + b"x" * 200, b"data: 1234567\n" * 20, b"x" * 200, b": " + b"x" * 200]
+)
+def test_an_event_over_the_limit_is_refused_before_it_ends(stream: bytes) -> None:
+    parser = Parser(limit=100)
+    with pytest.raises(TooLong):
+        parser.feed(stream)
+
+
+def test_a_long_event_in_small_pieces_is_searched_once() -> None:
+    parser = Parser()
+    begun = time.perf_counter()
+    parser.feed(b"data: ")
+    for _ in range(40_000):
+        parser.feed(b"x" * 200)
+    assert parser.feed(b"\n\n")[0].data == b"x" * 8_000_000
+    assert time.perf_counter() - begun < 5
