@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import ipaddress
 import logging
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman import __version__, guards, home
-from dragoman.config import Config, load, with_port
+from dragoman.config import Config, load, read_env, with_port
 from dragoman.core.bus import Bus
 from dragoman.core.calllog import CallLog
 from dragoman.core.catalog import Catalog
@@ -204,17 +205,17 @@ class Instance:
                 continue
             seen = now
             try:
-                config = load(file)
+                config, lookup = load(file), _lookup(self.place)
             except ConfigError as error:
                 self.config_problem = str(error)
                 log.error("the new configuration is not used: %s", error)
                 continue
             self.config_problem = None
-            await self._apply(config)
+            await self._apply(config, lookup)
 
-    async def _apply(self, config: Config) -> None:
+    async def _apply(self, config: Config, lookup: Mapping[str, str]) -> None:
         self._lookup.clear()
-        self._lookup.update(_lookup(self.place))
+        self._lookup.update(lookup)
         old, self.config = self.config, config
         self._stdio_view = View(tuple(config.mcp.stdio_expose))
         for part in ("api_key", "server", "limits", "audit"):
@@ -336,6 +337,7 @@ async def _serve(
     instance = Instance(place, config, mode)
     try:
         await instance.start()
+        _settle_garbage()
         ready(instance)
         await ended.wait()
     finally:
@@ -361,13 +363,13 @@ async def _within(seconds: float, work: Any) -> None:
 
 def _lookup(place: Path) -> dict[str, str]:
     """The environment, and the home's `env` file for what is not in it."""
-    values: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        for line in (place / "env").read_text(encoding="utf-8").splitlines():
-            name, equals, value = line.partition("=")
-            if equals and not name.lstrip().startswith("#"):
-                values[name.strip()] = value
-    return {**values, **os.environ}
+    try:
+        data = (place / "env").read_bytes()
+    except FileNotFoundError:
+        data = None
+    except OSError as error:
+        raise ConfigError(f"{place / 'env'} cannot be read: {error.strerror}") from None
+    return {**read_env(data), **os.environ}
 
 
 def _key(place: Path) -> bytes:
@@ -427,6 +429,13 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _settle_garbage() -> None:
+    """What is here by now stays: the collector need not look at it with every few hundred calls."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def _raise_file_limit() -> None:

@@ -304,3 +304,19 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     if field.default is msgspec.NODEFAULT:
         return "required"
     return "none" if field.default is None else str(field.default)
+
+
+# --- the env file beside it ---------------------------------------------------------------------
+
+
+def read_env(data: bytes | None) -> dict[str, str]:
+    """NAME=value lines; everything after the first "=" is the value, as it stands."""
+    try:
+        text = (data or b"").decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the env file in the home is not UTF-8 (byte {error.start}); save it as UTF-8"
+        ) from None
+    lines = (line.removesuffix("\r") for line in text.split("\n"))
+    pairs = (line.partition("=") for line in lines if not line.lstrip().startswith("#"))
+    return {name.strip(): value for name, sign, value in pairs if sign and name.strip()}

@@ -17,8 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dragoman.cli.clients import CLIENTS
-from dragoman.cli.import_ import import_command, parts, read_env
+from dragoman.cli.import_ import import_command
+from dragoman.cli.references import parts
 from dragoman.config import parse as load_config
+from dragoman.config import read_env
 
 CLEARED = ("XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "DRAGOMAN_HOME", "APPDATA")
 

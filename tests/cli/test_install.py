@@ -16,16 +16,13 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.cli.clients import CLIENTS, Unreadable, config_file, is_hub, parse, parse_jsonc
-from dragoman.cli.install import (
-    Failed,
-    backups,
-    install,
-    toml_value,
-    with_entry,
-    without_entry,
-    write,
-)
+from dragoman.cli.clients import CLIENTS, config_file, is_hub
+from dragoman.cli.editing import parse, with_entry, without_entry
+from dragoman.cli.errors import Failed, Unreadable
+from dragoman.cli.files import backups, write
+from dragoman.cli.install import install
+from dragoman.cli.jsonc import parse_jsonc
+from dragoman.cli.toml import toml_value
 
 CLEARED = ("XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "DRAGOMAN_HOME", "APPDATA")
 

@@ -1,31 +1,19 @@
-"""The MCP clients that are known by name: where their files are, and how those are read.
+"""The MCP clients that are known by name: where their files are, and how a server stands in them.
 
-Every path and shape here is documented by the client's maker or read in its source. The reader
-takes JSON with comments and trailing commas and remembers where each member stands, so that
-`install` can edit the text around it. Nothing here writes.
+Every path and shape here is documented by the client's maker or read in its source. Reads and
+writes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import stat
 import sys
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
-
-MAX_BYTES = 32 * 1024 * 1024
-"""~/.claude.json grows to megabytes; what is larger than this is no configuration."""
-MAX_DEPTH = 200
-
-
-class Unreadable(Exception):
-    """One sentence: what is wrong with the file, and where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,166 +311,3 @@ def servers_at(document: object, client: Client) -> tuple[tuple[str, ...], dict[
 
 def _field(value: object, key: str) -> object:
     return value.get(key) if isinstance(value, dict) else None
-
-
-# --- reading ------------------------------------------------------------------------------------
-
-
-def read_bytes(path: Path) -> bytes | None:
-    """The file's bytes; None where there is none."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
-            raise Unreadable(f'"{path}" is no regular file, so it is left alone')
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Unreadable(f'"{path}" cannot be read: {error.strerror}') from None
-    if len(data) > MAX_BYTES:
-        raise Unreadable(f'"{path}" is larger than {MAX_BYTES >> 20} MiB, so it is left alone')
-    return data
-
-
-def decode(data: bytes) -> tuple[str, str]:
-    """The byte order mark, or nothing, and the text after it."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"byte {error.start}: it is not UTF-8") from None
-    return ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
-
-
-def parse(format: str, data: bytes) -> Any:
-    """What a configuration file says, as plain values; an empty file says {}."""
-    text = decode(data)[1]
-    if format == "toml":
-        return parse_toml(text)
-    node = parse_jsonc(text)
-    return {} if node is None else node.value
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Unreadable(str(error) or "it is nested too deeply") from None
-
-
-@dataclass(slots=True)
-class Node:
-    """A value of a JSON text and where it stands."""
-
-    value: Any
-    start: int
-    end: int
-    members: list[Member] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Member:
-    key: str
-    start: int
-    node: Node
-    comma: int | None = None
-    """Where the comma after it stands."""
-
-
-_SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
-_STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"')
-_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
-
-
-def parse_jsonc(text: str) -> Node | None:
-    """JSON with comments and trailing commas; None where there is nothing but space."""
-    start = _skip(text, 0)
-    if start == len(text):
-        return None
-    node = _value(text, start, 0)
-    end = _skip(text, node.end)
-    if end != len(text):
-        raise _wrong(text, end, "there is more after the end of the document")
-    return node
-
-
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
-
-
-def _value(text: str, at: int, depth: int) -> Node:
-    if depth > MAX_DEPTH:
-        raise _wrong(text, at, f"it is nested more than {MAX_DEPTH} deep")
-    if text.startswith("{", at):
-        return _object(text, at, depth)
-    if text.startswith("[", at):
-        return _array(text, at, depth)
-    if text.startswith('"', at):
-        value, end = _string(text, at)
-        return Node(value, at, end)
-    if found := _SCALAR.match(text, at):
-        try:
-            return Node(json.loads(found.group()), at, found.end())
-        except ValueError:  # Python's bound on the digits of an integer
-            return Node(found.group(), at, found.end())
-    raise _wrong(text, at, f"a value is expected, not {_shown(text, at)}")
-
-
-def _string(text: str, at: int) -> tuple[str, int]:
-    if found := _STRING.match(text, at):
-        try:
-            return str(json.loads(found.group())), found.end()
-        except ValueError:
-            pass
-    raise _wrong(text, at, "this string has no end, or a character or escape JSON does not allow")
-
-
-def _object(text: str, at: int, depth: int) -> Node:
-    node = Node({}, at, at)
-    place = _skip(text, at + 1)
-    while not text.startswith("}", place):
-        if node.members and node.members[-1].comma is None:
-            raise _wrong(text, place, f"',' or '}}' is expected, not {_shown(text, place)}")
-        if not text.startswith('"', place):
-            raise _wrong(text, place, f"a name in quotes is expected, not {_shown(text, place)}")
-        key, end = _string(text, place)
-        colon = _skip(text, end)
-        if not text.startswith(":", colon):
-            raise _wrong(text, colon, f"':' is expected, not {_shown(text, colon)}")
-        child = _value(text, _skip(text, colon + 1), depth + 1)
-        member = Member(key, place, child)
-        node.value[key] = child.value
-        node.members.append(member)
-        place = _skip(text, child.end)
-        if text.startswith(",", place):
-            member.comma = place
-            place = _skip(text, place + 1)
-    node.end = place + 1
-    return node
-
-
-def _array(text: str, at: int, depth: int) -> Node:
-    node = Node([], at, at)
-    place = _skip(text, at + 1)
-    comma = True
-    while not text.startswith("]", place):
-        if not comma:
-            raise _wrong(text, place, f"',' or ']' is expected, not {_shown(text, place)}")
-        child = _value(text, place, depth + 1)
-        node.value.append(child.value)
-        place = _skip(text, child.end)
-        comma = text.startswith(",", place)
-        if comma:
-            place = _skip(text, place + 1)
-    node.end = place + 1
-    return node
-
-
-def _shown(text: str, at: int) -> str:
-    return repr(text[at]) if at < len(text) else "the end of the file"
-
-
-def _wrong(text: str, at: int, what: str) -> Unreadable:
-    line = text.count("\n", 0, at) + 1
-    column = at - text.rfind("\n", 0, at)
-    return Unreadable(f"line {line}, column {column}: {what}")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+import click
+
 from dragoman.core.errors import (
     AmbiguousName,
     BadReply,
@@ -38,6 +40,14 @@ TABLE: dict[type[HubError], int] = {
     WorkFailed: 6,
     ConfigError: 7,
 }
+
+
+class Failed(click.ClickException):
+    """What was asked, what stopped it, what to do; exit code 1."""
+
+
+class Unreadable(Exception):
+    """One sentence: what is wrong with the file, and where."""
 
 
 def code_of(kind: str) -> int:

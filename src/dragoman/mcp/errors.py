@@ -50,6 +50,10 @@ TABLE: dict[type[HubError], Row] = {
 }
 
 
+GIVEN_UP = {-32002: rpc.INVALID_PARAMS, -32042: rpc.INTERNAL_ERROR}
+"""Codes of older servers that 2026-07-28 must not see, and what stands for them there."""
+
+
 def row_of(error: HubError) -> Row:
     return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
 
@@ -77,6 +81,8 @@ def as_error(id: rpc.Id, error: HubError, revision: int) -> bytes:
         native = error.native
         code = native.get("code")
         code = code if isinstance(code, int) else rpc.INTERNAL_ERROR
+        if revision >= R2607:
+            code = GIVEN_UP.get(code, code)
         return rpc.error(id, code, str(native.get("message", error)), native.get("data"))
     row = row_of(error)
     code = row.modern if revision >= R2607 else row.legacy

@@ -47,7 +47,7 @@ PAUSE_SECONDS = 0.25
 """How long calls are refused unasked after a failed write: each try may block the loop for BUSY."""
 BUSY_MILLISECONDS = 100
 LOOK_SECONDS = 1.0
-PRUNE_BATCH = 500
+PRUNE_BATCH = 250
 CHECKPOINT_PAGES = 4000
 BACKSTOP_PAGES = 16_000
 
@@ -151,7 +151,10 @@ class SqliteAudit:
             if not batch:
                 break
             removed += batch
-            await asyncio.sleep(0)
+            if self._checkpointing is not None:
+                await asyncio.wait({self._checkpointing})
+            else:
+                await asyncio.sleep(0)
         return removed
 
     def _open(self) -> None:
@@ -246,9 +249,7 @@ class SqliteAudit:
             if entry.waiter is not None and not entry.waiter.done():
                 self._running[row[0]] = None
                 entry.waiter.set_result(row[0])
-        self._pages += 3 + len(rows) // 8
-        if self._pages >= CHECKPOINT_PAGES:
-            self._checkpoint()
+        self._logged(3 + len(rows) // 8)
         return True
 
     def _insert(self, rows: list[Row]) -> None:
@@ -352,12 +353,15 @@ class SqliteAudit:
         except sqlite3.Error as error:
             self._fail([], error)
             return 0
+        self._logged(10 + count // 4)
         return count
 
-    def _checkpoint(self) -> None:
-        """Copies the log into the database file in a thread: it waits for the disk, the loop must
-        not. Should it never catch up, the connection itself does it at BACKSTOP_PAGES."""
-        if self._checkpointing is not None:
+    def _logged(self, pages: int) -> None:
+        """From time to time the log is copied into the database file, in a thread: that waits for
+        the disk, the loop must not. Should the thread never catch up, SQLite does it itself at
+        BACKSTOP_PAGES."""
+        self._pages += pages
+        if self._pages < CHECKPOINT_PAGES or self._checkpointing is not None:
             return
         self._pages = 0
         try:

@@ -103,12 +103,11 @@ class AuditReader:
     def _newest_first(self, before: int | None) -> Iterator[Record]:
         # Asked before the entries are read: what has no outcome when its hub is already gone never
         # will have one, while a hub that ends just now has written its outcomes first.
-        alive = _is_written(self._home)
-        row = self._db.execute("SELECT max(seq) FROM entries WHERE kind = ?", (START,)).fetchone()
-        started = row[0] or 0
+        without_outcome = RUNNING if _is_written(self._home) else UNKNOWN
         limit = before if before is not None else 1 << 62
         rows = self._db.execute(
-            "SELECT seq, kind, of, at, body FROM entries WHERE seq < ? OR of < ? ORDER BY seq DESC",
+            "SELECT seq, kind, of, at, body FROM entries "
+            "WHERE seq < ? OR of < ? OR kind = 'start' ORDER BY seq DESC",
             (limit, limit),
         )
         # An outcome stands after its intent, so going down it comes first: only those of calls
@@ -125,8 +124,9 @@ class AuditReader:
                     end = self._decode(conclusion)
                     yield Record(seq, last, at, self._decode(body), _outcome(end), end)
                 else:
-                    state = RUNNING if alive and seq > started else UNKNOWN
-                    yield Record(seq, seq, at, self._decode(body), state, {})
+                    yield Record(seq, seq, at, self._decode(body), without_outcome, {})
+            elif kind == START:
+                without_outcome = UNKNOWN  # going down, what follows is of the hub before
 
     def _decode(self, body: bytes) -> Mapping[str, Any]:
         try:

@@ -23,52 +23,49 @@ MAX_CONNECTIONS = 10_000
 
 
 class Connection(HttpToolsProtocol):
+    """A request whose head is all there when it is first looked at, as nearly every one is, costs
+    neither a timer nor a count of its bytes."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._in_head = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._wait_for_head()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self._late()
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_SECONDS, self._late)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes = 0
-        self._wait_for_head()
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._count(len(name) + len(value))
+        self._in_head = True
 
     def on_headers_complete(self) -> None:
         self._head_came()
         super().on_headers_complete()
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self.transport.close()
-
-    def _wait_for_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._late)
-
     def _head_came(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _late(self) -> None:
-        self._head_timer = None
+        self._head_came()
         if not self.transport.is_closing():
             self.transport.close()
 

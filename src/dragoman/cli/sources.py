@@ -1,0 +1,56 @@
+"""Where servers are found that others have configured. Reads the clients' files, writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dragoman.cli.clients import CLIENTS, Client, config_file, servers_at
+from dragoman.cli.editing import parse
+from dragoman.cli.errors import Unreadable
+from dragoman.cli.files import read_bytes
+from dragoman.cli.planned import Found, object_of
+from dragoman.cli.references import Skip
+
+
+def found_in(client: Client, path: Path, source: str) -> list[Found]:
+    if client.format == "yaml" or path.suffix in (".yaml", ".yml"):
+        raise Unreadable(f'"{path}" is YAML, which is not read here; add its servers by hand')
+    data = read_bytes(path)
+    if data is None:
+        return []
+    try:
+        document = parse("toml" if path.suffix == ".toml" else client.format, data)
+    except Unreadable as error:
+        raise Unreadable(f'"{path}" cannot be read: {error}') from None
+    servers = dict(servers_at(document, client)[1])
+    if client.name == "claude-code" and isinstance(document, dict):
+        # `claude mcp add` without a scope puts a server under the folder it was run in.
+        try:
+            here = object_of(object_of(document, "projects"), str(Path.cwd()))
+            servers = {**object_of(here, "mcpServers"), **servers}
+        except Skip:
+            pass
+    return [Found(name, entry, client, source) for name, entry in servers.items()]
+
+
+def found_in_client(client: Client) -> list[Found]:
+    path = config_file(client)
+    if path is None or (client.format == "yaml" and not path.exists()):
+        return []
+    if client.name == "continue":
+        files = sorted(path.parent.glob("*.json")) if path.parent.is_dir() else []
+        return [found for file in files for found in found_in(client, file, client.title)]
+    return found_in(client, path, client.title)
+
+
+def found_in_file(path: Path) -> list[Found]:
+    """A file is read as that of the client whose place or whose keys it has."""
+    absolute = str(path.absolute())
+    placed = [c for c in CLIENTS.values() if any(absolute.endswith(f"/{p}") for p in c.project)]
+    found: list[Found] = []
+    for client in [*placed, *CLIENTS.values()]:
+        if (client.format == "toml") == (path.suffix == ".toml") and client.format != "yaml":
+            found = found or found_in(client, path, str(path))
+    if not found:
+        raise Unreadable(f'"{path}" names no MCP servers under any key that a client uses')
+    return found

@@ -1,0 +1,480 @@
+"""The face without a transport: lists, odd messages, views. The target is a few lines in here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Progress, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import Denied, Unreachable
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import Tool
+from dragoman.core.view import EVERYTHING, View
+from dragoman.mcp import server as module
+from dragoman.mcp.revisions import NAMES, R2024, R2503, R2511, R2607
+from dragoman.mcp.server import Face, Peer, answer_batch
+from dragoman.wire import rpc
+from dragoman.wire.json import encode
+
+MODERN_META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+class Desk:
+    """A target whose tools do what their names say."""
+
+    name = "desk"
+
+    async def run(self, call: Call) -> Result:
+        call.updates(Progress(progress=1, total=2, message="half"))
+        kind = call.tool.remote_name
+        if kind == "deny":
+            raise Denied("no")
+        if kind == "lose":
+            raise Unreachable("lost")
+        if kind == "odd":
+            extra = {"_meta": 7, "resultType": "complete", "more": [1]}
+            return Result(content=["text", 7, None, {}, {"type": 7}], structured=None, extra=extra)
+        if kind == "unencodable":
+            return Result(content=[{"type": "text", "text": "\ud800"}])
+        return Result(content=[{"type": "text", "text": json.dumps(dict(call.arguments))}])
+
+
+def tool(name: str, target: Any, **definition: Any) -> Tool:
+    return Tool(
+        name=f"desk.{name}",
+        alias=f"mcp_desk_{name}",
+        remote_name=name,
+        description=f"[MCP:desk] {name}",
+        definition={"name": name, "inputSchema": {"type": "object"}, **definition},
+        target=target,
+    )
+
+
+def face(*names: str, **definition: Any) -> Face:
+    catalog = Catalog()
+    catalog.offer("desk", [tool(name, Desk(), **definition) for name in names])
+    return Face(Hub(catalog, Bus(), []))
+
+
+def peer(revision: int = R2511, view: View = EVERYTHING) -> Peer:
+    return Peer(OWNER, "test", view, revision)
+
+
+def params_for(revision: int, **params: Any) -> dict[str, Any]:
+    return {**params, "_meta": MODERN_META} if revision == R2607 else params
+
+
+async def ask(
+    face: Face, method: str, revision: int = R2511, view: View = EVERYTHING, **params: Any
+) -> Any:
+    message = rpc.request(1, method, params_for(revision, **params))
+    answer = await face.answer(json.loads(message), peer(revision, view))
+    assert answer is not None
+    return json.loads(answer)
+
+
+# --- lists
+
+
+async def test_a_list_is_in_the_order_of_the_names_whatever_order_they_came_in() -> None:
+    one, other = face("c", "a", "b"), face("b", "c", "a")
+    listed = await ask(one, "tools/list")
+    assert [t["name"] for t in listed["result"]["tools"]] == [
+        "mcp_desk_a",
+        "mcp_desk_b",
+        "mcp_desk_c",
+    ]
+    assert listed == await ask(other, "tools/list")
+
+
+async def test_a_list_is_kept_encoded_until_the_catalog_changes() -> None:
+    made = face("a", "b")
+    first = made._pages(peer(), R2511)
+    assert made._pages(peer(), R2511) is first
+    assert made._pages(peer(R2024), R2024) is not first
+    made.hub.catalog.offer("desk", [tool("z", Desk())])
+    after = made._pages(peer(), R2511)
+    assert after is not first
+    assert [t["name"] for t in json.loads(after[0][1])["tools"]] == ["mcp_desk_z"]
+
+
+async def test_a_small_list_is_one_page() -> None:
+    assert "nextCursor" not in (await ask(face("a"), "tools/list"))["result"]
+    assert (await ask(face(), "tools/list"))["result"]["tools"] == []
+
+
+@pytest.mark.promise("N1")
+@pytest.mark.parametrize("revision", [R2024, R2511, R2607])
+async def test_a_list_over_8_mb_comes_in_pages_that_miss_nothing_and_repeat_nothing(
+    revision: int,
+) -> None:
+    names = [f"t{number:03}" for number in range(300)]
+    made = face(*names, example="x" * 100_000)
+    got: list[str] = []
+    pages = 0
+    cursor: dict[str, Any] = {}
+    while True:
+        message = rpc.request(1, "tools/list", params_for(revision, **cursor))
+        answer = await made.answer(json.loads(message), peer(revision))
+        assert answer is not None and len(answer) < 8.1 * 1024 * 1024
+        result = json.loads(answer)["result"]
+        got += [t["name"] for t in result["tools"]]
+        pages += 1
+        assert ("ttlMs" in result) == (revision == R2607)
+        if "nextCursor" not in result:
+            break
+        cursor = {"cursor": result["nextCursor"]}
+    assert got == [f"mcp_desk_{name}" for name in names]
+    assert pages == 4
+
+
+async def test_a_tool_that_fills_a_page_alone_does_not_stop_the_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PAGE_BYTES", 10)
+    made = face("a", "b", "c")
+    got, cursor = [], None
+    for _ in range(3):
+        result = (await ask(made, "tools/list", **({"cursor": cursor} if cursor else {})))["result"]
+        got += [t["name"] for t in result["tools"]]
+        cursor = result.get("nextCursor")
+    assert got == ["mcp_desk_a", "mcp_desk_b", "mcp_desk_c"]
+    assert cursor is None
+
+
+async def test_a_cursor_goes_on_after_tools_came_and_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE_BYTES", 10)
+    made = face("a", "b", "c", "d")
+    first = (await ask(made, "tools/list"))["result"]
+    made.hub.catalog.offer("desk", [tool(name, Desk()) for name in "bcd"])
+    second = (await ask(made, "tools/list", cursor=first["nextCursor"]))["result"]
+    assert second["tools"][0]["name"] == "mcp_desk_b"
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["!!!!", "abc", "abcd", "é", "a b=", base64.b64encode(b"\xff\xfe").decode(), 7, [], {}, True],
+)
+async def test_a_cursor_that_was_not_given_out_is_refused(cursor: Any) -> None:
+    answer = await ask(face("a"), "tools/list", cursor=cursor)
+    assert answer["error"]["code"] == -32602
+    assert "cursor" in answer["error"]["message"]
+
+
+async def test_tools_that_share_an_alias_are_listed_by_their_full_names() -> None:
+    catalog = Catalog()
+    shared = [
+        Tool(
+            name=name,
+            alias="mcp_desk_same",
+            remote_name=name,
+            definition={"inputSchema": {"type": "object"}},
+            target=Desk(),
+        )
+        for name in ("desk.same", "desk.SAME")
+    ]
+    catalog.offer("desk", shared)
+    made = Face(Hub(catalog, Bus(), []))
+    listed = await ask(made, "tools/list")
+    assert [t["name"] for t in listed["result"]["tools"]] == ["desk.SAME", "desk.same"]
+    refused = await ask(made, "tools/call", name="mcp_desk_same")
+    assert refused["error"]["code"] == -32602
+    assert '"desk.SAME", "desk.same"' in refused["error"]["message"]
+    assert "result" in await ask(made, "tools/call", name="desk.same")
+
+
+# --- views
+
+
+@pytest.mark.promise("F3")
+@pytest.mark.parametrize(
+    ("patterns", "seen"),
+    [
+        ((), ""),
+        (("*",), "abc"),
+        (("desk.a",), "a"),
+        (("mcp_desk_a", "desk.[bc]"), "abc"),
+        (("other.*",), ""),
+        (("DESK.*",), ""),
+    ],
+)
+async def test_what_a_view_does_not_show_cannot_be_called_by_any_name(
+    patterns: tuple[str, ...], seen: str
+) -> None:
+    made, view = face(*"abc"), View(patterns)
+    listed = (await ask(made, "tools/list", view=view))["result"]["tools"]
+    assert [t["name"] for t in listed] == [f"mcp_desk_{name}" for name in seen]
+    for name in "abc":
+        for form in (f"mcp_desk_{name}", f"desk.{name}"):
+            answer = await ask(made, "tools/call", view=view, name=form)
+            if name in seen:
+                assert "result" in answer
+            else:
+                unknown = await ask(made, "tools/call", view=view, name="no.such")
+                assert answer["error"]["code"] == unknown["error"]["code"] == -32602
+                assert answer["error"]["message"].startswith(f'there is no tool "{form}"')
+
+
+# --- calls
+
+
+@pytest.mark.promise("B12")
+@pytest.mark.parametrize("revision", range(5))
+async def test_progress_is_pushed_to_who_asked_for_it_in_the_words_of_the_revision(
+    revision: int,
+) -> None:
+    pushed: list[Any] = []
+    for meta in ({"progressToken": "t"}, {"progressToken": 0}, {}, {"progressToken": [1]}):
+        params = params_for(revision, name="desk.a")
+        params["_meta"] = {**params.get("_meta", {}), **meta}
+        message = json.loads(rpc.request(1, "tools/call", params))
+        await face("a").answer(message, peer(revision), lambda one: pushed.append(json.loads(one)))
+    told = {"progressToken": "t", "progress": 1, "total": 2}
+    if revision > R2024:
+        told["message"] = "half"
+    assert [one["params"] for one in pushed] == [told, {**told, "progressToken": 0}]
+    assert {one["method"] for one in pushed} == {"notifications/progress"}
+
+
+@pytest.mark.parametrize("revision", range(5))
+async def test_a_result_full_of_oddities_still_becomes_an_answer(revision: int) -> None:
+    answer = await ask(face("odd"), "tools/call", revision, name="desk.odd")
+    assert len(answer["result"]["content"]) == 5
+    assert ("structuredContent" in answer["result"]) == (revision == R2607)
+
+
+async def test_a_call_that_crashes_the_hub_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    answer = await ask(face("unencodable"), "tools/call", name="desk.unencodable")
+    assert answer["error"]["code"] == -32603
+    assert "see its log" in answer["error"]["message"]
+    assert "crashed" in caplog.text
+
+
+# --- odd messages
+
+ODD: list[tuple[Any, int | None]] = [
+    ("x", -32600),
+    (7, -32600),
+    (None, -32600),
+    (True, -32600),
+    ([], -32600),
+    ({}, -32600),
+    ({"jsonrpc": "2.0"}, -32600),
+    ({"jsonrpc": "1.0", "id": 1, "method": "ping"}, -32600),
+    ({"jsonrpc": "2.0", "id": None, "method": "ping"}, -32600),
+    ({"jsonrpc": "2.0", "id": True, "method": "ping"}, -32600),
+    ({"jsonrpc": "2.0", "id": [], "method": "ping"}, -32600),
+    ({"jsonrpc": "2.0", "id": 1, "method": 7}, -32600),
+    ({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}, -32600),
+    ({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": 7}, -32600),
+    ({"jsonrpc": "2.0", "id": 1, "method": "no/such"}, -32601),
+    ({"jsonrpc": "2.0", "id": 1, "method": "x" * 10_000}, -32601),
+    ({"jsonrpc": "2.0", "id": 1, "method": "notifications/initialized"}, -32601),
+    ({"jsonrpc": "2.0", "id": 1, "method": "tools/call"}, -32602),
+    ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {}}, -32602),
+    ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": 7}}, -32602),
+    ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": ""}}, -32602),
+    ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "no.such"}}, -32602),
+    *(
+        (
+            {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "tools/call",
+                "params": {"name": "desk.a", "arguments": arguments},
+            },
+            -32602,
+        )
+        for arguments in ([], "x", 7, True)
+    ),
+    ({"jsonrpc": "2.0", "method": "tools/list"}, None),
+    ({"jsonrpc": "2.0", "method": "no/such"}, None),
+    ({"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "desk.a"}}, None),
+    ({"jsonrpc": "2.0", "id": 1, "result": {}}, None),
+    ({"jsonrpc": "2.0", "id": 1, "error": {}}, None),
+]
+
+
+@pytest.mark.promise("F6")
+@pytest.mark.parametrize("position", range(len(ODD)))
+@pytest.mark.parametrize("revision", [R2024, R2503, R2511])
+async def test_each_odd_message_gets_its_answer(position: int, revision: int) -> None:
+    message, code = ODD[position]
+    answer = await face("a").answer(message, peer(revision))
+    if code is None:
+        assert answer is None
+        return
+    assert answer is not None
+    got = json.loads(answer)
+    assert got["error"]["code"] == code
+    assert len(got["error"]["message"]) < 300
+    id = message.get("id") if isinstance(message, dict) else None
+    assert got["id"] == (1 if type(id) is int else None)
+
+
+@pytest.mark.promise("F6")
+@pytest.mark.parametrize("params", [{}, None, {"protocolVersion": 7}, {"capabilities": []}])
+async def test_initialize_succeeds_with_whatever_params(params: Any) -> None:
+    who = peer(R2024)
+    message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    answer = await face().answer(message, who)
+    assert answer is not None
+    assert json.loads(answer)["result"]["protocolVersion"] == "2024-11-05"
+
+
+META = "io.modelcontextprotocol/"
+LACKING = [
+    ({META + "protocolVersion": "2026-07-28"}, -32602),
+    ({META + "protocolVersion": "2026-07-28", META + "clientCapabilities": []}, -32602),
+    ({META + "protocolVersion": "2025-11-25", META + "clientCapabilities": {}}, -32022),
+    ({META + "protocolVersion": "2027-01-01", META + "clientCapabilities": {}}, -32022),
+    ({META + "protocolVersion": 7}, -32022),
+    ({META + "protocolVersion": ["2026-07-28"]}, -32022),
+    ({META + "protocolVersion": "x" * 10_000}, -32022),
+]
+
+
+@pytest.mark.promise("F7")
+@pytest.mark.parametrize(("meta", "code"), LACKING)
+async def test_a_modern_request_that_does_not_say_who_asks_is_refused(meta: Any, code: int) -> None:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}}
+    answer = await face("a").answer(message, peer())
+    assert answer is not None and len(answer) < 1000
+    error = json.loads(answer)["error"]
+    assert error["code"] == code
+    if code == -32022:
+        assert error["data"]["supported"] == list(NAMES)
+
+
+# --- batches
+
+
+async def batch(revision: int, *messages: Any) -> Any:
+    answer = await answer_batch(face("a"), list(messages), peer(revision))
+    return None if answer is None else json.loads(answer)
+
+
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+
+
+@pytest.mark.promise("F7")
+@pytest.mark.parametrize("revision", range(5))
+async def test_batches_are_of_one_revision(revision: int) -> None:
+    got = await batch(revision, PING, {"jsonrpc": "2.0", "method": "x"}, {**PING, "id": 2}, 7)
+    if revision == R2503:
+        assert [one["id"] for one in got] == [1, 2, None]
+        assert got[2]["error"]["code"] == -32600
+    else:
+        assert got["error"]["code"] == -32600 and got["id"] is None
+
+
+async def test_a_batch_without_requests_is_not_answered_and_an_empty_one_is_refused() -> None:
+    assert await batch(R2503, {"jsonrpc": "2.0", "method": "x"}) is None
+    assert (await batch(R2503))["error"]["code"] == -32600
+    assert (await batch(R2503, *[PING] * 101))["error"]["code"] == -32600
+    assert len(await batch(R2503, *[PING] * 100)) == 100
+
+
+# --- anything at all
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+METHODS = st.sampled_from(
+    ["initialize", "ping", "tools/list", "tools/call", "server/discover", "notifications/x", "x"]
+)
+MAYBE_META = st.one_of(
+    JSON, st.just(MODERN_META), st.dictionaries(st.sampled_from([*MODERN_META]), JSON)
+)
+PARAMS = st.one_of(
+    JSON,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "name": st.one_of(JSON, st.sampled_from(["desk.a", "desk.odd", "desk.deny", "x"])),
+            "arguments": JSON,
+            "cursor": JSON,
+            "_meta": MAYBE_META,
+            "protocolVersion": st.one_of(JSON, st.sampled_from(NAMES)),
+        },
+    ),
+)
+MESSAGES = st.one_of(
+    JSON,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "jsonrpc": st.one_of(st.just("2.0"), JSON),
+            "id": st.one_of(st.integers(), st.text(), JSON),
+            "method": st.one_of(METHODS, JSON),
+            "params": PARAMS,
+            "result": JSON,
+        },
+    ),
+    st.builds(
+        lambda method, params: {"jsonrpc": "2.0", "id": 1, "method": method, "params": params},
+        METHODS,
+        PARAMS,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[Any], Any]]:
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+@pytest.mark.promise("F5", "F6")
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(message=MESSAGES, revision=st.integers(0, 4))
+def test_whatever_comes_is_answered_exactly_when_an_answer_is_due(
+    run: Callable[[Any], Any], message: Any, revision: int
+) -> None:
+    made = face("a", "odd", "deny", "lose")
+    encoded = encode(message)  # as it would have come: infinity is none of it
+    message = json.loads(encoded)
+    answer = run(made.answer(message, peer(revision)))
+    is_message = rpc.flaw(message) is None
+    due = not is_message or ("id" in message and "method" in message)
+    assert (answer is not None) == due
+    if answer is not None:
+        got = json.loads(answer)
+        assert got["jsonrpc"] == "2.0"
+        assert got["id"] == rpc.id_of(message)
+        assert ("result" in got) != ("error" in got)
+        if not is_message:
+            assert got["error"]["code"] == -32600
+
+
+@settings(max_examples=100, deadline=None)
+@given(messages=st.lists(MESSAGES, max_size=5), revision=st.integers(0, 4))
+def test_whatever_comes_in_a_batch_is_answered_exactly_when_an_answer_is_due(
+    run: Callable[[Any], Any], messages: list[Any], revision: int
+) -> None:
+    messages = json.loads(encode(messages))
+    answer = run(answer_batch(face("a"), messages, peer(revision)))
+    if revision != R2503 or not messages:
+        assert json.loads(answer)["error"]["code"] == -32600
+        return
+    due = [m for m in messages if rpc.flaw(m) is not None or ("id" in m and "method" in m)]
+    assert (answer is not None) == bool(due)
+    if answer is not None:
+        assert len(json.loads(answer)) == len(due)
