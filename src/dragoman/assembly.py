@@ -69,6 +69,8 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS = 0.5
 """How often the configuration file is looked at."""
 PRUNE_SECONDS = 3600
+SETTLE_SECONDS = 3.0
+"""How long after the start the first list over stdio may wait for servers that are starting."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 4.0
 
@@ -92,7 +94,10 @@ class Instance:
         self.catalog = Catalog()
         self.hub = Hub(self.catalog, self.bus, guards.standard(self.audit, self.bus, config.limits))
         self.metrics_ = Metrics(self.bus)
-        self.calls = CallLog(self.bus, sys.stderr.write)
+        # A line a call is information: `up --quiet` goes without, and so does a hub that a command
+        # runs for itself.
+        told = log.isEnabledFor(logging.INFO)
+        self.calls = CallLog(self.bus, sys.stderr.write) if told else None
 
         self.net = Client()
         mark = hashlib.sha256(str(place).encode()).hexdigest()[:16]
@@ -111,6 +116,7 @@ class Instance:
         self._stdio_view = View(tuple(config.mcp.stdio_expose))
         self._listeners: list[Listener] = []
         self._mcp_server: asyncio.Server | None = None
+        self._settled: asyncio.Future[None]
         self._tasks: list[asyncio.Task[None]] = []
 
     def _upstream(self, entry: ServerEntry) -> Upstream:
@@ -128,10 +134,11 @@ class Instance:
         for listener in self._listeners:
             await listener.start()
         loop = asyncio.get_running_loop()
+        await self.servers.apply(self.config.mcp_servers)
+        self._settled = loop.create_task(_within(SETTLE_SECONDS, self.servers.settled()))
         self._mcp_server = await loop.create_unix_server(
             self._connection, sock=_unix_socket(mcp_path), backlog=512
         )
-        await self.servers.apply(self.config.mcp_servers)
         home.write_daemon(
             str(self.place),
             home.Daemon(
@@ -147,7 +154,7 @@ class Instance:
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._prune())]
 
     def _connection(self) -> Connection:
-        return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio)
+        return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio, self._settled)
 
     async def _listen_tcp(self, api: Api, mounts: Mapping[str, Any]) -> None:
         settings = self.config.server
@@ -185,7 +192,8 @@ class Instance:
         await asyncio.gather(*drains, return_exceptions=True)
         await _within(STOP_SECONDS, self.servers.stop())
         await _within(1, self.net.close())
-        self.calls.flush()
+        if self.calls is not None:
+            self.calls.flush()
         home.forget_daemon(str(self.place))
         for path in home.socket_paths(str(self.place)):
             with contextlib.suppress(OSError):
@@ -331,7 +339,7 @@ async def _serve(
                 loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=wait, daemon=True).start()
-    if stop is None or threading.current_thread() is threading.main_thread():
+    else:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
     instance = Instance(place, config, mode)

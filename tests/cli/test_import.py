@@ -62,7 +62,7 @@ def test_a_server_becomes_a_table_and_its_secret_goes_to_the_env_file(tmp_path: 
     config, env = tmp_path / ".dragoman" / "config.toml", tmp_path / ".dragoman" / "env"
     first, *_ = config.read_text().splitlines()
     assert first.startswith("# ")
-    assert '[mcp]\nstdio_expose = ["*"]\n' in config.read_text()
+    assert '\nstdio_expose = ["*"]\n' in config.read_text()
     assert config.read_text().endswith(
         """
 [[mcp_servers]]

@@ -4,7 +4,7 @@ Beside the mode it is a plain server of the handshake era with the tools `echo`,
 (which never answers). Modes:
 
     keeper      a grandchild holds its pipes open         pings        asks for pings without end
-    deaf        closes its stdin after the handshake      answers      answers what nobody asked
+    deaf        closes its stdin once it is listed        answers      answers what nobody asked
     stubborn    ends neither at EOF nor at SIGTERM        pages        a list without end
     impostor    a huge answer that names another's id     two-cursors  cursors that go in a circle
     true-id     answers with `true` for an id             odd-tools    tools of every odd kind
@@ -129,9 +129,6 @@ def endless(**message: Any) -> None:
 
 
 def after_handshake() -> None:
-    if MODE == "deaf":
-        os.close(0)
-        time.sleep(600)
     if MODE == "pings":
         endless(id="p", method="ping")
     if MODE == "answers":
@@ -166,6 +163,9 @@ def main() -> None:
             )
         elif method == "tools/list":
             send(id=number, result=tools(params))
+            if MODE == "deaf":
+                os.close(0)
+                time.sleep(600)
         elif method == "tools/call":
             threading.Thread(target=call, args=(number, params), daemon=True).start()
         else:

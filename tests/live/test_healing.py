@@ -1,4 +1,4 @@
-"""What is lost is found again, by itself: children, HTTP servers, sessions. And what must end ends."""
+"""What is lost is found again by itself: children, servers, sessions. What must end, ends."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ INITIALIZE = {
     },
 }
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+GREETING = b'{"dragoman": "0", "pid": 1}\n'
 LIST_CHANGED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
 
 
@@ -65,7 +66,7 @@ def encoded(message) -> bytes:
 class Hub:
     """Answers what it is asked with its own name, but for methods that `silent` names."""
 
-    def __init__(self, home, name="hub", mode="daemon", silent=(), greeting=True):
+    def __init__(self, home, name="hub", mode="daemon", silent=(), greeting=GREETING):
         prepare(str(home))
         self.name = name
         self.silent = silent
@@ -106,8 +107,7 @@ class Hub:
             except OSError:
                 return
             self._open.append(connection)
-            if self.greeting:
-                connection.sendall(b'{"dragoman": "0", "pid": 1}\n')
+            connection.sendall(self.greeting)
             self.connections.put(connection)
             self._start(self._serve, connection)
 
@@ -487,7 +487,7 @@ def test_an_answer_to_a_hub_that_went_does_not_reach_the_next(place):
 def test_a_hub_that_does_not_greet_is_no_hub(place, monkeypatch):
     monkeypatch.setattr(home_module, "GREETING_SECONDS", 0.3)
     booted = threading.Event()
-    with closing(Hub(place, "mute", greeting=False)) as mute:
+    with closing(Hub(place, "mute", greeting=b"")) as mute:
         started = time.monotonic()
         with closing(Inside(place, hosting("own", booted))) as inside:
             assert booted.wait(WAIT)
@@ -495,6 +495,23 @@ def test_a_hub_that_does_not_greet_is_no_hub(place, monkeypatch):
             inside.ide.send(ask(1))
             assert inside.ide.get() == result(1, "own")
         assert mute.got.empty()
+
+
+class Closing(Hub):
+    def _serve(self, connection):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.promise("F2")
+@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0\n", b"[]\n", b'{"dragoman":1}\n', b"x" * 9000])
+def test_what_greets_otherwise_is_no_hub(place, greeting):
+    with (
+        closing((Hub if greeting else Closing)(place, "other", greeting=greeting)) as other,
+        closing(Inside(place, hosting("own"))) as inside,
+    ):
+        inside.ide.send(ask(1))
+        assert inside.ide.get() == result(1, "own")
+        assert other.got.empty()
 
 
 @pytest.mark.promise("F2", "F6")
@@ -665,15 +682,15 @@ def test_a_hub_that_fails_to_start_is_started_again(place, capfd):
         assert inside.ide.get() == result(2, "own")
 
 
-def test_a_home_that_others_can_write_is_not_used(place):
-    home = place / "home"
-    home.mkdir()
-    home.chmod(0o777)
-    with process(home) as child:
-        child.ide.send(ask(1))
-        assert "can be written by others" in child.ide.get()["error"]["message"]
-        child.stdin.close()
-        assert child.wait(WAIT) == 0
+def test_a_home_that_others_can_write_is_not_used_even_if_a_hub_answers_there(place):
+    with closing(Hub(place)) as hub:
+        place.chmod(0o777)
+        with process(place) as child:
+            child.ide.send(ask(1))
+            assert "can be written by others" in child.ide.get()["error"]["message"]
+            child.stdin.close()
+            assert child.wait(WAIT) == 0
+        assert hub.connections.empty()
 
 
 def test_what_waits_for_a_hub_is_bounded(place):
@@ -817,18 +834,22 @@ def test_what_is_printed_in_the_process_does_not_get_into_the_protocol(place):
 
 
 def test_a_closed_stderr_does_not_lead_what_is_said_there_elsewhere(place):
-    home = place / "home"
-    home.mkdir()
-    home.chmod(0o777)
-    done = subprocess.run(
-        ["sh", "-c", f'exec "{sys.executable}" -m dragoman mcp --home "{home}" 2>&-'],
-        input=encoded(ask(1)) + b"\n",
-        stdout=subprocess.PIPE,
-        timeout=WAIT,
-    )
+    place.chmod(0o777)  # which is something to say
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(encoded(ask(1)) + b"\n")
+        ours.shutdown(socket.SHUT_WR)
+        done = subprocess.run(
+            ["sh", "-c", f'exec "{sys.executable}" -m dragoman mcp --home "{place}" 2>&-'],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            timeout=WAIT,
+        )
+        theirs.close()
 
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["id"] == 1
+        assert done.returncode == 0
+        assert json.loads(done.stdout)["id"] == 1
+        assert ours.recv(1000) == b""
 
 
 @pytest.mark.promise("F1")

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dragoman.cli.client import place_of
-from dragoman.cli.errors import FAILED, stop, stop_for
-from dragoman.cli.output import Waiting, home_option, json_option, print_json, table
+from dragoman.cli.errors import FAILED, NOT_FOUND, say, stop, stop_for
+from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json, styled
 from dragoman.core.errors import HubError
 
 if TYPE_CHECKING:
-    from dragoman.assembly import Record
+    from dragoman.assembly import AuditReader, Record
+
+PAGE = 1_000
+COLUMNS = ("at", "caller", "door", "verb", "outcome", "duration_ms", "trace")
+OUTCOMES = (
+    "completed",
+    "failed",
+    "refused",
+    "not_found",
+    "invalid",
+    "target_failed",
+    "cancelled",
+    "crashed",
+    "running",
+    "unknown",
+    "break",
+)
 
 
 @click.group()
@@ -24,12 +41,19 @@ def audit() -> None:
 
 
 @audit.command()
-@click.option("-n", "--lines", default=20, show_default=True, type=click.IntRange(1, 1_000_000))
-@click.option("-f", "--follow", is_flag=True, help="Go on printing records as they come.")
-@click.option("--verb", help="Only calls of this tool (its canonical name).")
-@click.option("--caller", help="Only calls by this caller, e.g. owner:owner.")
-@click.option("--outcome", help="Only calls with this outcome, e.g. refused.")
-@click.option("--trace", help="Only calls of this trace.")
+@click.option(
+    "-n",
+    "--lines",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="So many.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on printing records as calls end.")
+@click.option("--verb", metavar="TOOL", help="Only calls of this tool, as SERVER.TOOL.")
+@click.option("--caller", metavar="WHO", help="Only calls by this caller, e.g. owner:owner.")
+@click.option("--outcome", type=click.Choice(OUTCOMES), help="Only calls that ended so.")
+@click.option("--trace", metavar="ID", help="Only calls of this trace; its beginning will do.")
 @home_option
 @json_option
 def tail(
@@ -42,25 +66,76 @@ def tail(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """The newest records, oldest of them first. With --json one object a line."""
+    """The newest records, oldest of them first. With --json one object a line.
+
+    \b
+    dragoman audit tail -f
+    dragoman audit tail --outcome refused -n 100
+    dragoman audit tail --json | jq .message
+
+    What the arguments were is never recorded, only their hash and size.
+    """
     from dragoman.assembly import AuditReader
 
+    wanted = Wanted(verb, caller, outcome, trace)
     try:
         reader = AuditReader(Path(place_of(home)))
-        found = reader.records(lines, verb=verb, caller=caller, outcome=outcome, trace=trace)
+        found = wanted.newest(reader, lines)
     except HubError as error:
         stop_for(error)
-    shown = [_shown(record) for record in reversed(found)]
-    _print(shown, as_json)
-    if not follow:
-        return
+    if not as_json:
+        print(styled(_line(dict(zip(COLUMNS, map(str.upper, COLUMNS), strict=True))), bold=True))
+    _print([_shown(record) for record in reversed(found)], as_json)
+    if not found and not follow and not as_json:
+        say("no such records" if any(asdict(wanted).values()) else "no records yet")
+    if follow:
+        _follow(reader, wanted, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    verb: str | None
+    caller: str | None
+    outcome: str | None
+    trace: str | None
+
+    def newest(self, reader: AuditReader, lines: int) -> list[Record]:
+        """Newest first. Errors and this list show a trace's first 8 letters, so those are enough
+        here; the reader knows whole ones only."""
+        exact = {"verb": self.verb, "caller": self.caller, "outcome": self.outcome}
+        if self.trace is None:
+            return reader.records(lines, before=None, trace=None, **exact)
+        found: list[Record] = []
+        before: int | None = None
+        while len(found) < lines:
+            page = reader.records(PAGE, before=before, trace=None, **exact)
+            found += [record for record in page if self._is_trace(record)]
+            if len(page) < PAGE:
+                break
+            before = page[-1].seq
+        return found[:lines]
+
+    def includes(self, record: Record) -> bool:
+        intent = record.intent
+        return (
+            self.verb in (None, intent.get("verb"))
+            and self.caller in (None, intent.get("caller"))
+            and self.outcome in (None, record.outcome)
+            and self._is_trace(record)
+        )
+
+    def _is_trace(self, record: Record) -> bool:
+        return str(record.intent.get("trace", "")).startswith(self.trace or "")
+
+
+def _follow(reader: AuditReader, wanted: Wanted, as_json: bool) -> None:
     last = reader.last_seq()
     try:
         while True:
             time.sleep(0.5)
             fresh = reader.records_after(last)
             last = max([last, *(record.last for record in fresh)])
-            _print([_shown(record) for record in fresh], as_json)
+            _print([_shown(record) for record in fresh if wanted.includes(record)], as_json)
     except KeyboardInterrupt:
         return
 
@@ -76,30 +151,37 @@ def _shown(record: Record) -> dict[str, Any]:
 
 
 def _print(records: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        for record in records:
-            print(json.dumps(record, ensure_ascii=False), flush=True)
-    elif records:
-        columns = ("at", "caller", "door", "verb", "outcome", "duration_ms", "trace")
-        rows = []
-        for record in records:
-            cells = [record.get(column, "") for column in columns]
-            cells[-1] = str(cells[-1])[:8]
-            rows.append(cells)
-        table([column.upper() for column in columns], rows)
+    for record in records:
+        line = json.dumps(record, ensure_ascii=False) if as_json else _line(record)
+        print(line, flush=True)
+
+
+def _line(record: dict[str, Any]) -> str:
+    """Columns of a fixed width, because more lines may follow."""
+    at, caller, door, verb, outcome, duration, trace = (
+        clean(record.get(column, "")) for column in COLUMNS
+    )
+    return (
+        f"{at:<20}  {caller:<16}  {door:<5}  {outcome:<13}  {duration:>11}  {trace[:8]:<8}  {verb}"
+    )
 
 
 @audit.command()
 @home_option
 @json_option
 def verify(home: str | None, as_json: bool) -> None:
-    """Prove that no record was changed, taken out, moved or cut off. Exits with 1 if one was."""
+    """Prove that no record was changed, taken out, moved or cut off. Exits with 1 if one was.
+
+    Entries are chained by a key in the home (audit.key). A call makes two: what was about to be
+    done, and what came of it. A hub may be running meanwhile.
+    """
     from dragoman.assembly import verify as prove
 
     waiting = Waiting()
-    verdict = prove(
-        Path(place_of(home)), lambda done, total: waiting.say(f"{done} of {total} entries …")
-    )
+    place = Path(place_of(home))
+    if not any((place / name).exists() for name in ("audit.db", "audit.key", "audit.head")):
+        stop(f'there is no audit in "{place}"; a hub makes it when it first runs', NOT_FOUND)
+    verdict = prove(place, lambda done, total: waiting.say(f"{done} of {total} entries …"))
     waiting.done()
     if as_json:
         print_json(

@@ -4,23 +4,45 @@ they take, where none runs."""
 from __future__ import annotations
 
 import contextlib
+import difflib
 import http.client
 import json
+import logging
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 from dragoman import home
-from dragoman.cli.errors import NO_HUB, code_of, stop
+from dragoman.cli.errors import NO_HUB, NOT_FOUND, code_of, say, stop
 from dragoman.cli.output import Waiting
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import HubError
 
-CALL_SECONDS = 3_600
+CALL_SECONDS = 90_000.0
+"""Longer than the longest time a tool may be given: the hub ends a call, not its caller."""
+ANSWER_SECONDS = 30.0
 START_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+"""How long a command waits for servers of a running hub that are just being connected."""
+
+
+class NoAnswer(Exception):
+    """The hub did not answer; the message says why."""
+
+
+class Problem(Exception):
+    """What the hub answered with a status of 400 or more."""
+
+    def __init__(self, status: int, answer: Any) -> None:
+        error = answer.get("error", {}) if isinstance(answer, dict) else {}
+        self.message = str(error.get("message") or f"the hub answered with status {status}")
+        self.trace = str(error.get("trace") or "")
+        kind = error.get("kind") or ("NotFound" if status == 404 else "")
+        self.code = code_of(str(kind))
+        super().__init__(self.message)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -35,47 +57,121 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
 
 
+def ask(socket_path: str, method: str, path: str, body: Any, seconds: float) -> Any:
+    """The hub's answer; raises `NoAnswer` or `Problem`."""
+    connection = _UnixConnection(socket_path, seconds)
+    try:
+        data = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        status, answer = response.status, json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise NoAnswer(str(error) or type(error).__name__) from None
+    finally:
+        connection.close()
+    if status >= 400:
+        raise Problem(status, answer)
+    return answer
+
+
 class HubClient:
-    def __init__(self, place: str, socket_path: str) -> None:
+    """Asks the hub, and ends the command with one sentence where that fails."""
+
+    def __init__(self, place: str, socket_path: str, *, own: bool = False) -> None:
         self.place = place
+        self.own = own
+        """Whether the hub was started by this command, a moment ago."""
         self._socket = socket_path
+        self._patience = START_SECONDS if own else SETTLE_SECONDS
 
     def get(self, path: str) -> Any:
-        return self._ask("GET", path, None)
+        return self._ask("GET", path, None, ANSWER_SECONDS)
 
-    def call(self, tool: str, arguments: dict[str, Any]) -> Any:
-        path = f"/api/tools/{quote(tool, safe='')}/call"
-        return self._ask("POST", path, {"arguments": arguments})
+    def servers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("/api/mcp/servers")["connected"]
+        return found
 
-    def _ask(self, method: str, path: str, body: Any) -> Any:
-        connection = _UnixConnection(self._socket, CALL_SECONDS)
+    def server_log(self, name: str) -> Any:
+        with self._explaining(lambda: nearest(name, (server["name"] for server in self.servers()))):
+            return self._try("GET", f"/api/mcp/servers/{quote(name, safe='')}/logs", None)
+
+    def tool(self, name: str) -> Any:
+        self._wait(lambda: self._knows(name))
+        with self._explaining(lambda: self._missing(name)):
+            return self._try("GET", f"/api/tools/{quote(name, safe='')}", None)
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        self._wait(lambda: self._knows(name))
+        path = f"/api/tools/{quote(name, safe='')}/call"
+        with self._explaining(lambda: self._missing(name)):
+            return self._try("POST", path, {"arguments": arguments}, CALL_SECONDS)
+
+    def wait_settled(self) -> list[str]:
+        """Until no server is being connected any more, and not for ever: gives those that are."""
+        return self._wait(lambda: False)
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def _try(self, method: str, path: str, body: Any, seconds: float = ANSWER_SECONDS) -> Any:
         try:
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, data, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            status, answer = response.status, json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            return ask(self._socket, method, path, body, seconds)
+        except NoAnswer as error:
             stop(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
-        finally:
-            connection.close()
-        if status >= 400:
-            problem = answer.get("error", {})
-            trace = problem.get("trace")
-            shown = f"{problem.get('message')}" + (f" (trace {trace[:8]})" if trace else "")
-            stop(shown, code_of(problem.get("kind", "")))
-        return answer
 
-    def wait_settled(self) -> None:
-        """Until no server is starting any more, and not for ever."""
+    def _ask(self, method: str, path: str, body: Any, seconds: float) -> Any:
+        with self._explaining(lambda: ""):
+            return self._try(method, path, body, seconds)
+
+    @contextlib.contextmanager
+    def _explaining(self, hint: Callable[[], str]) -> Iterator[None]:
+        try:
+            yield
+        except Problem as problem:
+            self._give_up(problem, hint() if problem.code == NOT_FOUND else "")
+
+    def _give_up(self, problem: Problem, hint: str) -> NoReturn:
+        more = f"; {hint}" if hint else ""
+        trace = f" (trace {problem.trace[:8]})" if problem.trace else ""
+        stop(f"{problem.message}{more}{trace}", problem.code)
+
+    # --- what is not there ---------------------------------------------------------------------
+
+    def _knows(self, name: str) -> bool:
+        try:
+            self._try("GET", f"/api/tools/{quote(name, safe='')}", None)
+        except Problem as problem:
+            return problem.code != NOT_FOUND
+        return True
+
+    def _missing(self, name: str) -> str:
+        """Why a tool is not there: its server is not, or another name was meant."""
+        for server in self.servers():
+            slug = server["name"].lower().replace("-", "_").replace(" ", "_")
+            theirs = name.startswith((f"mcp_{slug}_", f"{server['name']}."))
+            if theirs and not server["connected"] and not server["tools_count"]:
+                return f'server "{server["name"]}" is not connected: {server["reason"]}'
+        tools = self.get("/api/tools")["tools"]
+        near = nearest(name, [known for tool in tools for known in (tool["name"], tool["id"])])
+        return near or ("see: dragoman tools" if tools else "see: dragoman servers")
+
+    def _wait(self, enough: Callable[[], bool]) -> list[str]:
         waiting = Waiting()
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            starting = self.get("/api/status")["servers"]["starting"]
-            if not starting:
-                break
+        until = time.monotonic() + self._patience
+        starting: list[str] = self.get("/api/status")["servers"]["starting"]
+        while starting and time.monotonic() < until and not enough():
             waiting.say(f"waiting for {', '.join(starting)} …")
             time.sleep(0.05)
+            starting = self.get("/api/status")["servers"]["starting"]
         waiting.done()
+        return starting
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    lowered = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    near = near or [each for each in lowered if each.endswith((f"_{name.lower()}", f".{name}"))]
+    return f'did you mean "{lowered[near[0]]}"?' if near else ""
 
 
 def place_of(given: str | None) -> str:
@@ -95,19 +191,14 @@ def running(place: str) -> home.Daemon | None:
 
 
 @contextlib.contextmanager
-def connected(given: str | None, *, settled: bool = True) -> Iterator[HubClient]:
-    """A way to the hub; `settled` waits until its servers have been tried."""
+def connected(given: str | None) -> Iterator[HubClient]:
+    """A way to the hub that runs, or to one that runs as long as this."""
     place = place_of(given)
     daemon = running(place)
     if daemon is not None:
-        client = HubClient(place, daemon.socket)
-        if settled:
-            client.wait_settled()
-        yield client
+        yield HubClient(place, daemon.socket)
         return
     with _own(place) as client:
-        if settled:
-            client.wait_settled()
         yield client
 
 
@@ -115,7 +206,9 @@ def connected(given: str | None, *, settled: bool = True) -> Iterator[HubClient]
 def _own(place: str) -> Iterator[HubClient]:
     """A hub inside this process."""
     if sys.stderr.isatty():
-        print("no hub is running, so this command starts one for itself", file=sys.stderr)
+        say("no hub is running, so this command starts one for itself; faster: dragoman up")
+    # What goes wrong with a server is said by the command, and in the words of `servers`.
+    logging.basicConfig(level=logging.CRITICAL)
     from dragoman.assembly import host
 
     ended = threading.Event()
@@ -136,13 +229,16 @@ def _own(place: str) -> Iterator[HubClient]:
             time.sleep(0.02)
             daemon = running(place)
         if daemon is None:
-            problem = failed[0] if failed else "it did not come up"
-            kind = problem.kind if isinstance(problem, ConfigError) else ""
-            stop(
-                f"no hub is running and none could be started: {problem}",
-                code_of(kind) if kind else NO_HUB,
-            )
-        yield HubClient(place, daemon.socket)
+            _not_started(failed)
+        yield HubClient(place, daemon.socket, own=True)
     finally:
         ended.set()
         thread.join(15)
+
+
+def _not_started(failed: list[Exception]) -> NoReturn:
+    problem = failed[0] if failed else None
+    if isinstance(problem, HubError):
+        stop(str(problem), code_of(problem.kind))
+    why = str(problem or "it did not come up").rstrip(".")
+    stop(f"no hub is running and none could be started: {why}", NO_HUB)

@@ -296,6 +296,16 @@ def is_hub(entry: object) -> bool:
     return ("dragoman", "mcp") in pairwise(names)
 
 
+def started_by(entry: Any) -> str | None:
+    """The program of a server entry, in whatever way it is written."""
+    start = entry.get("command")
+    if isinstance(start, dict):
+        start = start.get("path")
+    if isinstance(start, list):
+        start = start[0] if start else None
+    return start if isinstance(start, str) else None
+
+
 def servers_at(document: object, client: Client) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The keys that lead to the client's servers in this document, and what is there."""
     for keys in (client.newer_keys, client.keys):

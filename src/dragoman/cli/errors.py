@@ -2,7 +2,7 @@
 
 0 done · 1 the tool, or the command, failed · 2 what was asked does not fit · 3 no hub, or another
 one in the way · 4 refused · 5 not found · 6 something left the hub and went wrong there ·
-7 configuration
+7 configuration · 8 a file that must be edited by hand · 130 interrupted
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import click
 
+from dragoman.cli.output import clean
 from dragoman.core.errors import (
     AmbiguousName,
     BadReply,
@@ -26,7 +27,8 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 
-FAILED, USAGE, NO_HUB = 1, 2, 3
+FAILED, USAGE, NO_HUB, NOT_FOUND = 1, 2, 3, 5
+INTERRUPTED = 130
 
 TABLE: dict[type[HubError], int] = {
     Denied: 4,
@@ -54,9 +56,14 @@ def code_of(kind: str) -> int:
     return next((code for error, code in TABLE.items() if error.__name__ == kind), FAILED)
 
 
+def say(message: str) -> None:
+    """One line on stderr, whatever the message is made of."""
+    print(f"dragoman: {clean(message)}", file=sys.stderr)
+
+
 def stop(message: str, code: int = FAILED) -> NoReturn:
     """One sentence on stderr, and the end."""
-    print(f"dragoman: {message}", file=sys.stderr)
+    say(message)
     raise SystemExit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -33,20 +34,26 @@ STOP_SECONDS = 15.0
     "--detach", is_flag=True, help="Run in the background; the log is hub.log in the home."
 )
 @click.option("--quiet", is_flag=True, help="Log warnings only.")
-def up(home: str | None, port: int | None, detach: bool, quiet: bool) -> None:
+@json_option
+def up(home: str | None, port: int | None, detach: bool, quiet: bool, as_json: bool) -> None:
     """Run the hub until it is stopped (Ctrl-C, SIGTERM or `dragoman stop`).
 
-    The first run writes a commented config.toml into the home. Changes of that file are applied
-    while the hub runs.
+    \b
+    dragoman up                    in this terminal
+    dragoman up --detach           in the background
+    dragoman up --port 0 --json    on any free port, and say which
+
+    The first run writes a commented config.toml into the home. Changes of that file, and of the
+    file env beside it, are applied while the hub runs. One hub holds a home at a time.
     """
     place = place_of(home)
     if detach:
-        _detach(place, port, quiet)
+        _detach(place, port, quiet, as_json)
         return
-    _serve(place, port, quiet)
+    _serve(place, port, quiet, as_json)
 
 
-def _serve(place: str, port: int | None, quiet: bool) -> None:
+def _serve(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
     from dragoman import assembly
     from dragoman.cli.configure import write_first_config
 
@@ -56,7 +63,7 @@ def _serve(place: str, port: int | None, quiet: bool) -> None:
         home.prepare(place)
         if write_first_config(Path(place)):
             print(f"wrote {place}/config.toml", file=sys.stderr)
-        assembly.run(Path(place), lambda hub: _announce(hub, quiet), port)
+        assembly.run(Path(place), lambda hub: _announce(hub, quiet, as_json), port)
     except home.Held as held:
         stop(str(held), NO_HUB)
     except home.Unfit as unfit:
@@ -65,8 +72,11 @@ def _serve(place: str, port: int | None, quiet: bool) -> None:
         stop_for(error)
 
 
-def _announce(hub: Instance, quiet: bool) -> None:
-    if quiet:
+def _announce(hub: Instance, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        # One line: whoever reads it waits for this line, not for the end.
+        print(json.dumps(_up(os.getpid(), hub.url, str(hub.place))), flush=True)
+    if quiet or as_json:
         return
     count = len(hub.config.mcp_servers)
     if count:
@@ -85,7 +95,11 @@ def _announce(hub: Instance, quiet: bool) -> None:
     )
 
 
-def _detach(place: str, port: int | None, quiet: bool) -> None:
+def _up(pid: int, url: str | None, place: str, **more: str) -> dict[str, object]:
+    return {"pid": pid, "url": url, "mcp_url": f"{url}/mcp" if url else None, "home": place, **more}
+
+
+def _detach(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
     daemon = running(place)
     if daemon is not None:
         stop(
@@ -112,31 +126,75 @@ def _detach(place: str, port: int | None, quiet: bool) -> None:
         daemon = running(place)
         if daemon is not None:
             waiting.done()
-            print(f"the hub is up: process {daemon.pid}, {daemon.url}/mcp, log {log}")
+            if as_json:
+                print_json(_up(daemon.pid, daemon.url, place, log=log))
+            else:
+                print(f"the hub is up: process {daemon.pid}, {daemon.url}/mcp, log {log}")
+                print("stop it with: dragoman stop")
             return
         time.sleep(0.05)
     waiting.done()
+    if process.poll() is None:
+        stop(f"process {process.pid} has not come up within {DETACH_SECONDS:g} s; see {log}")
+    _explain(process.returncode, log, begun)
+
+
+def _explain(code: int, log: str, begun: int) -> NoReturn:
+    """Its last words, with its exit code."""
     with open(log, "rb") as file:
         file.seek(begun)
         last = file.read(64_000).decode("utf-8", "replace").strip().splitlines()
-    stop(f"the hub did not start: {last[-1] if last else 'it said nothing'}; see {log}", FAILED)
+    words = last[-1].removeprefix("dragoman: ") if last else f"it said nothing; see {log}"
+    stop(f"the hub did not start: {words}", code if code > 0 else FAILED)
+
+
+def not_running(place: str) -> str:
+    """Why nothing answers there, in words."""
+    if not home.is_held(place):
+        return f"no hub is running on {place}; start one with: dragoman up"
+    pid = holder(place)
+    who = f"process {pid}" if pid else "another process"
+    return f"{who} holds {place} but does not answer; see: dragoman doctor"
+
+
+def holder(place: str) -> int | None:
+    """Who wrote itself into the lock last."""
+    try:
+        with open(os.path.join(place, "lock"), "rb") as file:
+            text = file.read(32).strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
 
 
 @click.command("stop")
 @home_option
-def stop_command(home: str | None) -> None:
-    """Stop the hub of this home; what is under way may finish."""
+@json_option
+def stop_command(home: str | None, as_json: bool) -> None:
+    """Stop the hub of this home; what is under way may finish (for 5 seconds)."""
     place = place_of(home)
     daemon = running(place)
     if daemon is None:
-        stop(f"no hub is running on {place}", NO_HUB)
+        if as_json:
+            print_json({"stopped": False, "home": place})
+            raise SystemExit(NO_HUB)
+        stop(not_running(place), NO_HUB)
+    if daemon.mode == "mcp":
+        stop(
+            f"the hub runs inside process {daemon.pid}, a `dragoman mcp` that an IDE started or "
+            f"another command; it ends with that one, or with: kill {daemon.pid}",
+            NO_HUB,
+        )
     os.kill(daemon.pid, signal.SIGTERM)
     waiting = Waiting()
     until = time.monotonic() + STOP_SECONDS
     while time.monotonic() < until:
         if not _alive(daemon.pid) or not _held(place):
             waiting.done()
-            print(f"the hub (process {daemon.pid}) has stopped")
+            if as_json:
+                print_json({"stopped": True, "pid": daemon.pid, "home": place})
+            else:
+                print(f"the hub (process {daemon.pid}) has stopped")
             return
         waiting.say("waiting for calls under way …")
         time.sleep(0.05)
@@ -162,20 +220,21 @@ def _alive(pid: int) -> bool:
 @home_option
 @json_option
 def status(home: str | None, as_json: bool) -> None:
-    """Whether a hub runs on this home, since when, and what it has."""
+    """Whether a hub runs on this home, since when, and what it has. Exits with 3 if none does."""
     place = place_of(home)
     daemon = running(place)
     if daemon is None:
         if as_json:
             print_json({"running": False, "home": place})
             raise SystemExit(NO_HUB)
-        stop(f"no hub is running on {place}; start one with: dragoman up", NO_HUB)
+        stop(not_running(place), NO_HUB)
     state = HubClient(place, daemon.socket).get("/api/status")
     if as_json:
         print_json({"running": True, **state})
         return
     servers, clients = state["servers"], state["clients"]
-    print(f"dragoman {state['version']}, process {state['pid']}, up for {state['uptime_secs']:g} s")
+    since = _duration(state["uptime_secs"])
+    print(f"dragoman {state['version']}, process {state['pid']}, up for {since}")
     print(f"  home      {state['home']}")
     print(f"  address   {state['url'] or 'none (it runs inside dragoman mcp)'}")
     print(f"  servers   {servers['connected']} of {servers['total']} connected")
@@ -183,3 +242,15 @@ def status(home: str | None, as_json: bool) -> None:
     print(f"  clients   {clients['stdio']} over stdio, {clients['http_sessions']} HTTP sessions")
     if state["config_problem"]:
         print(f"  problem   config.toml as it is now is not used: {state['config_problem']}")
+    if servers["connected"] + len(servers["starting"]) < servers["total"]:
+        print("  next      dragoman servers says what is wrong with the others")
+
+
+def _duration(seconds: float) -> str:
+    """The two greatest units: 3 d 4 h, 12 min 5 s."""
+    parts = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(seconds, size)
+        if count or unit == "s":
+            parts.append(f"{count:.0f} {unit}")
+    return " ".join(parts[:2])

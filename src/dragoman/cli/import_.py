@@ -16,23 +16,18 @@ from typing import Any
 import click
 
 from dragoman.cli.clients import CLIENTS, config_file
+from dragoman.cli.configure import FIRST_CONFIG
 from dragoman.cli.errors import Failed, Unreadable
 from dragoman.cli.files import decode, read_bytes, write
 from dragoman.cli.install import unknown
-from dragoman.cli.planned import Found, Plan, clean, plan_for
+from dragoman.cli.output import clean
+from dragoman.cli.planned import Found, Plan, plan_for
 from dragoman.cli.references import Skip
 from dragoman.cli.sources import found_in_client, found_in_file
 from dragoman.cli.toml import append_toml, parse_toml
 from dragoman.config import read_env
 from dragoman.core.errors import ConfigError
 from dragoman.home import Unfit, home_path, prepare
-
-FIRST_LINES = """\
-# The hub's configuration. Every key is explained in docs/configuration.md.
-
-[mcp]
-stdio_expose = ["*"]
-"""
 
 
 def _namespace(name: str) -> str:
@@ -67,9 +62,10 @@ class Work:
                 f'"{self.config_path}" cannot be read: {error}. Nothing was changed; correct it.'
             ) from None
         listed = document.get("mcp_servers", [])
-        taken = {
-            _namespace(str(s.get("name"))): "config.toml" for s in listed if isinstance(s, dict)
-        }
+        known = (
+            [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        )
+        taken = {_namespace(str(server.get("name"))): "config.toml" for server in known}
         values = read_env(self.env)
         for server in found:
             try:
@@ -99,14 +95,15 @@ class Work:
         if not self.plans:
             return None
         prepare(str(self.home))
-        mark, text = decode(self.config if self.config is not None else FIRST_LINES.encode())
+        mark, text = decode(self.config if self.config is not None else FIRST_CONFIG.encode())
         new = text
         for plan in self.plans:
             new = append_toml(new, plan.block())
         old = parse_toml(text)
         blocks = parse_toml("\n".join(plan.block() for plan in self.plans))["mcp_servers"]
         try:
-            expected = old | {"mcp_servers": [*old.get("mcp_servers", []), *blocks]}
+            listed = old.get("mcp_servers", [])
+            expected = old | {"mcp_servers": [*listed, *blocks] if isinstance(listed, list) else 0}
             same = repr(parse_toml(new)) == repr(expected)
         except Unreadable:
             same = False

@@ -19,7 +19,15 @@ from typing import Any
 
 import click
 
-from dragoman.cli.clients import CLIENTS, Client, config_file, entry_for, is_hub, servers_at
+from dragoman.cli.clients import (
+    CLIENTS,
+    Client,
+    config_file,
+    entry_for,
+    is_hub,
+    servers_at,
+    started_by,
+)
 from dragoman.cli.editing import parse, undone, with_entry
 from dragoman.cli.errors import Failed, Unreadable
 from dragoman.cli.files import read_bytes, write
@@ -132,7 +140,7 @@ def state(client: Client) -> dict[str, Any]:
     """Where a client's file is, and whether the hub is in it (None: not known)."""
     path = config_file(client)
     found: dict[str, Any] = {"client": client.name, "title": client.title, "path": str(path)}
-    found |= {"exists": False, "installed": False, "name": None, "problem": None}
+    found |= {"exists": False, "installed": False, "name": None, "command": None, "problem": None}
     try:
         data = read_bytes(path) if path else None
         found["exists"] = data is not None
@@ -143,7 +151,8 @@ def state(client: Client) -> dict[str, Any]:
     except Unreadable as error:
         return found | {"exists": True, "installed": None, "problem": str(error)}
     name = next((name for name, server in servers.items() if is_hub(server)), None)
-    return found | {"installed": name is not None, "name": name}
+    command = started_by(servers[name]) if name is not None else None
+    return found | {"installed": name is not None, "name": name, "command": command}
 
 
 def _listed(as_json: bool) -> None:

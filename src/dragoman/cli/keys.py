@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +14,12 @@ import click
 
 from dragoman import home as homes
 from dragoman.cli.client import place_of
-from dragoman.cli.errors import USAGE, stop, stop_for
+from dragoman.cli.errors import NOT_FOUND, USAGE, say, stop, stop_for
 from dragoman.cli.output import home_option, json_option, print_json, table
 from dragoman.core.errors import HubError
 
 if TYPE_CHECKING:
-    from dragoman.assembly import KeyStore
+    from dragoman.assembly import KeyRecord, KeyStore
 
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 
@@ -35,29 +37,40 @@ def _store(home: str | None) -> KeyStore:
         stop_for(error)
 
 
+def _is_there(home: str | None) -> bool:
+    """Whether a hub or `keys create` has made the store: to look must not make one."""
+    return (Path(place_of(home)) / "hub.db").exists()
+
+
 @click.group()
 def keys() -> None:
     """Keys for callers over HTTP. Once there is one, nobody gets in without.
 
     Keys are stored hashed, so a key is shown once, when it is made. A running hub sees changes
-    within a second.
+    within a second. IDEs that start `dragoman mcp`, and these commands, need no key: they come in
+    by a socket that only you can open.
     """
 
 
 @keys.command()
 @click.argument("name")
 @click.option("--expires", default="90d", show_default=True, help="30m, 12h, 90d, 1y, or never.")
-@click.option("--owner", help="Whose key it is; default: you.")
+@click.option("--owner", metavar="WHO", help="Whose key it is; default: you.")
 @home_option
 @json_option
 def create(name: str, expires: str, owner: str | None, home: str | None, as_json: bool) -> None:
-    """Make a key and print it. It cannot be shown again."""
+    """Make a key called NAME and print it. It cannot be shown again.
+
+    \b
+    dragoman keys create laptop --expires 1y
+    KEY=$(dragoman keys create ci --expires 30d)
+
+    Callers send it as a header: Authorization: Bearer KEY
+    """
     expires_at = _expiry(expires)
     store = _store(home)
     try:
-        key = store.create(
-            name, owner=owner or getpass.getuser(), expires_at=expires_at, scopes=["call"]
-        )
+        key = store.create(name, owner=owner or _user(), expires_at=expires_at, scopes=["call"])
     except HubError as error:
         stop_for(error)
     finally:
@@ -66,7 +79,7 @@ def create(name: str, expires: str, owner: str | None, home: str | None, as_json
         print_json({"name": name, "key": key, "expires_at": expires_at})
         return
     print(key)
-    click.echo(f'key "{name}" was made; callers send: Authorization: Bearer {key[:12]}…', err=True)
+    say(f'key "{name}" was made and is not shown again; send: Authorization: Bearer {key[:12]}…')
 
 
 @keys.command("list")
@@ -74,9 +87,11 @@ def create(name: str, expires: str, owner: str | None, home: str | None, as_json
 @json_option
 def list_keys(home: str | None, as_json: bool) -> None:
     """The keys there are, without the keys themselves."""
-    store = _store(home)
-    records = store.list()
-    store.close()
+    records: Sequence[KeyRecord] = ()
+    if _is_there(home):
+        store = _store(home)
+        records = store.list()
+        store.close()
     now = time.time()
     rows = [
         {
@@ -101,15 +116,20 @@ def list_keys(home: str | None, as_json: bool) -> None:
 @click.argument("name")
 @home_option
 def revoke(name: str, home: str | None) -> None:
-    """Refuse a key from now on."""
+    """Refuse the key called NAME from now on. There is no way back; make a new one instead."""
+    if not _is_there(home):
+        stop(f'there is no key named "{name}", because there are no keys', NOT_FOUND)
     store = _store(home)
     try:
         store.revoke(name)
+        active = [key for key in store.list() if key.state(time.time()) == "active"]
     except HubError as error:
         stop_for(error)
     finally:
         store.close()
     print(f'key "{name}" is revoked')
+    if not active:
+        say("no active key is left: nobody gets in over HTTP until you make one")
 
 
 def _expiry(text: str) -> float | None:
@@ -118,7 +138,17 @@ def _expiry(text: str) -> float | None:
     found = re.fullmatch(r"(\d{1,6})([mhdwy])", text)
     if found is None:
         stop(f'"{text}" is no time from now: write 30m, 12h, 90d, 1y, or never', USAGE)
-    return time.time() + int(found.group(1)) * _UNITS[found.group(2)]
+    seconds = int(found.group(1)) * _UNITS[found.group(2)]
+    if seconds > 100 * _UNITS["y"]:
+        stop(f'"{text}" is more than a hundred years from now; write never if you mean it', USAGE)
+    return time.time() + seconds
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"user {os.getuid()}"
 
 
 def _date(when: float | None) -> str | None:

@@ -1,43 +1,60 @@
-"""Tables for people, JSON for programs."""
+"""Tables for people, JSON for programs, and nothing that a terminal would obey."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TextIO
 
 import click
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+def _inherited(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """`dragoman tools --home X show NAME` means the same as `dragoman tools show NAME --home X`."""
+    outer = ctx.parent.params if ctx.parent else {}
+    return value or outer.get(str(option.name), value)
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, callback=_inherited, help="Print JSON, for programs."
+)
 home_option = click.option(
     "--home",
     metavar="DIR",
+    callback=_inherited,
     help="The hub's home; default $DRAGOMAN_HOME, else ~/.dragoman.",
 )
-
-Command = Callable[..., Any]
 
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def clean(text: object) -> str:
+    """On one line and without control characters: names and reasons come from other people."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", " ".join(str(text).split()))
+
+
+def styled(text: str, out: TextIO | None = None, **style: Any) -> str:
+    """In colour or bold on a terminal that was not asked to go without (https://no-color.org)."""
+    out = out or sys.stdout
+    return click.style(text, **style) if out.isatty() and not os.environ.get("NO_COLOR") else text
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Columns as wide as they need, the last one cut at the edge of the terminal."""
-    texts = [[_one_line(cell) for cell in row] for row in rows]
+    texts = [[clean("" if cell is None else cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
     room = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10**6
     for number, row in enumerate([list(headers), *texts]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
-        line = "  ".join([*cells, row[-1]])
+        line = "  ".join([*cells, row[-1]]).rstrip()
         line = line if len(line) <= room else line[: room - 1] + "…"
-        print(click.style(line, bold=True) if number == 0 and sys.stdout.isatty() else line)
-
-
-def _one_line(cell: Any) -> str:
-    return " ".join(str("" if cell is None else cell).split())
+        print(styled(line, bold=True) if number == 0 else line)
 
 
 class Waiting:
@@ -48,7 +65,7 @@ class Waiting:
 
     def say(self, text: str) -> None:
         if text != self._shown and sys.stderr.isatty():
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{clean(text)}", end="", file=sys.stderr, flush=True)
             self._shown = text
 
     def done(self) -> None:

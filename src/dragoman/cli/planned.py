@@ -7,13 +7,16 @@ them. Reads and writes nothing.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from dragoman.cli.clients import Client, is_hub
+from dragoman.cli.output import clean
 from dragoman.cli.references import VARIABLE, Skip, parts, string_of, text_of
 from dragoman.cli.toml import toml_value
 from dragoman.config import parse as check_config
@@ -23,17 +26,14 @@ HARMLESS_HEADERS = {"accept", "accept-language", "content-type", "user-agent"}
 GIVEN_BY_THE_HUB = {"PATH", "HOME", "TMPDIR"}
 
 
-def clean(text: object) -> str:
-    """Without what a terminal would obey: names and values come out of other people's files."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", str(text))
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     name: str
     entry: Any
     client: Client
     source: str
+    base: Path | None = None
+    """The folder that relative paths are meant from; None in a file that belongs to no folder."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ def plan_for(found: Found) -> Plan:
     if name != found.name:
         plan.notes.append(f'it is called "{found.name}" there')
     if entry.get("command"):
-        _stdio(entry, found.client, plan)
+        _stdio(entry, found, plan)
     else:
         _remote(entry, found.client, plan)
     for key in ("envFile", "oauth", "auth", "headersHelper"):
@@ -96,7 +96,8 @@ def plan_for(found: Found) -> Plan:
     return plan
 
 
-def _stdio(entry: dict[str, Any], client: Client, plan: Plan) -> None:
+def _stdio(entry: dict[str, Any], found: Found, plan: Plan) -> None:
+    client = found.client
     command, args = entry["command"], entry.get("args") or []
     env = entry.get("env") or entry.get("environment") or {}
     if isinstance(command, dict):  # Zed's older form
@@ -110,6 +111,8 @@ def _stdio(entry: dict[str, Any], client: Client, plan: Plan) -> None:
     plan.transport["args"] = [text_of(arg, client, "an argument") for arg in args]
     if entry.get("cwd"):
         plan.transport["cwd"] = text_of(entry["cwd"], client, "its cwd")
+    if found.base is not None:
+        _make_absolute(plan, found.base)
     if _seem_secret(plan.transport["args"]):
         plan.notes.append("its arguments seem to hold a secret, which config.toml now holds too")
     for name, value in env.items():
@@ -117,6 +120,28 @@ def _stdio(entry: dict[str, Any], client: Client, plan: Plan) -> None:
     for name in entry.get("env_vars") or []:  # Codex
         if isinstance(name, str) and VARIABLE.fullmatch(name) and name not in plan.env:
             plan.env.append(name)
+
+
+def _make_absolute(plan: Plan, base: Path) -> None:
+    """A client starts its servers in the project's folder, the hub in a private home: what names a
+    file from there is made a full path."""
+    transport = plan.transport
+    if "cwd" in transport:
+        transport["cwd"] = str(base / os.path.expanduser(transport["cwd"]))
+        return
+    if "/" in transport["command"]:
+        transport["command"] = _full(transport["command"], base)
+    transport["args"] = [_full(arg, base) for arg in transport["args"]]
+
+
+def _full(word: str, base: Path) -> str:
+    if not word or word.startswith(("-", "~", "/")):
+        return word
+    try:
+        path = base / word
+        return os.path.normpath(path) if path.is_file() or "/" in word and path.exists() else word
+    except (OSError, ValueError):  # too long for a path, or a NUL in it
+        return word
 
 
 def _seem_secret(args: list[str]) -> bool:

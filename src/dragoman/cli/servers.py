@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 import click
 
 from dragoman.cli.client import connected
@@ -15,10 +13,20 @@ from dragoman.cli.output import home_option, json_option, print_json, table
 @home_option
 @json_option
 def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
-    """List the servers: state, era, number of tools, and what is wrong, in words."""
+    """List the servers: state, revision, number of tools, and what is wrong, in words.
+
+    \b
+    States: connected; starting; failed (it is tried again by itself, with longer and longer
+    pauses, and at once when one of its tools is called); idle (unused for idle_secs, a call starts
+    it again); off (enabled = false).
+
+    A server is a [[mcp_servers]] block of config.toml: write one, or use `dragoman import`.
+    """
     if ctx.invoked_subcommand is not None:
         return
     with connected(home) as hub:
+        if hub.own:  # one that runs has tried them already, and "starting" is an answer
+            hub.wait_settled()
         found = hub.get("/api/mcp/servers")
     if as_json:
         print_json(found)
@@ -40,12 +48,14 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def logs(name: str, home: str | None, as_json: bool) -> None:
-    """The end of what a stdio server wrote to stderr."""
-    with connected(home, settled=False) as hub:
-        found = hub.get(f"/api/mcp/servers/{quote(name, safe='')}/logs")
+    """What server NAME wrote to stderr: the last 64 KB since the hub started it."""
+    with connected(home) as hub:
+        if hub.own:
+            hub.wait_settled()
+        found = hub.server_log(name)
     if as_json:
         print_json(found)
+    elif not found["stderr"]:
+        print(f'server "{name}" has written nothing to stderr')
     else:
-        print(found["stderr"] or f'server "{name}" has written nothing to stderr', end="")
-        if not found["stderr"].endswith("\n"):
-            print()
+        print(found["stderr"].rstrip("\n"))

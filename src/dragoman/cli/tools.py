@@ -3,36 +3,60 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from dragoman.cli.client import connected
-from dragoman.cli.errors import FAILED, USAGE, stop
-from dragoman.cli.output import home_option, json_option, print_json, table
+from dragoman.cli.client import HubClient, connected, nearest
+from dragoman.cli.errors import FAILED, NOT_FOUND, USAGE, say, stop
+from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json, table
+
+MAX_BYTES = 10 * 1024 * 1024
+"""What a message of the hub may have."""
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 @home_option
 @json_option
-@click.option("--server", help="Only the tools of this server.")
+@click.option("--server", metavar="NAME", help="Only the tools of this server.")
 def tools(ctx: click.Context, home: str | None, as_json: bool, server: str | None) -> None:
-    """List the tools; `tools show NAME` shows one with its arguments."""
+    """List the tools; `tools show NAME` shows one with its arguments.
+
+    A tool has two names: mcp_SERVER_TOOL, which is listed, and SERVER.TOOL. Both can be called.
+    """
     if ctx.invoked_subcommand is not None:
         return
     with connected(home) as hub:
+        starting = hub.wait_settled()
+        states = hub.servers()
         found = hub.get("/api/tools")["tools"]
     if server is not None:
+        if server not in (names := [state["name"] for state in states]):
+            hint = nearest(server, names) or "see: dragoman servers"
+            stop(f'there is no server "{server}"; {hint}', NOT_FOUND)
         found = [tool for tool in found if tool["server"] == server]
+        states = [state for state in states if state["name"] == server]
     if as_json:
         print_json(found)
-    elif not found:
-        print("no tools yet; see: dragoman servers")
-    else:
+    elif found:
         table(["NAME", "DESCRIPTION"], [(tool["name"], tool["description"]) for tool in found])
+    elif not states:
+        print("no tools, because no servers are configured; see: dragoman import")
+    else:
+        print("no tools")
+    _say_missing(states, starting)
+
+
+def _say_missing(states: list[dict[str, Any]], starting: list[str]) -> None:
+    for state in states:
+        if state["name"] in starting:
+            say(f'server "{state["name"]}" is still being connected, its tools may be missing here')
+        elif state["state"] == "failed":
+            say(f'server "{state["name"]}" is not connected: {state["reason"]}')
 
 
 @tools.command()
@@ -40,44 +64,57 @@ def tools(ctx: click.Context, home: str | None, as_json: bool, server: str | Non
 @home_option
 @json_option
 def show(name: str, home: str | None, as_json: bool) -> None:
-    """One tool: what it does, what it takes, an example call."""
+    """Tool NAME: what it does, what it takes, an example call."""
     with connected(home) as hub:
-        tool = hub.get(f"/api/tools/{quote(name, safe='')}")
+        tool = hub.tool(name)
     if as_json:
         print_json(tool)
         return
-    print(f"{tool['name']}  (id {tool['id']}, server {tool['server']})")
+    print(f"{clean(tool['name'])}  (id {clean(tool['id'])}, server {clean(tool['server'])})")
     if tool["description"]:
-        print(f"  {tool['description']}")
-    schema = tool["definition"].get("inputSchema", {})
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+        print(f"  {clean(tool['description'])}")
+    properties, required = _properties(tool), _required(tool)
     for argument, about in properties.items():
-        about = about if isinstance(about, dict) else {}
         needed = "required" if argument in required else "optional"
-        print(f"  {argument}  {about.get('type', 'any')}, {needed}  {about.get('description', '')}")
-    example = " ".join(f"{argument}=…" for argument in required)
-    print(f"  try: dragoman call {tool['name']} {example}".rstrip())
+        words = (
+            f"{clean(argument)}  {_type(about)}, {needed}  {clean(about.get('description', ''))}"
+        )
+        print(f"  {words}".rstrip())
+    if not properties:
+        print("  takes no arguments that it tells of")
+    example = " ".join(f"{clean(argument)}=…" for argument in required)
+    print(f"  try: dragoman call {clean(tool['name'])} {example}".rstrip())
 
 
 @click.command()
 @click.argument("name")
-@click.argument("arguments", nargs=-1)
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | -")
 @home_option
 @json_option
 def call(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """Call a tool with arguments: one JSON object, or key=value pairs.
+    """Call tool NAME with arguments: key=value pairs, one JSON object, or - for JSON on stdin.
 
     \b
     dragoman call mcp_files_read path=/tmp/x
     dragoman call files.read '{"path": "/tmp/x"}'
     dragoman call files.read - < arguments.json
 
-    A value that is JSON (a number, true, a list) is taken as such, anything else as text.
-    Exits with 1 if the tool says that it failed.
+    Where the tool wants text, a value is taken as text; elsewhere a value that is JSON (a number,
+    true, a list) is taken as such. `dragoman tools show NAME` says what it wants.
+
+    \b
+    Exit codes: 0 done, 1 the tool says that it failed, 2 the arguments do not fit, 4 refused,
+    5 no such tool, 6 the server did not answer, or not well. With 4 and 5 nothing was done.
     """
-    given = _arguments(arguments)
+    given = _given(arguments)
+    waiting = Waiting()
     with connected(home) as hub:
-        result = hub.call(name, given)
+        values = given if isinstance(given, dict) else _typed(given, hub, name)
+        waiting.say(f"calling {name} …")
+        try:
+            result = hub.call(name, values)
+        finally:
+            waiting.done()
     if as_json:
         print_json(result)
     else:
@@ -86,34 +123,85 @@ def call(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool)
         raise SystemExit(FAILED)
 
 
-def _arguments(given: tuple[str, ...]) -> dict[str, Any]:
-    if not given:
-        return {}
-    if len(given) == 1 and (given[0] == "-" or given[0].lstrip().startswith("{")):
-        text = sys.stdin.read() if given[0] == "-" else given[0]
+# --- what a tool takes --------------------------------------------------------------------------
+
+
+def _schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    schema = tool["definition"].get("inputSchema")
+    return schema if isinstance(schema, dict) else {}
+
+
+def _properties(tool: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A server may have written anything there."""
+    found = _schema(tool).get("properties")
+    properties = found if isinstance(found, dict) else {}
+    return {key: about if isinstance(about, dict) else {} for key, about in properties.items()}
+
+
+def _required(tool: Mapping[str, Any]) -> list[str]:
+    found = _schema(tool).get("required")
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def _type(about: Mapping[str, Any]) -> str:
+    kind = about.get("type", "any")
+    choices = about.get("enum")
+    if isinstance(choices, list):
+        return "one of " + ", ".join(clean(choice) for choice in choices[:20])
+    return clean(" or ".join(map(str, kind)) if isinstance(kind, list) else kind)
+
+
+def _given(arguments: tuple[str, ...]) -> dict[str, Any] | list[tuple[str, str]]:
+    """One JSON object, or the pairs as they were typed."""
+    if len(arguments) == 1 and (arguments[0] == "-" or arguments[0].lstrip()[:1] in ("{", "[")):
+        text = _stdin() if arguments[0] == "-" else arguments[0]
         try:
             value = json.loads(text)
-        except ValueError as error:
-            stop(f"the arguments are not valid JSON: {error}", USAGE)
+        except (ValueError, RecursionError) as error:
+            stop(f"the arguments are not valid JSON: {error or 'nested too deeply'}", USAGE)
         if not isinstance(value, dict):
             stop("the arguments must be one JSON object", USAGE)
         return value
-    pairs: dict[str, Any] = {}
-    for pair in given:
+    pairs: dict[str, str] = {}
+    for pair in arguments:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             stop(
-                f'"{pair}" is neither key=value nor a JSON object; see: dragoman call --help', USAGE
+                f'"{pair[:100]}" is neither key=value nor a JSON object; see: dragoman call --help',
+                USAGE,
             )
-        pairs[key] = _value(value)
-    return pairs
+        if key in pairs:
+            stop(f'"{key}" is given twice; for a list write {key}=\'["a", "b"]\'', USAGE)
+        pairs[key] = value
+    return list(pairs.items())
 
 
-def _value(text: str) -> Any:
+def _stdin() -> bytes:
+    if sys.stdin.isatty():
+        say("reading one JSON object from the terminal; end it with Ctrl-D")
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        stop(f"the arguments have more than {MAX_BYTES >> 20} MB", USAGE)
+    return data
+
+
+def _typed(pairs: list[tuple[str, str]], hub: HubClient, name: str) -> dict[str, Any]:
+    """Each value as the tool's schema wants it, as far as that says so."""
+    tool = hub.tool(name) if pairs else None
+    properties = _properties(tool) if tool else {}
+    return {key: _value(value, properties.get(key, {})) for key, value in pairs}
+
+
+def _value(text: str, about: Mapping[str, Any]) -> Any:
+    if about.get("type") == "string":
+        return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
+
+
+# --- what came of it ----------------------------------------------------------------------------
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -121,10 +209,15 @@ def _print(result: dict[str, Any]) -> None:
     for block in result["content"]:
         kind = block.get("type")
         if kind == "text":
-            print(block.get("text", ""), file=out)
+            text = str(block.get("text", ""))
+            if out.isatty():  # into a file or a pipe it goes as it is
+                text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)
+            print(text, file=out)
         elif kind in ("image", "audio"):
             size = len(block.get("data", "")) * 3 // 4
-            print(f"[{kind}, {block.get('mimeType')}, {size} bytes; --json has it]", file=out)
+            print(
+                f"[{kind}, {clean(block.get('mimeType'))}, {size} bytes; --json has it]", file=out
+            )
         else:
             print(json.dumps(block, indent=2, ensure_ascii=False), file=out)
     if not result["content"] and "structured" in result:

@@ -13,7 +13,14 @@ from typing import Any
 
 from dragoman import __version__
 from dragoman.core.call import NOTHING, Updates, discard
-from dragoman.core.errors import BadReply, HubError, TargetFailed, TimedOut, WorkFailed
+from dragoman.core.errors import (
+    BadReply,
+    HubError,
+    TargetFailed,
+    TimedOut,
+    Unreachable,
+    WorkFailed,
+)
 from dragoman.mcp.client_http import HttpStatus, HttpWire, SessionExpired
 from dragoman.mcp.duplex import Wire
 from dragoman.mcp.revisions import (
@@ -33,9 +40,18 @@ log = logging.getLogger(__name__)
 
 MAX_PAGES = 1_000
 MAX_TOOLS = 20_000
+MAX_LIST_BYTES = 32 * 1024 * 1024
+"""All pages of a list together."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+STEADY_SECONDS = 10.0
+"""A stream that lasted so long was a good one: it is opened again soon."""
+LOST_AFTER = 3
+"""A server that cannot be reached so often in a row is lost."""
 PROBE_SECONDS = 2.0
 """How long a child may keep silent on `server/discover` before it is greeted the old way as well:
 some old servers never answer a method that they do not know."""
+OPEN_SECONDS = 30.0
+FOR_EVER = 10.0**9
 MODERN_ERRORS = frozenset({-32020, -32021, -32022})
 """Codes that only a server of the new era uses."""
 
@@ -55,6 +71,7 @@ class Session:
         self._tools_changed = tools_changed
         self._follower: asyncio.Task[None] | None = None
         self._reopening: asyncio.Task[None] | None = None
+        self._openings = 0
 
     @property
     def modern(self) -> bool:
@@ -66,7 +83,7 @@ class Session:
         """`modern` is the era found earlier, or None to find out."""
         if modern is None and not isinstance(self.wire, HttpWire):
             await self._find_out(timeout)
-        elif modern is False or not await self._discover(timeout):
+        elif modern is False or not await self._discover(timeout / 2):
             await self._initialize(timeout)
         self._follow()
 
@@ -155,12 +172,16 @@ class Session:
     ) -> tuple[Any, int]:
         """Asks in the era's own way. An expired session is opened again, and the request repeated:
         a server that has forgotten the session has done nothing with it."""
+        if self._reopening is not None:
+            await self._reopen(timeout)
         if self.modern:
             params["_meta"] = {**params.get("_meta", NOTHING), **MODERN_META}
+        opening = self._openings
         try:
             return await self.wire.request(method, params, timeout, updates)
         except SessionExpired:
-            await self._reopen(timeout)
+            if opening == self._openings:  # else another request has seen to it meanwhile
+                await self._reopen(timeout)
             return await self.wire.request(method, params, timeout, updates)
 
     async def _reopen(self, timeout: float) -> None:
@@ -169,35 +190,57 @@ class Session:
             log.info('server "%s" ended the session; opening a new one', self.server)
             self._reopening = asyncio.get_running_loop().create_task(self._initialize(timeout))
             self._reopening.add_done_callback(self._reopened)
-        await asyncio.shield(self._reopening)
+        opening = self._reopening
+        await asyncio.wait([opening])
+        if opening.cancelled():
+            raise Unreachable(f'server "{self.server}" was stopped', sent=False)
+        if error := opening.exception():
+            raise Unreachable(
+                f'server "{self.server}" has ended the session and opens no other: {error}',
+                sent=False,
+            )
 
     def _reopened(self, task: asyncio.Task[None]) -> None:
         self._reopening = None
-        if not task.cancelled() and task.exception() is None:
-            self._follow()
-            self._tools_changed()
+        if task.cancelled():
+            return
+        if error := task.exception():
+            if isinstance(self.wire, HttpWire):
+                self.wire.lose(f"it ended the session and opens no other: {error}")
+            return
+        self._openings += 1
+        self._follow()
+        self._tools_changed()
 
     async def list_tools(self, timeout: float) -> list[Any]:
         """All pages, as the server put them."""
         tools: list[Any] = []
         cursor: Any = None
+        seen: set[str] = set()
+        total = 0
         for _ in range(MAX_PAGES):
             params: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
-            result, _ = await self.request("tools/list", params, timeout)
+            result, size = await self.request("tools/list", params, timeout)
+            total += size
             page = result.get("tools") if isinstance(result, dict) else None
             if not isinstance(page, list):
                 raise BadReply(f'server "{self.server}" answered "tools/list" with no list')
             tools += page
-            if len(tools) > MAX_TOOLS:
-                log.warning(
-                    'server "%s" has over %d tools; the rest is left out', self.server, MAX_TOOLS
-                )
-                return tools[:MAX_TOOLS]
             following = result.get("nextCursor")
-            if not isinstance(following, str) or following == cursor:
-                return tools
+            if not isinstance(following, str):
+                return tools[:MAX_TOOLS]
+            if following in seen or len(tools) > MAX_TOOLS or total > MAX_LIST_BYTES:
+                break
+            seen.add(following)
             cursor = following
-        return tools
+        log.warning(
+            'the list of tools of server "%s" does not end, or is longer than %d tools or %d '
+            "bytes; the rest is left out",
+            self.server,
+            MAX_TOOLS,
+            MAX_LIST_BYTES,
+        )
+        return tools[:MAX_TOOLS]
 
     async def close(self) -> None:
         for task in (self._follower, self._reopening):
@@ -229,33 +272,46 @@ class Session:
         return {"notifications": {"toolsListChanged": True}, "_meta": MODERN_META}
 
     async def _follow_http(self, wire: HttpWire) -> None:
-        pause, first = 1.0, True
+        """Opens the stream again and again. After each opening the tools are listed: something may
+        have been said while nobody listened."""
+        loop = asyncio.get_running_loop()
+        pause, failures = FIRST_PAUSE, 0
         while True:
-            opened = asyncio.Event()
+            begun = loop.time()
             try:
                 if self.modern:
-                    await wire.listen("subscriptions/listen", self._listen_params(), opened)
+                    params = self._listen_params()
+                    await wire.listen("subscriptions/listen", params, self._tools_changed)
                 else:
-                    await wire.listen("", None, opened)
+                    await wire.listen("", None, self._tools_changed)
+                failures = 0
+            except SessionExpired:
+                await self._reopen(OPEN_SECONDS)  # which follows the new one instead
+                return
             except HttpStatus as error:
-                if error.status in (400, 404, 405, 406, 501) and not opened.is_set():
-                    return  # there is none, or the session is over: the next call will tell
+                if error.status in (400, 404, 405, 406, 501):
+                    return  # there is none
+                failures = 0
             except TargetFailed as error:
                 log.debug("%s: %s", self.server, error)
-            if opened.is_set():
-                pause = 1.0
-                if not first:
-                    self._tools_changed()  # something may have been said while nobody listened
-            elif not first and pause >= 8:
-                wire.lose("it cannot be reached")
-                return
-            first = False
+                lasted = loop.time() - begun > STEADY_SECONDS
+                failures = 0 if lasted else failures + 1
+                if failures >= LOST_AFTER:
+                    wire.lose(f"it cannot be reached: {error}")
+                    return
+            if loop.time() - begun > STEADY_SECONDS:
+                pause = FIRST_PAUSE
             await asyncio.sleep(pause)
-            pause = min(pause * 2, 30)
+            pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _follow_duplex(self) -> None:
-        with contextlib.suppress(HubError):
-            await self.wire.request("subscriptions/listen", self._listen_params(), 10**9)
+        while True:
+            with contextlib.suppress(HubError):
+                await self.wire.request("subscriptions/listen", self._listen_params(), FOR_EVER)
+                await asyncio.sleep(FIRST_PAUSE)  # it ended the listen; the connection lives
+                self._tools_changed()
+                continue
+            return
 
 
 def _is_modern(error: WorkFailed) -> bool:

@@ -9,13 +9,13 @@ import asyncio
 import base64
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NoReturn
 
 from dragoman.core.call import Updates, discard
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.ports import HttpClient, Reply
-from dragoman.mcp.duplex import CANCELLED, PROGRESS, Heard, failure, progress_of
+from dragoman.mcp.duplex import CANCELLED, PROGRESS, Heard, Pace, failure, progress_of
 from dragoman.mcp.revisions import NAMES, R2506, R2607
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import MAX_BYTES, MAX_REPLY_TOKENS, Malformed, decode
@@ -23,6 +23,7 @@ from dragoman.wire.json import MAX_BYTES, MAX_REPLY_TOKENS, Malformed, decode
 log = logging.getLogger(__name__)
 
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream"
+SESSION = "mcp-session-id"
 KEPT_HEADERS = 4_096
 
 
@@ -73,7 +74,7 @@ class HttpWire:
             deadline = asyncio.get_running_loop().time() + timeout
             reply = await self._post(headers, rpc.request(id, method, params), timeout)
             if reply.status != 200 or not _is_stream(reply):
-                return await self._answer(reply, id, method)
+                return await self._answer(reply, id, method, SESSION in headers)
             async with asyncio.timeout_at(deadline):  # a stream's reader keeps the time
                 return await self._answer_in_stream(reply, id, method, updates)
         except (TimedOut, TimeoutError):
@@ -93,11 +94,12 @@ class HttpWire:
             reply.body.close()
 
     async def listen(
-        self, method: str, params: dict[str, Any] | None, opened: asyncio.Event
+        self, method: str, params: dict[str, Any] | None, opened: Callable[[], None]
     ) -> None:
         """Follows a stream that answers nothing: a GET in the old era, a listen in the new.
 
-        Returns when the server ends it; raises `HttpStatus` where there is no such stream.
+        Calls `opened` once there is one, and returns when the server ends it; raises
+        `SessionExpired`, or `HttpStatus` where there is no such stream.
         """
         headers = dict(self._headers(method, None))
         if params is None:
@@ -108,10 +110,12 @@ class HttpWire:
             message = rpc.request(self._next, method, params)
             reply = await self._http.request("POST", self.url, headers, message, timeout=30)
         try:
+            if reply.status == 404 and SESSION in headers:
+                raise self._expired()
             if reply.status != 200 or not _is_stream(reply):
                 raise HttpStatus(f"HTTP {reply.status}", reply.status)
-            opened.set()
-            async for message_in in self._messages(reply):
+            opened()
+            async for message_in, _ in self._messages(reply):
                 if "method" not in message_in:
                     return  # the listen has ended
                 self._asked(message_in, None, discard, [])
@@ -165,7 +169,7 @@ class HttpWire:
             if name is not None:
                 headers["mcp-name"] = header_value(name)
         elif self.session is not None:
-            headers["mcp-session-id"] = self.session
+            headers[SESSION] = self.session
         if len(self._kept) >= KEPT_HEADERS:
             self._kept.clear()
         self._kept[method, name] = headers
@@ -190,16 +194,25 @@ class HttpWire:
 
     # --- receiving ---------------------------------------------------------------------------
 
-    async def _answer(self, reply: Reply, id: int, method: str) -> tuple[Any, int]:
+    async def _answer(
+        self, reply: Reply, id: int, method: str, in_session: bool
+    ) -> tuple[Any, int]:
         self._note_session(reply, method)
         data = await reply.body.read(MAX_BYTES)
         if reply.status == 200:
             return self._result(self._decoded(data, method), id, method), len(data)
+        if in_session and (
+            reply.status == 404 or (reply.status == 400 and b"session" in data[:2000].lower())
+        ):
+            raise self._expired()
         self._raise_status(reply, data, method)
+
+    def _expired(self) -> SessionExpired:
+        return SessionExpired(f'server "{self.server}" has ended the session', sent=False)
 
     def _note_session(self, reply: Reply, method: str) -> None:
         if method == "initialize":
-            self.session = reply.headers.get("mcp-session-id")
+            self.session = reply.headers.get(SESSION)
 
     def _decoded(self, data: bytes, method: str) -> Any:
         try:
@@ -222,10 +235,6 @@ class HttpWire:
     def _raise_status(self, reply: Reply, data: bytes, method: str) -> NoReturn:
         status = reply.status
         text = data[:300].decode("utf-8", "replace")
-        if self.session is not None and (
-            status == 404 or (status == 400 and b"session" in data[:2000].lower())
-        ):
-            raise SessionExpired(f'server "{self.server}" has ended the session', sent=False)
         if reply.headers.get("content-type", "").startswith(JSON_TYPE):
             with contextlib.suppress(Malformed):
                 body = decode(data)
@@ -249,11 +258,11 @@ class HttpWire:
         self._note_session(reply, method)
         highest: list[float] = []
         try:
-            async for message in self._messages(reply):
+            async for message, size in self._messages(reply):
                 if "method" in message:
                     self._asked(message, id, updates, highest)
                 elif message.get("id") == id:
-                    return self._result(message, id, method), -1
+                    return self._result(message, id, method), size
         finally:
             reply.body.close()
         raise Unreachable(
@@ -261,8 +270,10 @@ class HttpWire:
             "may not have been done"
         )
 
-    async def _messages(self, reply: Reply) -> AsyncIterator[dict[str, Any]]:
+    async def _messages(self, reply: Reply) -> AsyncIterator[tuple[dict[str, Any], int]]:
+        """What comes on a stream, each with the bytes it came in."""
         parser = sse.Parser(MAX_BYTES)
+        pace = Pace()
         async for chunk in reply.body.chunks():
             try:
                 events = parser.feed(chunk)
@@ -274,7 +285,9 @@ class HttpWire:
                 message = self._decoded(event.data, "a stream")
                 for item in message if isinstance(message, list) else [message]:
                     if isinstance(item, dict):
-                        yield item
+                        yield item, len(event.data)
+            if pause := pace.pause(len(events)):
+                await asyncio.sleep(pause)
 
     def _asked(
         self, message: dict[str, Any], id: int | None, updates: Updates, highest: list[float]

@@ -12,11 +12,13 @@ from dragoman.core.call import Updates, discard
 from dragoman.core.errors import BadReply, HubError, Unreachable
 from dragoman.core.ports import HttpClient, Reply
 from dragoman.mcp.client_http import JSON_TYPE, STREAM_TYPE, HttpStatus
-from dragoman.mcp.duplex import Duplex, Heard
+from dragoman.mcp.duplex import Duplex, Heard, Pace
 from dragoman.wire import sse
 from dragoman.wire.json import MAX_BYTES
 
 UNSENT_BYTES = 16 * 1024 * 1024
+POSTS = 32
+"""So many messages are posted at once."""
 ENDPOINT_SECONDS = 5
 """How long the stream may take to say where to post; a Streamable HTTP stream never does."""
 
@@ -35,6 +37,8 @@ class SseWire:
         self._unsent = 0
         self._endpoint = ""
         self._tasks: list[asyncio.Task[None]] = []
+        self._posts: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(POSTS)
 
     async def start(self) -> None:
         """Opens the stream; `HttpStatus` or `BadReply` where this is no HTTP+SSE server."""
@@ -82,9 +86,10 @@ class SseWire:
 
     async def close(self) -> None:
         self._lose("it was closed")
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._posts]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _send(self, message: bytes) -> None:
         if self.lost.done():
@@ -95,34 +100,53 @@ class SseWire:
         self._outbox.put_nowait(message)
 
     async def _write(self) -> None:
-        """Posts in the order of sending: an order that some servers rely on."""
-        headers = {**self._headers, "content-type": JSON_TYPE}
+        """Begins to post in the order of sending. The handshake goes one by one, the rest together:
+        a server may take its time over a message before it says that it has it."""
+        for _ in range(2):
+            await self._post(await self._outbox.get())
         while True:
-            message = await self._outbox.get()
-            self._unsent -= len(message)
+            await self._room.acquire()
             try:
-                reply = await self._http.request(
-                    "POST", self._endpoint, headers, message, timeout=30
-                )
-            except HubError as error:
-                self._lose(f"it could not be posted to: {error}")
-                return
-            with contextlib.suppress(HubError):
-                await reply.body.read(64 * 1024)
-            if reply.status >= 300:
-                self._lose(f"it answered a message with HTTP {reply.status}")
-                return
+                message = await self._outbox.get()
+            except BaseException:
+                self._room.release()
+                raise
+            task = asyncio.get_running_loop().create_task(self._post(message))
+            self._posts.add(task)
+            task.add_done_callback(self._posted)
+
+    def _posted(self, task: asyncio.Task[None]) -> None:
+        self._posts.discard(task)
+        self._room.release()
+
+    async def _post(self, message: bytes) -> None:
+        headers = {**self._headers, "content-type": JSON_TYPE}
+        try:
+            reply = await self._http.request("POST", self._endpoint, headers, message, timeout=30)
+        except HubError as error:
+            self._lose(f"it could not be posted to: {error}")
+            return
+        finally:
+            self._unsent -= len(message)
+        with contextlib.suppress(HubError):
+            await reply.body.read(64 * 1024)
+        if reply.status >= 300:
+            self._lose(f"it answered a message with HTTP {reply.status}")
 
     async def _read(self, reply: Reply, told: asyncio.Future[str]) -> None:
         parser = sse.Parser(MAX_BYTES)
+        pace = Pace()
         reason = "it ended the stream"
         try:
             async for chunk in reply.body.chunks():
+                before = self._duplex.unasked
                 for event in parser.feed(chunk):
                     if event.event == "endpoint" and not told.done():
                         told.set_result(event.data.decode("utf-8", "replace").strip())
                     elif event.event == "message":
                         self._duplex.receive(event.data)
+                if pause := pace.pause(self._duplex.unasked - before):
+                    await asyncio.sleep(pause)
         except (HubError, sse.TooLong) as error:
             reason = str(error)
         finally:
@@ -132,11 +156,8 @@ class SseWire:
             self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(reason)
-            self._duplex.fail(
-                Unreachable(
-                    f'server "{self.server}" is gone: {reason}. It may or may not have done what '
-                    "was asked"
-                )
-            )
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        words = f'server "{self.server}" is gone: {reason}. It may or may not have done what was'
+        self._duplex.fail(lambda: Unreachable(f"{words} asked"))

@@ -23,8 +23,9 @@ from dragoman.mcp.duplex import Heard
 from dragoman.mcp.spawn import environment
 from dragoman.mcp.upstream import Upstream
 
-NOT_STREAMABLE = frozenset({400, 404, 405, 406, 415})
-"""What an HTTP+SSE server says to a POST of `initialize` (2025-03-26, backwards compatibility)."""
+OTHER_WAY = frozenset({200, 400, 404, 405, 406, 415, 501})
+"""What a server of one of the two HTTP transports may say to a request of the other: to a POST of
+`initialize` (2025-03-26, backwards compatibility), or to a GET that asks for a stream."""
 
 Reaching = Callable[[str, bool], HttpClient]
 """The way out for one configured url, and whether it may lead to private addresses."""
@@ -54,7 +55,7 @@ class Connector:
         try:
             return await first(upstream, transport, seconds)
         except HttpStatus as error:
-            if error.status not in NOT_STREAMABLE:
+            if error.status not in OTHER_WAY:
                 raise
             problem: TargetFailed = error
         except BadReply as error:

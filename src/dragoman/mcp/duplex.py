@@ -6,13 +6,14 @@ Knows neither pipes nor sockets: whoever has the stream passes in what arrives a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from dragoman.core.call import Progress, Updates, discard
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.mcp.framing import peek
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_REPLY_TOKENS, Malformed, decode
 
@@ -23,6 +24,9 @@ Heard = Callable[[str, Mapping[str, Any]], None]
 
 CANCELLED = "notifications/cancelled"
 PROGRESS = "notifications/progress"
+
+UNASKED_PER_SECOND = 2_000
+"""Messages that answer nothing; a server that sends more is read more slowly."""
 
 
 class Wire(Protocol):
@@ -65,6 +69,27 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+class Pace:
+    """Slows down a server that talks without being asked, so that nobody else is."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._unasked = 0.0
+        self._counted_at = self._loop.time()
+
+    def pause(self, unasked: int) -> float:
+        """How many seconds to read nothing, after so many more messages."""
+        if not unasked:
+            return 0.0
+        now = self._loop.time()
+        self._unasked = max(0.0, self._unasked - (now - self._counted_at) * UNASKED_PER_SECOND)
+        self._counted_at = now
+        self._unasked += unasked
+        if self._unasked <= UNASKED_PER_SECOND:
+            return 0.0
+        return min(1.0, self._unasked / UNASKED_PER_SECOND - 1.0 + 0.05)
+
+
 class Pending:
     __slots__ = ("future", "highest", "method", "timer", "updates")
 
@@ -86,8 +111,9 @@ class Duplex:
         self._pending: dict[int, Pending] = {}
         self._next = 0
         self._loop = asyncio.get_running_loop()
-        self.complaints = 0
-        """Messages that made no sense."""
+        self._complaints = 0
+        self.unasked = 0
+        """Messages so far that answered nothing: notifications, requests, and what is neither."""
 
     async def request(
         self,
@@ -117,26 +143,26 @@ class Duplex:
     def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._send(rpc.notification(method, params))
 
-    def fail(self, error: HubError) -> None:
-        """Nothing more will come: everyone who waits is told."""
+    def fail(self, error: Callable[[], HubError]) -> None:
+        """Nothing more will come: everyone who waits is told, each with an error of its own."""
         for pending in self._pending.values():
             if not pending.future.done():
-                pending.future.set_exception(error)
+                pending.future.set_exception(error())
         self._pending.clear()
 
     def oversized(self, prefix: bytes, limit: int) -> None:
         """A message too large to keep was passed over; who waited for it is told."""
-        found = re.search(rb'"id"\s*:\s*(\d{1,15})\b', prefix)
-        if found and (pending := self._pending.get(int(found.group(1)))):
-            if not pending.future.done():
-                pending.future.set_exception(
-                    BadReply(
-                        f'server "{self.server}" answered "{pending.method}" with more than '
-                        f"{limit} bytes"
-                    )
-                )
-        else:
+        pending = self._waiting(peek(prefix)[0])
+        if pending is None:
             self.complain("a message larger than what is taken")
+            return
+        problem = f'server "{self.server}" answered "{pending.method}" with more than {limit} bytes'
+        pending.future.set_exception(BadReply(problem))
+
+    def _waiting(self, id: Any) -> Pending | None:
+        """Who waits for an answer under `id`. Python takes True for 1; JSON does not."""
+        pending = self._pending.get(id) if type(id) is int else None
+        return pending if pending is not None and not pending.future.done() else None
 
     def receive(self, data: bytes) -> None:
         try:
@@ -159,11 +185,10 @@ class Duplex:
             self._answered(message, size)
 
     def _answered(self, message: dict[str, Any], size: int) -> None:
-        id = message.get("id")
-        pending = self._pending.get(id) if isinstance(id, int) else None
-        if pending is None or pending.future.done():
-            return  # late, or never asked
-        if "error" in message:
+        pending = self._waiting(message.get("id"))
+        if pending is None:
+            self.unasked += 1  # late, or never asked
+        elif "error" in message:
             pending.future.set_exception(failure(self.server, pending.method, message["error"]))
         elif "result" in message:
             pending.future.set_result((message["result"], size))
@@ -172,22 +197,24 @@ class Duplex:
             pending.future.set_exception(BadReply(f"{problem} error"))
 
     def _asked(self, message: dict[str, Any]) -> None:
+        self.unasked += 1
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
             id = rpc.id_of(message)
             if method == "ping":
-                self._send(rpc.result(id, {}))
+                reply = rpc.result(id, {})
             else:  # the connection is shared, so no client's features were declared
-                self._send(rpc.error(id, rpc.METHOD_NOT_FOUND, f'"{method}" is not offered here'))
+                reply = rpc.error(id, rpc.METHOD_NOT_FOUND, f'"{method[:100]}" is not offered here')
+            with contextlib.suppress(Unreachable):
+                self._send(reply)
         elif method == PROGRESS:
             self._progress(params)
         else:
             self._heard(method, params)
 
     def _progress(self, params: Mapping[str, Any]) -> None:
-        token = params.get("progressToken")
-        pending = self._pending.get(token) if isinstance(token, int) else None
+        pending = self._waiting(params.get("progressToken"))
         update = progress_of(params)
         if pending is not None and update is not None and update.progress > pending.highest:
             pending.highest = update.progress
@@ -215,6 +242,7 @@ class Duplex:
             log.debug("%s: gone before it could be told to cancel", self.server)
 
     def complain(self, problem: str) -> None:
-        self.complaints += 1
-        if self.complaints <= 5:
+        self.unasked += 1
+        self._complaints += 1
+        if self._complaints <= 5:
             log.warning('server "%s" sent what is no message: %s', self.server, problem)

@@ -35,9 +35,10 @@ class HttpFace:
 
     def close(self) -> None:
         """Ends all streams properly, and opens no more."""
-        self._closed = True
-        self._stop_listening()
-        self.sessions.close()
+        if not self._closed:
+            self._closed = True
+            self._stop_listening()
+            self.sessions.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope["method"]
@@ -225,7 +226,7 @@ def disagreement(message: Any, fields: Mapping[bytes, bytes]) -> str | None:
     if message["method"] == "tools/call":
         params = message.get("params")
         name = params.get("name") if isinstance(params, dict) else None
-        if header_text(fields.get(b"mcp-name")) != name:
+        if isinstance(name, str | None) and header_text(fields.get(b"mcp-name")) != name:
             return 'Mcp-Name and the "name" of the tool must be the same'
     return None
 

@@ -119,7 +119,6 @@ class Relay:
         self._hello: dict[str, Any] | None = None  # the params of the client's `initialize`
         self._own_id = f"relay-{os.urandom(8).hex()}"
         self._initialized = False
-        self._stale = False  # what the client was told may be wrong now
         self._waiting: deque[Message] = deque()
         self._waiting_bytes = 0
         self._in_flight: dict[Id, tuple[str, Framing]] = {}
@@ -287,7 +286,6 @@ class Relay:
 
     def _refuse(self, message: Message, text: str, kind: str) -> None:
         for id_, _ in message.requests:
-            self._stale = True
             self._client.refuse(id_, message.framing, INTERNAL_ERROR, text, kind)
 
     def _send(self, sock: socket.socket, message: Message) -> bool:
@@ -396,8 +394,7 @@ class Relay:
                 sock.sendall(_encode(method=INITIALIZED) + b"\n")
             self._sock = sock
             self._trouble = self._bad_config = None
-        stale, self._stale = self._stale, True
-        if stale and known:
+        if known:  # to another hub, or to none: what it was told may be wrong now
             self._client.notify(method="notifications/tools/list_changed")
         self._wake()
 

@@ -41,6 +41,10 @@ class Servers:
                 self._running[name] = upstream = self._make(entry)
                 upstream.start()
 
+    async def settled(self) -> None:
+        """Until each has been connected once, or has failed once."""
+        await asyncio.gather(*(upstream.tried() for upstream in self._running.values()))
+
     async def stop(self) -> None:
         running, self._running = self._running, {}
         await asyncio.gather(*(upstream.stop() for upstream in running.values()))

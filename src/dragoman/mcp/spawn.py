@@ -21,6 +21,10 @@ from dragoman.core.errors import Unreachable
 log = logging.getLogger(__name__)
 
 STDERR_BYTES = 64 * 1024
+END_SECONDS = 2.0
+"""How long a child may take to end when its stdin is closed; half of that again at SIGTERM."""
+GRACE_SECONDS = 0.1
+"""Between the end of a child and of its output, whichever comes first: often the other follows."""
 UNWRITTEN_BYTES = 16 * 1024 * 1024
 """What may wait for a child that does not read, before calls to it are refused."""
 MARK = "DRAGOMAN_CHILD"
@@ -74,8 +78,17 @@ class _Reader(asyncio.Protocol):
         self._ended()
 
 
+class _Writer(asyncio.BaseProtocol):
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended()
+
+
 class Child:
-    """One running program. `received` gets its stdout; `exited` is done, in words, when it ends."""
+    """One running program. `received` gets its stdout; `exited` is done, in words, when it has
+    ended or cannot be talked to any more."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, stderr: Ring) -> None:
         self.process = process
@@ -87,6 +100,10 @@ class Child:
         self._stdin: asyncio.WriteTransport | None = None
         self._stdout: asyncio.ReadTransport | None = None
         self._paused = False
+        self._closed = ""
+        """The first of its pipes that it closed."""
+        self._grace: asyncio.TimerHandle | None = None
+        self._pidfd = -1
 
     @classmethod
     async def start(
@@ -115,7 +132,7 @@ class Child:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
             raise Unreachable(f'"{program}" could not be started: {error}', sent=False) from None
         child = cls(process, env[MARK], stderr)
         try:
@@ -129,18 +146,26 @@ class Child:
         loop = asyncio.get_running_loop()
         process = self.process
         reader, _ = await loop.connect_read_pipe(
-            lambda: _Reader(received, self._ended), process.stdout
+            lambda: _Reader(received, lambda: self._over("output")), process.stdout
         )
         errors, _ = await loop.connect_read_pipe(
             lambda: _Reader(self.stderr.write, lambda: None), process.stderr
         )
-        writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        writer, _ = await loop.connect_write_pipe(
+            lambda: _Writer(lambda: self._over("input")), process.stdin
+        )
         self._transports = [reader, errors, writer]
         self._stdin, self._stdout = writer, reader
+        if hasattr(os, "pidfd_open"):
+            # What it has started may hold its pipes open, so their end does not tell of its own.
+            self._pidfd = os.pidfd_open(self.pid)
+            loop.add_reader(self._pidfd, self._over, "")
 
     def write(self, data: bytes) -> None:
         stdin = self._stdin
-        if stdin is None or stdin.is_closing() or self.exited.done():
+        if self.exited.done():
+            raise Unreachable(self.exited.result(), sent=False)
+        if stdin is None or stdin.is_closing():
             raise Unreachable(self._exit_words(), sent=False)
         if stdin.get_write_buffer_size() > UNWRITTEN_BYTES:
             raise Unreachable("it does not read what it is sent", sent=False)
@@ -163,18 +188,27 @@ class Child:
         if self._stdout is not None and not self._stdout.is_closing():
             self._stdout.resume_reading()
 
+    def _over(self, pipe: str) -> None:
+        """It has exited (`pipe` is empty) or closed one of its pipes: it is of no more use."""
+        self._closed = self._closed or pipe
+        if not pipe:
+            self._unwatch()
+        if self.exited.done():
+            return
+        if pipe != "input" and self._closed == "output" and self.process.poll() is not None:
+            self._ended()
+        elif self._grace is None:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(GRACE_SECONDS, self._ended)
+
     def _ended(self) -> None:
-        """Its stdout closed: it exited, or is of no more use."""
         if not self.exited.done():
             self.exited.set_result(self._exit_words())
 
     def _exit_words(self) -> str:
         code = self.process.poll()
         if code is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self.process.wait(0.05)  # it closed its output: it is as good as gone
-        if code is None:
-            how = "it closed its output"
+            how = f"it closed its {self._closed or 'input'}"
         elif code < 0:
             how = f"it was ended by signal {signal.Signals(-code).name}"
         else:
@@ -182,24 +216,34 @@ class Child:
         last = self.stderr.last_line()
         return f"{how}; its last words: {last}" if last else how
 
-    async def end(self, patience: float = 2.0) -> None:
+    async def end(self, patience: float = END_SECONDS) -> None:
         """Ends it and all that it started: asks by closing its stdin, then tells, then kills."""
-        for transport in self._transports[2:]:
-            transport.close()
-        for signal_number, wait in ((None, patience), (signal.SIGTERM, patience)):
-            if signal_number is not None:
-                _signal_group(self.pid, signal_number)
-            if await self._gone(wait):
-                break
-        _signal_group(self.pid, signal.SIGKILL)
-        kill_marked(self._mark)
-        await self._gone(patience)
+        try:
+            for transport in self._transports[2:]:
+                transport.close()
+            if self._closed or not await self._gone(patience):
+                _signal_group(self.pid, signal.SIGTERM)
+                await self._gone(patience / 2)
+        finally:  # whoever waits for this may have lost patience as well
+            _signal_group(self.pid, signal.SIGKILL)
+            kill_marked(self._mark)
+            self._let_go()
+        await self._gone(1)
+
+    def _let_go(self) -> None:
+        self._unwatch()
         for transport in self._transports:
             transport.close()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None and not self._transports:
                 pipe.close()
         self._ended()
+
+    def _unwatch(self) -> None:
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     async def _gone(self, seconds: float) -> bool:
         loop = asyncio.get_running_loop()

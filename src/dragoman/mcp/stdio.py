@@ -30,9 +30,16 @@ CHANGE_PAUSE = 0.05
 
 class Connection(asyncio.Protocol):
     def __init__(
-        self, face: Face, principal: Principal, view: Callable[[], View], register: set[Connection]
+        self,
+        face: Face,
+        principal: Principal,
+        view: Callable[[], View],
+        register: set[Connection],
+        settled: asyncio.Future[None],
     ) -> None:
+        """`settled` is done once the first list is worth giving."""
         self.face = face
+        self._settled = settled
         self.peer = Peer(principal, "mcp-stdio", view())
         self._view = view
         self._register = register
@@ -121,11 +128,19 @@ class Connection(asyncio.Protocol):
         if isinstance(message, list):
             self._run(object(), answer_batch(self.face, message, self.peer), framing)
             return
+        if _lists(message) and not self._settled.done():
+            self._run(_key(message["id"]), self._when_settled(message), framing)
+            return
         begun = self.face.begin(message, self.peer, lambda update: self._write(update, framing))
         if isinstance(begun, bytes):
             self._write(begun, framing)
         elif begun is not None:
             self._run(_key(message["id"]), begun, framing)
+
+    async def _when_settled(self, message: Any) -> bytes | None:
+        """Many clients list once, right after starting the hub, and never again."""
+        await asyncio.shield(self._settled)
+        return await self.face.answer(message, self.peer)
 
     def _run(self, key: Any, work: Coroutine[Any, Any, bytes | None], framing: Any) -> None:
         if key in self._running:
@@ -136,16 +151,23 @@ class Connection(asyncio.Protocol):
 
         async def run() -> None:
             answer = await work
+            self._done(key, task)  # first: whoever has the answer may use the id again
             if answer is not None:
                 self._write(answer, framing)
 
+        def ended(task: asyncio.Task[None]) -> None:
+            work.close()  # cancelled before it began
+            self._done(key, task)
+
         task = asyncio.get_running_loop().create_task(run())
         self._running[key] = task
-        task.add_done_callback(lambda _: self._done(key))
+        task.add_done_callback(ended)
         if len(self._running) == MAX_RUNNING:
             self._hold(1)
 
-    def _done(self, key: Any) -> None:
+    def _done(self, key: Any, task: asyncio.Task[None]) -> None:
+        if self._running.get(key) is not task:
+            return
         if len(self._running) == MAX_RUNNING:
             self._hold(-1)
         del self._running[key]
@@ -173,6 +195,10 @@ class Connection(asyncio.Protocol):
             await asyncio.wait(list(self._running.values()))
         if self._transport is not None:
             self._transport.close()
+
+
+def _lists(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("method") == "tools/list" and "id" in message
 
 
 def _key(id: rpc.Id) -> tuple[type, rpc.Id]:

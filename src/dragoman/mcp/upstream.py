@@ -22,6 +22,7 @@ from dragoman.core.events import ServerChanged
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import Tool
 from dragoman.mcp.client import Session
+from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.config import ServerEntry, StdioTransport
 from dragoman.mcp.revisions import NAMES
 from dragoman.mcp.spawn import Ring
@@ -37,6 +38,8 @@ STEADY_SECONDS = 30.0
 FRESH_FAILURE = 1.0
 """A call this soon after a failed attempt is told its reason rather than making another."""
 MAX_PROBLEMS = 20
+TURN_SECONDS = 0.005
+"""How long a list of tools may be worked on before others have their turn."""
 
 Connect = Callable[["Upstream", float], Awaitable[Session]]
 """Makes an open session with a server, within so many seconds; told apart by transport."""
@@ -72,6 +75,7 @@ class Upstream:
         self._changed = asyncio.Event()
         self._settled: asyncio.Future[None] | None = None
         self._failed_at = float("-inf")
+        self._definitions: list[Any] | None = None
         self._in_flight = 0
         self._used_at = monotonic()
 
@@ -91,6 +95,16 @@ class Upstream:
 
     async def run(self, call: Call) -> Result:
         session = self.session or await self._wait()
+        try:
+            return await self._ask(session, call)
+        except Unreachable as error:
+            self._suspect(session, error)
+            if error.sent or not session.wire.lost.done():
+                raise
+        # Nothing has left: that the server is gone was found out only now.
+        return await self._ask(await self._wait(), call)
+
+    async def _ask(self, session: Session, call: Call) -> Result:
         params: dict[str, Any] = {"name": call.tool.remote_name, "arguments": call.arguments}
         if meta := call.extra.get("_meta"):
             params["_meta"] = meta
@@ -99,13 +113,15 @@ class Upstream:
             value, size = await session.request(
                 "tools/call", params, self.entry.timeout_secs, call.updates
             )
-        except Unreachable as error:
-            self._suspect(session, error)
-            raise
         finally:
             self._in_flight -= 1
             self._used_at = monotonic()
         return result_from_mcp(value, size, self.name)
+
+    async def tried(self) -> None:
+        """Until the attempt under way has come to something."""
+        if self._settled is not None:
+            await asyncio.wait([self._settled])
 
     def tools_changed(self) -> None:
         self._changed.set()
@@ -148,10 +164,10 @@ class Upstream:
             self._settled.exception()  # there may be nobody waiting
 
     def _suspect(self, session: Session, error: Unreachable) -> None:
-        """A call found nobody there: the connection is made again."""
-        lose = getattr(session.wire, "lose", None)
-        if lose is not None and self.session is session:
-            lose(str(error))
+        """A call found nobody there: the connection is made again. One that was lost on the way
+        says nothing of the server: the next call will tell."""
+        if not error.sent and self.session is session and isinstance(session.wire, HttpWire):
+            session.wire.lose(str(error))
 
     # --- keeping it connected -------------------------------------------------------------------
 
@@ -173,6 +189,8 @@ class Upstream:
                 continue
             try:
                 reason = await self._serve(session)
+                if reason is not None:
+                    log.warning('server "%s" was lost: %s', self.name, reason)
             finally:
                 self.session = None
                 await session.close()
@@ -180,7 +198,6 @@ class Upstream:
                 failures = 0
                 await self._rest()
                 continue
-            log.warning('server "%s" was lost: %s', self.name, reason)
             failures = 0 if monotonic() - begun > STEADY_SECONDS else failures + 1
             if failures > 1:
                 await self._pause(reason, failures - 1)
@@ -204,6 +221,7 @@ class Upstream:
             raise
         self.modern = session.modern
         self.session = session
+        self._wake.clear()
         self.restarts += 1
         self._become("connected", "")
         self._settle(None)
@@ -257,12 +275,16 @@ class Upstream:
         definitions: list[Any] = []
         if session.features.get("tools") is not None or not session.features:
             definitions = await session.list_tools(self.entry.timeout_secs)
+        if definitions == self._definitions:
+            return  # so that nobody is told of a change that is none
         tools: list[Tool] = []
         problems: list[str] = []
         taken: set[str] = set()
+        begun = monotonic()
         for position, definition in enumerate(definitions):
-            if position % 200 == 199:
+            if monotonic() - begun > TURN_SECONDS:
                 await asyncio.sleep(0)
+                begun = monotonic()
             try:
                 tool = tool_from_definition(definition, self, taken, self._compile)
             except BadTool as error:
@@ -273,6 +295,7 @@ class Upstream:
         self.problems = problems[:MAX_PROBLEMS]
         for problem in self.problems:
             log.warning('server "%s": %s', self.name, problem)
+        self._definitions = definitions
         try:
             self._catalog.offer(self.name, tools)
         except ConfigError as error:
@@ -292,8 +315,7 @@ class Upstream:
             pass
 
     async def _rest(self) -> None:
-        """Stopped for want of use, until somebody calls."""
-        self._wake.clear()
+        """Stopped for want of use, until somebody calls; perhaps somebody has already."""
         self._become("idle", f"unused for {self.entry.idle_secs:g} s; a call starts it again")
         await self._wake.wait()
 

@@ -59,6 +59,7 @@ class Names:
             self._hosts.add(_bracketed(parts.hostname or "").lower())
             self._origins.add(f"{parts.scheme}://{parts.netloc}".lower())
         self._hosts.discard("")
+        self._origins.discard("")
 
     def knows_host(self, value: bytes | None) -> bool:
         return value is not None and _without_port(value.decode("latin-1")) in self._hosts

@@ -48,6 +48,10 @@ class Connection(HttpToolsProtocol):
                 self._late()
             elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(HEAD_SECONDS, self._late)
+        elif self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            # Line ends between requests, or the rest of a body that nobody reads: either has
+            # stopped uvicorn's own timer.
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._late)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

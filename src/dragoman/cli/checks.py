@@ -1,0 +1,324 @@
+"""The checks of `doctor` on the machine, the home, the configuration and the hub.
+
+Each looks at one thing that is known to go wrong, changes nothing, and says how it is and what to
+do about it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import resource
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dragoman import __version__, home
+from dragoman.cli.clients import CLIENTS
+from dragoman.cli.findings import Finding, Level, Situation
+from dragoman.cli.hub import holder
+from dragoman.cli.install import state
+from dragoman.cli.listening import listener_on
+from dragoman.cli.output import clean
+from dragoman.core.errors import HubError
+
+LEAST_PYTHON = (3, 11)
+LEAST_DISK = 128 * 1024 * 1024
+LEAST_FILES = 1024
+MOST_ENTRIES = 200_000
+"""So many are proved without being asked to: about two seconds."""
+RELEASED = 1_767_225_600.0
+"""2026-01-01: a clock that shows less was never set."""
+CLOCK_SLACK = 300.0
+
+
+def python(_: Situation) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    fine = sys.version_info >= LEAST_PYTHON
+    fix = "" if fine else "install Python 3.11 or newer and install dragoman with that"
+    yield Finding("python", "ok" if fine else "problem", f"Python {version}, {sys.executable}", fix)
+
+
+def home_folder(found: Situation) -> Iterator[Finding]:
+    place = found.place
+    if not os.path.lexists(place):
+        yield Finding("home", "info", f"there is no {place} yet", "dragoman up makes it")
+        return
+    try:
+        home.prepare(str(place))
+    except home.Unfit as unfit:
+        said, _, fix = str(unfit).rstrip(".").partition("; ")
+        yield Finding("home", "problem", said, fix or "use another one: --home, or DRAGOMAN_HOME")
+        return
+    mode = stat.S_IMODE(place.stat().st_mode)
+    if mode & 0o077:
+        said = f"{place} can be entered by others (mode {mode:04o})"
+        yield Finding("home", "warning", said, f'chmod 700 "{place}"')
+    else:
+        yield Finding("home", "ok", f"{place} is yours alone")
+
+
+def env_file(found: Situation) -> Iterator[Finding]:
+    """The file of secrets beside config.toml."""
+    path = found.place / "env"
+    if found.env_problem:
+        yield Finding("env file", "problem", found.env_problem, f'correct "{path}"')
+        return
+    if not path.exists():
+        return
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        said = f"others may read {path} (mode {mode:04o}), which holds secrets"
+        yield Finding("env file", "problem", said, f'chmod 600 "{path}"')
+        return
+    quoted = [name for name, value in found.env.items() if _is_quoted(value)]
+    if quoted:
+        said = f"the quotes around {', '.join(quoted)} are part of the value there"
+        yield Finding("env file", "warning", said, f'write NAME=value without quotes in "{path}"')
+        return
+    yield Finding("env file", "ok", f"{len(found.env)} values, readable by you alone")
+
+
+def _is_quoted(value: str) -> bool:
+    value = value.strip()
+    return len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+
+
+def configuration(found: Situation) -> Iterator[Finding]:
+    file = found.place / "config.toml"
+    if found.config is None:
+        said, fix = found.config_problem, "correct the file, then: dragoman config check"
+        if found.daemon is not None:
+            said += " (the running hub goes on with what it read before)"
+        yield Finding("config", "problem", said, fix)
+        return
+    if not file.exists():
+        said = f"there is no {file}: no servers, and IDEs see no tools"
+        yield Finding("config", "info", said, "dragoman init writes a commented one")
+        return
+    count = len(found.config.mcp_servers)
+    yield Finding("config", "ok", f"{file} is valid, {count} server{'s' * (count != 1)}")
+    if not count:
+        said = "no servers are configured, so there are no tools"
+        fix = "dragoman import takes over those of an IDE; or write [[mcp_servers]] blocks"
+        yield Finding("servers", "warning", said, fix)
+    if not found.config.mcp.stdio_expose:
+        said = "IDEs see no tools of servers: [mcp] stdio_expose is empty"
+        yield Finding("expose", "warning", said, 'write stdio_expose = ["*"] below [mcp]')
+
+
+def running_hub(found: Situation) -> Iterator[Finding]:
+    daemon, place = found.daemon, str(found.place)
+    if daemon is not None:
+        where = daemon.url or "inside a `dragoman mcp`"
+        said = f"process {daemon.pid} runs since {daemon.started_at}, {where}"
+        if daemon.version != __version__:
+            said += f"; it is version {daemon.version} and this command is {__version__}"
+            yield Finding("hub", "warning", said, "dragoman stop, then dragoman up")
+        else:
+            yield Finding("hub", "ok", said)
+    elif found.place.is_dir() and home.is_held(place):
+        pid = holder(place)
+        said = f"process {pid or '?'} holds {place} but does not answer"
+        fix = f"end it (kill {pid or 'it'}, if need be kill -9), then: dragoman up"
+        yield Finding("hub", "problem", said, fix)
+    elif found.record is not None:
+        said = f"none runs; daemon.json was left by process {found.record.pid}, which was killed"
+        yield Finding("hub", "warning", said, "dragoman up clears up and starts")
+    else:
+        yield Finding("hub", "info", "none runs on this home", "dragoman up starts one")
+
+
+def port(found: Situation) -> Iterator[Finding]:
+    if found.config is None:
+        return
+    host, number = found.config.server.host, found.config.server.port
+    url = found.daemon.url if found.daemon else None
+    if url is not None:
+        listens = url.rpartition(":")[2]
+        if number and listens != str(number):
+            said = f"the hub listens on port {listens}, config.toml says {number}"
+            yield Finding("port", "info", said, "the next start uses config.toml's")
+        else:
+            yield Finding("port", "ok", f"the hub listens on {host} port {listens}")
+        return
+    if number == 0:
+        yield Finding("port", "ok", "any free one (port = 0)")
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(1)
+    except OSError as error:
+        who = listener_on(number)
+        why = f"{clean(who)} listens there" if who else error.strerror or str(error)
+        said = f"the hub could not listen on {host} port {number}: {why}"
+        fix = "stop that one, or set another [server] port, or: dragoman up --port N"
+        yield Finding("port", "problem", said, fix)
+    else:
+        yield Finding("port", "ok", f"{host} port {number} is free")
+
+
+def key(found: Situation) -> Iterator[Finding]:
+    if found.config is None or not found.place.is_dir():
+        return
+    host = found.config.server.host
+    count = _active_keys(found.place)
+    if found.config.api_key is not None or count:
+        what = "api_key is set" if found.config.api_key else f"{count} active"
+        yield Finding("keys", "ok", f"callers over HTTP need a key ({what})")
+    elif count is None:
+        if _is_loopback(host):
+            yield Finding("keys", "ok", f"none, and {host} is reached from this machine only")
+        else:
+            said = f'[server] host = "{host}" can be reached from outside and there is no key'
+            fix = "dragoman keys create NAME, or set api_key, or host = 127.0.0.1"
+            yield Finding("keys", "problem", said, fix)
+    else:
+        said = "keys were made and none is active, so nobody gets in over HTTP"
+        yield Finding("keys", "warning", said, "dragoman keys create NAME")
+
+
+def _active_keys(place: Path) -> int | None:
+    """How many; None where none was ever made."""
+    if not (place / "hub.db").exists():
+        return None
+    from dragoman.assembly import KeyStore
+
+    store = KeyStore(place)
+    try:
+        states = [record.state(time.time()) for record in store.list()]
+    finally:
+        store.close()
+    return states.count("active") if states else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def audit(found: Situation) -> Iterator[Finding]:
+    from dragoman.assembly import AuditReader, verify
+
+    parts = ("audit.db", "audit.key", "audit.head")
+    missing = [name for name in parts if not (found.place / name).exists()]
+    if len(missing) == len(parts):
+        yield Finding("audit", "info", "there is no record of calls yet")
+        return
+    fix = "see docs/operations.md, and a backup if you have one"
+    if missing:
+        said = f"{' and '.join(missing)} is missing, so the record of calls proves nothing"
+        yield Finding("audit", "problem", said, fix)
+        return
+    try:
+        reader = AuditReader(found.place)
+        entries = reader.last_seq()
+        reader.close()
+    except HubError as error:
+        yield Finding("audit", "problem", str(error), fix)
+        return
+    if entries > MOST_ENTRIES and not found.deep:
+        said = f"{entries} entries, which were not proved"
+        yield Finding("audit", "info", said, "dragoman doctor --deep, or dragoman audit verify")
+        return
+    verdict = verify(found.place)
+    if verdict.ok:
+        yield Finding("audit", "ok", f"all {verdict.entries} entries are as they were written")
+    else:
+        yield Finding("audit", "problem", f"it is not whole: {verdict.problem}", fix)
+
+
+def disk(found: Situation) -> Iterator[Finding]:
+    place = next(path for path in (found.place, *found.place.parents) if path.is_dir())
+    yield space(shutil.disk_usage(place).free, place)
+
+
+def space(free: int, place: Path) -> Finding:
+    said = f"{free / 2**20:,.0f} MB are free in {place}"
+    if free < LEAST_DISK:
+        fix = "make room: without any, calls cannot be recorded and are refused"
+        return Finding("disk", "problem", said, fix)
+    return Finding("disk", "ok", said)
+
+
+def descriptors(_: Situation) -> Iterator[Finding]:
+    """The hub raises its own limit as far as it may, so the hard one counts."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
+        said = f"a process may have {hard} files and connections open, which is few for a hub"
+        fix = f"raise the hard limit (ulimit -Hn) to {LEAST_FILES} or more"
+        yield Finding("open files", "warning", said, fix)
+    else:
+        shown = "as many as it wants" if hard == resource.RLIM_INFINITY else f"up to {hard}"
+        yield Finding("open files", "ok", f"a hub may have {shown} open")
+
+
+def isolation(_: Situation) -> Iterator[Finding]:
+    there = "is" if shutil.which("bwrap") else "is not"
+    yield Finding(
+        "isolation",
+        "info",
+        "servers get a cleared environment, a private home and a process group of their own; there "
+        f"is no sandbox yet (bubblewrap {there} on this machine)",
+    )
+
+
+def clock(found: Situation) -> Iterator[Finding]:
+    now = time.time()
+    shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
+    fix = "set the clock: keys expire by it, certificates are judged by it, records are dated by it"
+    newest = max(_modified(path) for path in (found.place / "audit.db", found.place / "lock"))
+    if now < RELEASED:
+        yield Finding("clock", "problem", f"it shows {shown}, before this program was made", fix)
+    elif newest > now + CLOCK_SLACK:
+        said = f"it shows {shown}, and files of the home are from after that"
+        yield Finding("clock", "warning", said, fix)
+    else:
+        yield Finding("clock", "ok", shown)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def clients(_: Situation) -> Iterator[Finding]:
+    """The IDEs and agents of this machine, as far as their files show."""
+    seen = False
+    for client in CLIENTS.values():
+        now = state(client)
+        path = Path(now["path"])
+        folder = path.parent
+        if not now["exists"] and (not folder.is_dir() or folder == Path.home()):
+            continue
+        seen = True
+        install = f"dragoman install {client.name}"
+        level: Level = "info"
+        fix = ""
+        if now["problem"]:
+            said, fix = f"{client.title}: {now['problem']}", f"correct {path}, then: {install}"
+        elif now["installed"] and now["command"] and not shutil.which(now["command"]):
+            level = "warning"
+            said = f'{client.title} starts "{now["command"]}", which is not there'
+            fix = install
+        elif now["installed"]:
+            level, said = "ok", f'{client.title} has the hub as "{now["name"]}"'
+        elif now["installed"] is None:
+            said, fix = f"{client.title}: not known whether it has the hub (YAML)", install
+        else:
+            said, fix = f"{client.title} does not have the hub", install
+        yield Finding("client", level, clean(said), fix)
+    if not seen:
+        said = "no IDE or agent that is known here has files in your home"
+        yield Finding("client", "info", said, "dragoman install lists those that are known")

@@ -1,0 +1,81 @@
+"""What `doctor` says, and what its checks look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dragoman.cli.client import ANSWER_SECONDS, NoAnswer, Problem, ask, running
+from dragoman.cli.files import read_bytes
+from dragoman.config import Config, load, read_env
+from dragoman.core.errors import ConfigError
+from dragoman.home import Daemon, read_daemon
+
+Level = Literal["ok", "info", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    check: str
+    level: Level
+    said: str
+    """One sentence: how it is."""
+    fix: str = ""
+    """What to do about it."""
+
+
+@dataclass(slots=True)
+class Situation:
+    """Found out once, before the checks."""
+
+    place: Path
+    deep: bool
+    config: Config | None = None
+    """None where it cannot be used."""
+    config_problem: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the env file holds."""
+    env_problem: str = ""
+    daemon: Daemon | None = None
+    """The hub that runs and answers."""
+    record: Daemon | None = None
+    """What daemon.json says, whoever wrote it."""
+    status: Mapping[str, Any] = field(default_factory=dict)
+    servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the running hub says of each."""
+
+    def value_of(self, name: str) -> str | None:
+        """As a hub that is started here would find it."""
+        return os.environ.get(name, self.env.get(name))
+
+
+Check = Callable[[Situation], Iterable[Finding]]
+
+
+def look(place: Path, deep: bool) -> Situation:
+    found = Situation(place, deep)
+    try:
+        found.config = load(place / "config.toml")
+    except ConfigError as error:
+        found.config_problem = str(error)
+    try:
+        found.env = read_env(read_bytes(place / "env"))
+    except Exception as error:
+        found.env_problem = str(error)
+    found.record = read_daemon(str(place))
+    found.daemon = running(str(place))
+    if found.daemon is not None:
+        try:
+            found.status = _get(found.daemon, "/api/status")
+            servers = _get(found.daemon, "/api/mcp/servers")["connected"]
+            found.servers = {server["name"]: server for server in servers}
+        except (NoAnswer, Problem):
+            found.daemon = None  # it has gone in this moment
+    return found
+
+
+def _get(daemon: Daemon, path: str) -> Any:
+    return ask(daemon.socket, "GET", path, None, ANSWER_SECONDS)

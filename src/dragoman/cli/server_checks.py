@@ -1,0 +1,138 @@
+"""The checks of `doctor` on each configured server: what its entry says, how the hub finds it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dragoman.cli.findings import Finding, Situation
+from dragoman.cli.output import clean
+
+MANY_RESTARTS = 3
+_SCRIPT = re.compile(r"\.{1,2}/.*|[^-@/:][^:]*\.(?:py|js|mjs|cjs|ts|sh|rb|jar)")
+_ADVICE = {
+    "npx": "install Node.js (https://nodejs.org); a version manager such as nvm puts it on the "
+    "PATH of your shell alone, so give the full path that `which npx` prints",
+    "node": "install Node.js (https://nodejs.org), or give its full path",
+    "uvx": "install uv (https://docs.astral.sh/uv/), or give the full path that `which uvx` prints",
+    "docker": "install Docker, or Podman and write podman",
+}
+
+
+def servers(found: Situation) -> Iterator[Finding]:
+    for entry in found.config.mcp_servers if found.config else ():
+        name = f"server {entry.name}"
+        if not entry.enabled:
+            yield Finding(name, "info", "it is switched off", "enabled = true in config.toml")
+            continue
+        findings = [*_entry(found, entry, name), *_state(found, entry.name, name)]
+        if all(finding.level == "ok" for finding in findings):
+            words = "; ".join(finding.said for finding in findings)
+            yield Finding(name, "ok", words)
+        else:
+            yield from (finding for finding in findings if finding.level != "ok")
+
+
+def _entry(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
+    transport = entry.transport
+    if hasattr(transport, "command"):
+        yield from _program(found, transport, name)
+        yield from _arguments(found, entry, name)
+    else:
+        headers = transport.headers
+        texts = list(headers.values()) if isinstance(headers, dict) else headers
+        yield from _headers(found, texts, name)
+    unset = [each for each in entry.env if found.value_of(each) is None]
+    if unset:
+        said = f"{', '.join(unset)} is set neither in this environment nor in {found.place}/env"
+        fix = f"add a line {unset[0]}=… to {found.place}/env"
+        yield Finding(name, "warning", said, fix)
+    limit = found.config.limits.tool_timeout_secs if found.config else entry.timeout_secs
+    if entry.timeout_secs > limit:
+        said = (
+            f"timeout_secs = {entry.timeout_secs:g} is never reached: every tool is stopped after "
+            f"[limits] tool_timeout_secs = {limit:g}"
+        )
+        yield Finding(name, "warning", said, "raise the one or lower the other")
+
+
+def _program(found: Situation, transport: Any, name: str) -> Iterator[Finding]:
+    command = os.path.expanduser(transport.command)
+    program = shutil.which(command, path=found.value_of("PATH") or os.defpath)
+    if program is not None:
+        yield Finding(name, "ok", f"{program} is there")
+        return
+    word = os.path.basename(command)
+    said = f'the command "{transport.command}" was not found on the PATH'
+    if "/" in command:
+        said = f'there is no program "{transport.command}"'
+    fix = _ADVICE.get(word, "install it, or give its full path")
+    yield Finding(name, "problem", said, fix)
+
+
+def _arguments(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
+    transport = entry.transport
+    word, args = os.path.basename(transport.command), transport.args
+    if transport.cwd is not None:
+        if not os.path.isdir(os.path.expanduser(transport.cwd)):
+            said = f'its cwd "{transport.cwd}" is no folder'
+            yield Finding(name, "problem", said, "make it, or correct cwd")
+    else:
+        relative = next((arg for arg in args if _SCRIPT.fullmatch(arg)), None)
+        folder = found.place / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", entry.name) / "home"
+        if relative is not None and not (folder / relative).exists():
+            said = f'"{relative}" is no full path, and a server starts in a private home of its own'
+            yield Finding(name, "problem", said, "write the full path, or set cwd")
+    if word == "npx" and not {"-y", "--yes"} & set(args):
+        said = "npx without -y asks before it installs, and nobody is there to answer"
+        yield Finding(name, "warning", said, 'put "-y" first in args')
+    if word in ("docker", "podman") and "run" in args:
+        yield from _container(args, name)
+
+
+def _container(args: Sequence[str], name: str) -> Iterator[Finding]:
+    short = [arg for arg in args if re.fullmatch(r"-[a-zA-Z]+", arg)]
+    if "--interactive" not in args and not any("i" in arg for arg in short):
+        said = "docker run without -i closes the server's stdin"
+        yield Finding(name, "problem", said, 'put "-i" after "run" in args')
+    if "--tty" in args or any("t" in arg for arg in short):
+        said = "docker run with -t mixes a terminal into the protocol"
+        yield Finding(name, "problem", said, 'write "-i" instead of "-it" in args')
+
+
+def _headers(found: Situation, texts: Sequence[str], name: str) -> Iterator[Finding]:
+    named = [each for text in texts for each in re.findall(r"\$\{([A-Za-z_]\w*)\}", text)]
+    unset = [each for each in dict.fromkeys(named) if found.value_of(each) is None]
+    if unset:
+        said = f"its headers need {', '.join(unset)}, which is set nowhere"
+        fix = f"add a line {unset[0]}=… to {found.place}/env"
+        yield Finding(name, "problem", said, fix)
+    else:
+        yield Finding(name, "ok", "its entry is complete")
+
+
+def _state(found: Situation, server: str, name: str) -> Iterator[Finding]:
+    """What the running hub says of it."""
+    if found.daemon is None:
+        return
+    state = found.servers.get(server)
+    if state is None:
+        said = "the running hub does not know it"
+        yield Finding(name, "warning", said, "see: dragoman status (config.toml may not be used)")
+        return
+    if state["state"] == "connected":
+        words = f"connected, {state.get('protocol_version')}, {state['tools_count']} tools"
+        yield Finding(name, "ok", words)
+    elif state["state"] == "failed":
+        fix = f"what it wrote: dragoman servers logs {server}"
+        yield Finding(name, "problem", f"it is not connected: {clean(state['reason'])}", fix)
+    else:
+        yield Finding(name, "info", f"it is {state['state']}: {clean(state.get('reason', ''))}")
+    for problem in state.get("problems", []):
+        yield Finding(name, "warning", clean(problem), "tell those who make the server")
+    if state.get("restarts", 0) > MANY_RESTARTS:
+        said = f"it was lost and connected again {state['restarts']} times"
+        yield Finding(name, "warning", said, f"see: dragoman servers logs {server}")

@@ -1,0 +1,343 @@
+"""HTTP/1.1 as a server, on llhttp: one connection, its requests one after the other.
+
+A request is handed on when it is all there, within limits of size and time; its answer is one
+write, or a stream. Knows nothing of routes or of who is asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import cast
+from urllib.parse import unquote
+
+import httptools
+
+log = logging.getLogger(__name__)
+
+HEAD_SECONDS = 10.0
+"""How long a request's head may take, and a new connection may say nothing."""
+BODY_SECONDS = 60.0
+KEEP_ALIVE_SECONDS = 75.0
+HEAD_BYTES = 64 * 1024
+BODY_BYTES = 10 * 1024 * 1024
+DRAIN_BYTES = 4 * BODY_BYTES
+"""A body over the limit but under this is read to its end, so that its sender reads the answer."""
+MAX_PIPELINED = 16
+UNREAD_BYTES = 1024 * 1024
+"""What may wait for a client that does not read, before its stream waits too."""
+
+Headers = list[tuple[bytes, bytes]]
+Answer = Callable[["Request"], Awaitable[None]]
+
+_STATUS = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in http.HTTPStatus
+}
+_BODILESS = frozenset({204, 304})
+
+
+class Request:
+    """One request, and the way to answer it."""
+
+    __slots__ = ("_connection", "_gone", "answered", "body", "fields", "keep_alive", "method",
+                 "path", "query", "streaming", "too_large")  # fmt: skip
+
+    def __init__(self, connection: Connection, method: str, url: bytes, keep_alive: bool) -> None:
+        self._connection = connection
+        self.method = method
+        path, _, query = url.partition(b"?")
+        self.path = path.decode("latin-1") if b"%" not in path else unquote(path.decode("latin-1"))
+        self.query = query.decode("latin-1")
+        self.fields: dict[bytes, bytes] = {}
+        self.body = b""
+        self.too_large = False
+        self.keep_alive = keep_alive
+        self.answered = False
+        self.streaming = False
+        self._gone: asyncio.Future[None] | None = None
+
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """The whole answer, in one write."""
+        if self.answered or self.streaming:
+            return
+        lines = [_STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        if status not in _BODILESS:
+            lines.append(b"content-length: %d\r\n" % len(body))
+        lines.append(b"\r\n")
+        if self.method != "HEAD":
+            lines.append(body)
+        self._connection.write(b"".join(lines))
+        self._finish()
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The head of an answer whose body comes in pieces."""
+        if self.answered or self.streaming:
+            return
+        self.streaming = True
+        lines = [_STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
+        lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        self._connection.write(b"".join(lines) + b"\r\n")
+
+    async def write(self, data: bytes) -> None:
+        """A piece of the body; waits while the client does not read."""
+        if data and self.streaming and not self.answered:
+            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
+            await self._connection.writable()
+
+    def end(self) -> None:
+        if self.streaming and not self.answered:
+            self._connection.write(b"0\r\n\r\n")
+            self._finish()
+
+    @property
+    def gone(self) -> asyncio.Future[None]:
+        """Done when the client has gone away."""
+        if self._gone is None:
+            self._gone = self._connection.loop.create_future()
+            if self._connection.lost:
+                self._gone.set_result(None)
+        return self._gone
+
+    def left(self) -> None:
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    def _finish(self) -> None:
+        self.answered = True
+        self._connection.finished(self)
+
+
+class Connection(asyncio.Protocol):
+    def __init__(
+        self, answer: Answer, register: set[Connection], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.loop = loop
+        self.lost = False
+        self._answer = answer
+        self._register = register
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._reading: Request | None = None
+        """The request that is coming in."""
+        self._current: Request | None = None
+        """The one that is being answered."""
+        self._queue: deque[Request] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._url = b""
+        self._fields: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._size = 0
+        self._head_bytes = 0
+        self._closing = False
+        self._drained: asyncio.Future[None] | None = None
+        self._in_head = True
+
+    # --- asyncio.Protocol ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNREAD_BYTES)
+        self._register.add(self)
+        self._time(HEAD_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._register.discard(self)
+        self._untime()
+        self._queue.clear()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._current is not None:
+            self._current.left()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if self._timer is not None and self._current is None and self._reading is None:
+            self._untime()  # it was only keeping the connection
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, b"this is no WebSocket")
+            return
+        except httptools.HttpParserError:
+            self._refuse(400, b"that is no HTTP request")
+            return
+        if self._reading is not None and self._timer is None:
+            self._time(BODY_SECONDS)
+        elif self._in_head and self._current is None and not self._queue:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse(431, b"the head of the request is too long")
+            elif self._timer is None and self._head_bytes:
+                self._time(HEAD_SECONDS)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        if self._drained is None:
+            self._drained = self.loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    # --- llhttp's callbacks --------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._url = b""
+        self._fields = {}
+        self._body = []
+        self._size = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        parser = self._parser
+        keep = parser.should_keep_alive() and not self._closing
+        request = Request(self, parser.get_method().decode("latin-1"), self._url, keep)
+        request.fields = self._fields
+        self._reading = request
+        length = self._fields.get(b"content-length", b"")
+        if length.isdigit() and int(length) > DRAIN_BYTES:
+            request.too_large = True
+            request.keep_alive = False
+            self._closing = True
+            self._ready(request)
+        elif self._fields.get(b"expect", b"").lower() == b"100-continue" and self._current is None:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        request = self._reading
+        if request is None or request.answered:
+            return
+        self._size += len(body)
+        if self._size > BODY_BYTES:
+            self._body.clear()
+            request.too_large = True
+            if self._size > DRAIN_BYTES:
+                request.keep_alive = False
+                self._closing = True
+                self._ready(request)
+            return
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        request = self._reading
+        if request is None or (self._closing and request.too_large):
+            return
+        body = self._body
+        request.body = body[0] if len(body) == 1 else b"".join(body)
+        self._ready(request)
+
+    # --- requests, one after the other -----------------------------------------------------------
+
+    def _ready(self, request: Request) -> None:
+        self._reading = None
+        self._untime()
+        if self._current is None:
+            self._begin(request)
+        elif len(self._queue) < MAX_PIPELINED:
+            self._queue.append(request)
+            self._transport.pause_reading()
+        else:
+            self._refuse(400, b"too many requests at once")
+
+    def _begin(self, request: Request) -> None:
+        self._current = request
+        self._task = self.loop.create_task(self._run(request))
+
+    async def _run(self, request: Request) -> None:
+        try:
+            await self._answer(request)
+        except asyncio.CancelledError:
+            if not self.lost and not request.answered:
+                self._transport.abort()
+            raise
+        except Exception:
+            log.exception("%s %s crashed", request.method, request.path)
+        if request.answered or self.lost:
+            return
+        if request.streaming:
+            self._transport.abort()  # an answer that broke off must not look whole
+        else:
+            request.reply(500, [(b"content-type", b"text/plain")], b"the hub failed at this\n")
+
+    def finished(self, request: Request) -> None:
+        """Called by a request that has been answered."""
+        self._current = None
+        self._task = None
+        if not request.keep_alive or self._closing:
+            self._closing = True
+            if not self.lost:
+                self._transport.close()
+        elif self._queue:
+            following = self._queue.popleft()
+            if not self._queue and not self.lost:
+                self._transport.resume_reading()
+            self._begin(following)
+        elif not self.lost:
+            self._time(KEEP_ALIVE_SECONDS)
+
+    def _refuse(self, status: int, text: bytes) -> None:
+        self._closing = True
+        if self._current is None:
+            head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            self.write(_STATUS[status] + head % (len(text) + 1) + text + b"\n")
+        self._transport.close()
+
+    # --- writing, timing, ending -----------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if not self.lost:
+            self._transport.write(data)
+
+    async def writable(self) -> None:
+        if self._drained is not None:
+            await asyncio.shield(self._drained)
+
+    def _time(self, seconds: float) -> None:
+        self._untime()
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _untime(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if not self.lost:
+            self._transport.abort() if self._reading else self._transport.close()
+
+    def shut(self) -> None:
+        """No further requests; an answer under way is finished."""
+        self._closing = True
+        if self._current is None:
+            self._transport.close()
+        else:
+            self._current.keep_alive = False
+
+    def abort(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if not self.lost:
+            self._transport.abort()

@@ -1,0 +1,470 @@
+"""The face over HTTP: sessions, streams, statuses, headers; raw requests to the real hub."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.conftest import RunningHub
+from tests.live.lasting import lasting_hub, text_of, until
+from tests.peers import wire
+from tests.peers.process import read_log, server_entry, wait_for_log
+
+KEYS = {"alice": "", "bob": ""}
+"""Filled in when the hub is up."""
+META = "io.modelcontextprotocol/"
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "s.log"
+
+
+@pytest.fixture(scope="module")
+def hub(log: Path) -> Iterator[RunningHub]:
+    with lasting_hub(
+        [server_entry("s", "sdk_server", "--log", log)], 'api_key = "the owner of this hub"\n'
+    ) as running:
+        for name in KEYS:
+            done = running.command("keys", "create", name, "--json")
+            assert done.returncode == 0, done.stderr
+            KEYS[name] = json.loads(done.stdout)["key"]
+        running.wait_connected("s")
+        yield running
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {KEYS[name]}"}
+
+
+def post(hub: RunningHub, message: Any, **headers: str) -> wire.Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return wire.post(hub.mcp_url, message, {**hub.headers, **named})
+
+
+LIST = wire.request(1, "tools/list")
+INITIALIZE = wire.request(1, "initialize", wire.initialize_params())
+
+
+# --- sessions
+
+
+@pytest.mark.promise("G2")
+def test_a_session_is_minted_at_initialize_and_ended_by_delete(hub: RunningHub) -> None:
+    session = wire.Session(hub.mcp_url, headers=hub.headers)
+    assert session.headers["Mcp-Session-Id"].isalnum()
+    assert session.request("tools/list")["result"]["tools"]
+    assert session.post(wire.notification("notifications/x")).status == 202
+    assert wire.http_request("DELETE", hub.mcp_url, None, session.headers).status == 200
+    for _ in range(2):
+        answer = session.post(LIST)
+        assert answer.status == 404
+        assert answer.json()["id"] == 1 and "initialize" in answer.json()["error"]["message"]
+        assert wire.http_request("DELETE", hub.mcp_url, None, session.headers).status == 404
+        assert wire.get(hub.mcp_url, {**session.headers, "Accept": "*/*"}).status == 404
+
+
+@pytest.mark.promise("G2")
+@pytest.mark.parametrize(
+    ("message", "status", "minted"),
+    [
+        (INITIALIZE, 200, True),
+        (wire.request("x", "initialize", {}), 200, True),
+        (wire.request(1, "initialize"), 200, True),
+        (wire.notification("initialize", {}), 202, False),
+        ({"id": 1, "method": "initialize", "params": {}}, 400, False),
+        ({**INITIALIZE, "params": []}, 400, False),
+        ({**INITIALIZE, "id": None}, 400, False),
+        ([INITIALIZE], 200, False),  # no session begins in a batch
+        (LIST, 200, False),
+    ],
+)
+def test_only_a_good_initialize_begins_a_session(
+    hub: RunningHub, message: Any, status: int, minted: bool
+) -> None:
+    answer = post(hub, message)
+    assert answer.status == status, answer.body
+    assert ("mcp-session-id" in answer.headers) == minted
+    assert bool(answer.body) == (status != 202)
+
+
+@pytest.mark.promise("G2", "O1")
+def test_a_session_belongs_to_the_key_that_began_it(hub: RunningHub) -> None:
+    session = wire.Session(hub.mcp_url, headers=key("alice"))
+    stolen = {**session.headers, **key("bob")}
+    assert wire.post(hub.mcp_url, LIST, stolen).status == 404
+    assert wire.get(hub.mcp_url, {**stolen, "Accept": "text/event-stream"}).status == 404
+    assert wire.http_request("DELETE", hub.mcp_url, None, stolen).status == 404
+    assert wire.post(hub.mcp_url, LIST, {**session.headers, **hub.headers}).status == 404
+    assert "result" in session.request("tools/list")
+    id = session.headers["Mcp-Session-Id"]
+    for forged in (id[:-1] + ("0" if id[-1] != "0" else "1"), "3" + id[1:] + "0", "x", "\xb2" * 65):
+        changed = {**session.headers, "Mcp-Session-Id": forged}
+        assert wire.post(hub.mcp_url, LIST, changed).status == 404, forged
+
+
+@pytest.mark.promise("G2", "B7")
+def test_a_session_outlives_a_restart_of_the_hub(another_hub: Callable[..., RunningHub]) -> None:
+    first = another_hub()
+    port = first.url.rpartition(":")[2]
+    session = wire.Session(first.mcp_url, "2025-06-18")
+    assert first.stop() == 0
+    second = another_hub(home=first.home, args=["--port", port])
+    assert session.request("tools/list")["result"] == {"tools": []}
+    assert session.post([LIST]).status == 400, "it is still of its revision, which has no batches"
+    assert second.api("/api/status")["clients"]["http_sessions"] == 1
+
+
+@pytest.fixture
+def another_hub(short_tmp: Path) -> Iterator[Callable[..., RunningHub]]:
+    started: list[RunningHub] = []
+
+    def start(home: Path | None = None, args: list[str] | None = None) -> RunningHub:
+        place = home or short_tmp / "h"
+        if home is None:
+            place.mkdir(mode=0o700)
+            (place / "config.toml").write_text("[server]\nport = 0\n", encoding="utf-8")
+        started.append(RunningHub(place, args or [], {}))
+        return started[-1]
+
+    yield start
+    problems = [problem for one in started for problem in one.finish()]
+    assert not problems, "\n".join(problems)
+
+
+# --- the stream
+
+
+@pytest.mark.promise("Q2", "G2", "B7")
+def test_a_stream_tells_of_a_changed_list_once(hub: RunningHub) -> None:
+    session = wire.Session(hub.mcp_url, headers=hub.headers)
+    with (
+        wire.stream("GET", hub.mcp_url, headers=session.headers) as first,
+        wire.stream("GET", hub.mcp_url, headers=session.headers) as second,
+    ):
+        assert first.status == second.status == 200
+        assert first.headers["content-type"] == "text/event-stream"
+        assert text_of(hub.call("mcp_s_toggle")) in {"added", "removed"}
+        assert first.next_json()["method"] == "notifications/tools/list_changed"
+        assert wire.http_request("DELETE", hub.mcp_url, None, session.headers).status == 200
+        for stream in (first, second):  # ended properly, and the second was told nothing
+            with pytest.raises(EOFError):
+                stream.next()
+
+
+@pytest.mark.promise("N1")
+def test_a_session_has_a_few_streams_and_one_that_left_makes_room(hub: RunningHub) -> None:
+    session = wire.Session(hub.mcp_url, headers=hub.headers)
+    headers = {**session.headers, "Accept": "text/event-stream"}
+    opened = [raw_stream(hub, headers) for _ in range(4)]
+    assert wire.get(hub.mcp_url, headers).status == 409
+    opened.pop().close()
+
+    def room() -> bool:
+        probe = raw_stream(hub, headers)
+        first = probe.recv(64)
+        probe.close()
+        return b" 200 " in first
+
+    until(room)
+    for one in opened:
+        one.close()
+
+
+def raw_stream(hub: RunningHub, headers: dict[str, str]) -> socket.socket:
+    port = int(hub.url.rpartition(":")[2])
+    raw = socket.create_connection(("127.0.0.1", port), timeout=10)
+    lines = ["GET /mcp HTTP/1.1", "Host: localhost", *(f"{k}: {v}" for k, v in headers.items())]
+    raw.sendall("\r\n".join([*lines, "", ""]).encode())
+    return raw
+
+
+# --- methods, types, statuses
+
+
+@pytest.mark.promise("G2")
+def test_methods_and_media_types_that_do_not_fit_are_refused(hub: RunningHub) -> None:
+    session = wire.Session(hub.mcp_url, headers=hub.headers)
+
+    def ask(method: str, body: bytes | None = None, **headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {**hub.headers, **named}
+        return wire.http_request(method, hub.mcp_url, body, sent).status
+
+    assert ask("GET") == ask("GET", Accept="text/event-stream") == 405
+    assert ask("DELETE") == ask("PUT", b"{}") == ask("PATCH") == ask("OPTIONS") == 405
+    sessions = {"Mcp_Session_Id": session.headers["Mcp-Session-Id"]}
+    assert ask("GET", Accept="application/json", **sessions) == 406
+    assert ask("GET", **sessions) == 406
+    modern = {"Mcp_Protocol_Version": wire.MODERN}
+    assert ask("GET", Accept="text/event-stream", **sessions, **modern) == 405
+    assert ask("DELETE", **sessions, **modern) == 405
+    body = json.dumps(LIST).encode()
+    assert ask("POST", body) == ask("POST", body, Content_Type="text/plain") == 415
+    assert ask("POST", body, Content_Type="application/json", Accept="text/html") == 406
+    assert ask("POST", body, Content_Type="Application/JSON; charset=utf-8") == 200
+    assert ask("POST", body, Content_Type="application/json", Accept="*/*") == 200
+    assert wire.get(hub.mcp_url, hub.headers).headers["allow"] == "POST"
+
+
+@pytest.mark.promise("F6", "G2")
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.notification("notifications/initialized"),
+        wire.notification("notifications/cancelled", {"requestId": 1}),
+        wire.notification("no/such"),
+        wire.notification("tools/list"),
+        {"jsonrpc": "2.0", "id": 1, "result": {}},
+        {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "m"}},
+    ],
+)
+@pytest.mark.parametrize("version", [None, "2025-03-26", wire.MODERN])
+def test_what_wants_no_answer_gets_202(hub: RunningHub, message: Any, version: str | None) -> None:
+    answer = post(hub, message, **({"Mcp_Protocol_Version": version} if version else {}))
+    assert (answer.status, answer.body) == (202, b"")
+
+
+# --- JSON or a stream
+
+ECHO = {"name": "mcp_s_echo", "arguments": {"text": "x"}}
+PROGRESS = {"name": "mcp_s_progress", "arguments": {"steps": 2}, "_meta": {"progressToken": "p"}}
+
+
+@pytest.mark.promise("G2")
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+def test_an_answer_is_json_where_it_may_be_and_a_stream_where_it_must(
+    hub: RunningHub, era: str
+) -> None:
+    def ask(method: str, params: dict[str, Any], accept: str) -> wire.Answer:
+        if era == "modern":
+            accepting = {**hub.headers, "Accept": accept}
+            return wire.modern_request(hub.mcp_url, method, params, accepting)
+        return post(hub, wire.request(1, method, params), Accept=accept)
+
+    both = "application/json, text/event-stream"
+    for accept, kind in (
+        (both, "application/json"),
+        ("application/json", "application/json"),
+        ("*/*", "application/json"),
+        ("text/event-stream", "text/event-stream"),
+    ):
+        for method, params in (("tools/call", ECHO), ("tools/list", {})):
+            answer = ask(method, params, accept)
+            assert answer.headers["content-type"] == kind, (method, accept)
+            assert "result" in answer.rpc()
+    streamed = ask("tools/call", PROGRESS, both)
+    assert streamed.headers["content-type"] == "text/event-stream"
+    assert [m.get("method") for m in streamed.messages()] == [
+        *["notifications/progress"] * 2,
+        None,
+    ]
+    plain = ask("tools/call", PROGRESS, "application/json")
+    assert plain.headers["content-type"] == "application/json"
+    assert text_of(plain.rpc()) == "2 steps"
+
+
+@pytest.mark.promise("G2")
+def test_an_initialize_may_be_answered_in_a_stream_too(hub: RunningHub) -> None:
+    answer = post(hub, INITIALIZE, Accept="text/event-stream")
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["mcp-session-id"]
+    assert answer.rpc()["result"]["protocolVersion"] == wire.LEGACY
+
+
+@pytest.mark.promise("B12")
+def test_progress_arrives_while_the_call_is_still_under_way(hub: RunningHub) -> None:
+    params = {**PROGRESS, "arguments": {"steps": 2, "pause": 1.5}}
+    sent = {**hub.headers, **wire.modern_headers("tools/call", params)}
+    message = wire.request(1, "tools/call", wire.modern_params(params))
+    begun = time.monotonic()
+    with wire.stream("POST", hub.mcp_url, message, sent) as stream:
+        first = stream.next_json()
+        assert time.monotonic() - begun < 1.0
+        assert first["params"] == {
+            "progressToken": "p",
+            "progress": 1,
+            "total": 2,
+            "message": "step 1",
+        }
+
+
+# --- the new era's headers
+
+
+def modern(
+    hub: RunningHub, params: dict[str, Any], method: str = "tools/call", **headers: str | None
+) -> wire.Answer:
+    """A modern request whose headers are changed, or left out where None."""
+    sent: dict[str, str] = {**hub.headers, **wire.modern_headers(method, params)}
+    for name, value in headers.items():
+        sent.pop(name.replace("_", "-"), None)
+        if value is not None:
+            sent[name.replace("_", "-")] = value
+    return wire.post(hub.mcp_url, wire.request(1, method, wire.modern_params(params)), sent)
+
+
+@pytest.mark.promise("G2")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Mcp_Method": "tools/list"},
+        {"Mcp_Method": "TOOLS/CALL"},
+        {"Mcp_Method": None},
+        {"Mcp_Name": "mcp_s_add"},
+        {"Mcp_Name": "MCP_S_ECHO"},
+        {"Mcp_Name": ""},
+        {"Mcp_Name": None},
+        {"Mcp_Name": "=?base64?bWNwX3NfYWRk?="},
+        {"Mcp_Name": "=?base64?!!?="},
+        {"Mcp_Name": "=?base64?/w==?="},
+        {"Mcp_Protocol_Version": "2025-11-25"},
+        {"Mcp_Protocol_Version": "2027-01-01"},
+        {"Mcp_Protocol_Version": None},
+    ],
+)
+def test_a_header_that_says_other_than_the_body_is_refused(
+    hub: RunningHub, headers: dict[str, str | None]
+) -> None:
+    answer = modern(hub, ECHO, **headers)
+    assert answer.status == 400
+    assert answer.json()["error"]["code"] == -32020
+    assert answer.json()["id"] == 1
+
+
+@pytest.mark.promise("G2")
+def test_a_name_may_be_sent_in_base64(hub: RunningHub) -> None:
+    encoded = base64.b64encode(b"mcp_s_echo").decode()
+    assert text_of(modern(hub, ECHO, Mcp_Name=f"=?base64?{encoded}?=").rpc()) == "x"
+    name = "été"
+    encoded = base64.b64encode(name.encode()).decode()
+    unknown = modern(hub, {"name": name}, Mcp_Name=f"=?base64?{encoded}?=")
+    assert unknown.status == 400
+    assert unknown.json()["error"]["code"] == -32602
+    assert name in unknown.json()["error"]["message"]
+
+
+@pytest.mark.promise("G2")
+@pytest.mark.parametrize(
+    ("meta", "code"),
+    [
+        ({}, -32602),
+        ({META + "protocolVersion": wire.MODERN}, -32602),
+        ({META + "protocolVersion": wire.MODERN, META + "clientCapabilities": 7}, -32602),
+    ],
+)
+def test_a_modern_request_must_say_what_its_sender_is(
+    hub: RunningHub, meta: dict[str, Any], code: int
+) -> None:
+    sent = {**hub.headers, **wire.modern_headers("tools/list")}
+    answer = wire.post(hub.mcp_url, wire.request(1, "tools/list", {"_meta": meta}), sent)
+    assert (answer.status, answer.json()["error"]["code"]) == (400, code)
+
+
+@pytest.mark.promise("G2", "F7")
+def test_a_revision_that_is_not_spoken_is_refused_with_those_that_are(hub: RunningHub) -> None:
+    params = wire.modern_params({}, version="2027-01-01")
+    headers = {**hub.headers, **wire.modern_headers("tools/list", {}, "2027-01-01")}
+    for message in (wire.request(1, "tools/list", params), LIST):
+        answer = wire.post(hub.mcp_url, message, headers)
+        assert answer.status == 400
+        error = answer.json()["error"]
+        assert error["code"] == -32022
+        assert wire.MODERN in error["data"]["supported"]
+        assert error["data"]["requested"] == "2027-01-01"
+
+
+@pytest.mark.promise("F6", "G2")
+def test_an_unknown_method_is_404_in_the_new_era_and_200_before(hub: RunningHub) -> None:
+    for method in ("no/such", "ping", "initialize", "resources/list"):
+        answer = modern(hub, {}, method)
+        assert (answer.status, answer.json()["error"]["code"]) == (404, -32601), method
+    old = post(hub, wire.request(1, "no/such"), Mcp_Protocol_Version="2025-11-25")
+    assert (old.status, old.json()["error"]["code"]) == (200, -32601)
+
+
+@pytest.mark.promise("G2")
+def test_a_modern_request_has_no_session_whatever_it_sends(hub: RunningHub) -> None:
+    answer = modern(hub, {}, "tools/list", Mcp_Session_Id="made up")
+    assert answer.status == 200
+    assert "mcp-session-id" not in answer.headers
+
+
+# --- going away
+
+
+@pytest.mark.promise("G2", "B12")
+def test_a_modern_client_that_hangs_up_cancels_upstream_and_a_legacy_one_does_not(
+    hub: RunningHub, log: Path
+) -> None:
+    slow = {"name": "mcp_s_slow", "arguments": {"seconds": 3}}
+    port = int(hub.url.rpartition(":")[2])
+
+    def hang_up(message: dict[str, Any], headers: dict[str, str], count: int) -> None:
+        body = json.dumps(message).encode()
+        sent = {**hub.headers, **headers, "Content-Type": "application/json"}
+        lines = ["POST /mcp HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in sent.items()]
+        with socket.create_connection(("127.0.0.1", port)) as raw:
+            raw.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+            wait_for_log(log, count=count, event="started", name="slow")
+
+    begun = sum(e.get("event") == "started" for e in read_log(log))
+    hang_up(wire.request(1, "tools/call", slow), {}, begun + 1)
+    params = wire.modern_params(slow)
+    headers = wire.modern_headers("tools/call", slow)
+    hang_up(wire.request(2, "tools/call", params), headers, begun + 2)
+    wait_for_log(log, event="cancelled", name="slow")
+    wait_for_log(log, event="finished", name="slow")
+    assert sum(e.get("event") == "cancelled" for e in read_log(log)) == 1
+    outcomes = [r["outcome"] for r in hub.audit() if r["verb"] == "s.slow"]
+    assert sorted(outcomes) == ["cancelled", "completed"]
+
+
+# --- lists
+
+
+@pytest.mark.promise("G1")
+def test_a_list_is_the_same_bytes_to_everyone_until_it_changes(hub: RunningHub) -> None:
+    def bodies() -> set[bytes]:
+        with ThreadPoolExecutor(4) as pool:
+            return set(pool.map(lambda _: post(hub, LIST).body, range(8)))
+
+    (before,) = bodies()
+    names = [tool["name"] for tool in json.loads(before)["result"]["tools"]]
+    offered = hub.api("/api/tools")["tools"]
+    assert [tool["id"] for tool in offered] == sorted(tool["id"] for tool in offered)
+    assert names == [tool["name"] for tool in offered]
+    hub.call("mcp_s_toggle")
+    until(lambda: post(hub, LIST).body != before)
+    hub.call("mcp_s_toggle")
+    until(lambda: post(hub, LIST).body == before)
+    refused = post(hub, wire.request(1, "tools/list", {"cursor": "none of ours"}))
+    assert refused.json()["error"]["code"] == -32602
+
+
+@pytest.mark.promise("G1")
+def test_every_call_over_http_is_in_the_audit_once(hub: RunningHub) -> None:
+    """Last in this file: it counts what the tests before it did."""
+    assert {record["door"] for record in hub.audit()} == {"mcp-http"}
+    before = len(hub.audit())
+    for name, arguments in (("mcp_s_echo", {"text": "x"}), ("mcp_s_echo", {}), ("no.such", {})):
+        hub.call(name, arguments)
+        post(hub, wire.request(1, "tools/call", {"name": name, "arguments": arguments}))
+    records = hub.audit()[before:]
+    outcomes = [(r["asked_as"], r["outcome"]) for r in records]
+    assert sorted(outcomes) == sorted(
+        [
+            *[("mcp_s_echo", "completed")] * 2,
+            *[("mcp_s_echo", "invalid")] * 2,
+            *[("no.such", "not_found")] * 2,
+        ]
+    )
+    assert {r["caller"] for r in records} == {"key:api_key"}

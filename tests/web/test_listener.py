@@ -1,0 +1,414 @@
+"""The application on a real socket, in this process: heads, bodies, and answers within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import HubError, leaves
+from dragoman.core.hub import Hub
+from dragoman.core.tool import Tool
+from dragoman.mcp import answering
+from dragoman.mcp.http import HttpFace
+from dragoman.mcp.server import Face
+from dragoman.web import body, listener
+from dragoman.web.api import Api
+from dragoman.web.app import App
+from dragoman.web.auth import Authenticator, Names
+from dragoman.web.errors import TABLE
+from dragoman.web.listener import Listener
+
+
+class Plain:
+    """What the API tells of: nothing much."""
+
+    waiting: str | None = None
+
+    def ready(self) -> str | None:
+        return self.waiting
+
+    def status(self) -> Mapping[str, Any]:
+        raise RuntimeError("this crashes")
+
+    def server_states(self) -> Mapping[str, Any]:
+        return {}
+
+    def server_log(self, name: str) -> str | None:
+        return f"log of {name}" if name == "a/b %41" else None
+
+    def metrics(self) -> str:
+        return ""
+
+
+class Slow:
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.running = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def run(self, call: Call) -> Result:
+        self.running.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return Result(content=[{"type": "text", "text": "went"}])
+
+
+class Place:
+    def __init__(
+        self, listener: Listener, port: int, sources: Plain, slow: Slow, face: HttpFace
+    ) -> None:
+        self.listener = listener
+        self.port = port
+        self.sources = sources
+        self.slow = slow
+        self.face = face
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def everyone_left(self) -> None:
+        for _ in range(1000):
+            if not self.listener.connections:
+                return
+            await asyncio.sleep(0.005)
+        raise TimeoutError("somebody is still there")
+
+    async def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        """One exchange of bytes; the answer is read to the end of the connection."""
+        reader, writer = await self.connect()
+        writer.write(request)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+        return parsed(answer)
+
+
+def parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    pairs = (line.split(": ", 1) for line in lines)
+    return int(status.split()[1]), {name.lower(): value for name, value in pairs}, rest
+
+
+@asynccontextmanager
+async def place(api_key: str | None = None) -> AsyncIterator[Place]:
+    catalog, sources, slow = Catalog(), Plain(), Slow()
+    tool = Tool(
+        name="slow.wait",
+        alias="mcp_slow_wait",
+        remote_name="wait",
+        definition={"inputSchema": {"type": "object"}},
+        target=slow,
+    )
+    catalog.offer("slow", [tool])
+    hub = Hub(catalog, Bus(), [])
+    face = HttpFace(Face(hub), bytes(32))
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    app = App(
+        Authenticator(api_key, lambda key: None, lambda: False),
+        Names("127.0.0.1", None, [], []),
+        {"/mcp": face},
+        Api(hub, sources),
+    )
+    made = Listener(app, sock)
+    await made.start()
+    try:
+        yield Place(made, sock.getsockname()[1], sources, slow, face)
+    finally:
+        face.close()
+        await made.drain(0.2)
+
+
+def get(path: str, *headers: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
+    return ("\r\n".join([*lines, "", ""])).encode("latin-1")
+
+
+def post(path: str, message: bytes, *headers: str) -> bytes:
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Connection: close",
+        f"Content-Length: {len(message)}",
+        *headers,
+    ]
+    return ("\r\n".join([*lines, "", ""])).encode("latin-1") + message
+
+
+JSON = "Content-Type: application/json"
+PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+
+
+def call(**more: Any) -> bytes:
+    params = {"name": "slow.wait", **more}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    return json.dumps(message).encode()
+
+
+MODERN = (
+    "Mcp-Protocol-Version: 2026-07-28",
+    "Mcp-Method: tools/call",
+    "Mcp-Name: slow.wait",
+)
+META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+# --- heads
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.1)
+    async with place() as here:
+        for begun in (b"", b"GET / HTT", b"GET / HTTP/1.1\r\nHost: local"):
+            assert await closed_after(here, begun)
+
+
+async def closed_after(here: Place, begun: bytes) -> bool:
+    reader, writer = await here.connect()
+    writer.write(begun)
+    left = b""
+    async with asyncio.timeout(5):
+        with suppress(ConnectionResetError):  # there was more that nobody read
+            left = await reader.read()
+    writer.close()
+    return left == b""
+
+
+async def test_a_connection_that_says_nothing_between_requests_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.1)
+    async with place("secret") as here:
+        keep = get("/healthz").replace(b"Connection: close\r\n", b"")
+        unread = post("/mcp", b"x" * 1000, JSON).replace(b"Connection: close\r\n", b"")
+        for first, then in ((keep, b"\r\n"), (unread[:-900], b"x" * 10)):
+            reader, writer = await here.connect()
+            writer.write(first)
+            async with asyncio.timeout(5):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(parsed(head)[1]["content-length"])
+                await reader.readexactly(length)
+                writer.write(then)
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+            writer.close()
+
+
+@pytest.mark.promise("N1")
+async def test_a_head_is_bounded() -> None:
+    async with place() as here:
+        many = "".join(f"X-{n}: {'v' * 60}\r\n" for n in range(2000))
+        assert await closed_after(here, get("/healthz")[:-2] + many.encode())
+        assert await closed_after(here, b"GET /" + b"x" * 100_000)
+        assert (await here.ask(get("/healthz")))[0] == 200
+
+
+async def test_a_header_that_stands_twice_is_refused_and_a_list_is_joined() -> None:
+    async with place("secret") as here:
+        key = "Authorization: Bearer secret"
+        for twice in (
+            ("Host: evil.example",),
+            (key, "Authorization: Bearer wrong"),
+            (key, "Origin: http://localhost", "Origin: http://evil.example"),
+        ):
+            status, _, said = await here.ask(get("/api/tools", *twice))
+            assert status == 400 and b"named twice" in said
+        for twice in ("Mcp-Method: a", "Mcp-Name: a", "Mcp-Session-Id: a", "Content-Type: a/b"):
+            both = (twice, twice)
+            assert (await here.ask(post("/mcp", PING, key, *both)))[0] == 400
+        listed = ("Accept: application/json", "Accept: text/plain", "X-Other: 1", "X-Other: 2")
+        status, headers, _ = await here.ask(post("/mcp", PING, key, JSON, *listed))
+        assert (status, headers["content-type"]) == (200, "application/json")
+
+
+@pytest.mark.parametrize("target", ["/caf\xe9", "*", "http://evil.example/healthz", "//healthz"])
+async def test_odd_targets_get_an_answer(target: str) -> None:
+    async with place() as here:
+        assert (await here.ask(get(target)))[0] in {200, 400, 404}
+
+
+# --- bodies
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.1)
+    async with place() as here:
+        status, _, said = await here.ask(post("/mcp", PING, JSON)[:-5])
+        assert status == 408 and b"did not come" in said
+
+
+@pytest.mark.promise("N1")
+async def test_a_stranger_is_answered_without_reading_what_he_sends() -> None:
+    async with place("secret") as here:
+        for path, status in (("/healthz", 405), ("/mcp", 401), ("/api/tools/x/call", 401)):
+            request = post(path, b"x" * 100, JSON)[:-100]  # the body never comes
+            assert (await here.ask(request))[0] == status
+
+
+async def test_chunked_bodies_are_read() -> None:
+    async with place() as here:
+        head = post("/mcp", b"", JSON).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        chunks = b"".join(b"1\r\n" + PING[n : n + 1] + b"\r\n" for n in range(len(PING)))
+        status, _, said = await here.ask(head + chunks + b"0\r\n\r\n")
+        assert (status, json.loads(said)["result"]) == (200, {})
+
+
+# --- the API
+
+
+async def test_each_error_has_a_status() -> None:
+    assert set(TABLE) == set(leaves(HubError))
+
+
+async def test_a_hub_that_goes_down_is_alive_and_not_ready() -> None:
+    async with place() as here:
+        assert (await here.ask(get("/readyz")))[0] == 200
+        here.sources.waiting = "the hub is going down"
+        status, _, said = await here.ask(get("/readyz"))
+        assert status == 503 and b"going down" in said
+        assert (await here.ask(get("/healthz")))[0] == 200
+
+
+async def test_a_name_in_a_path_is_decoded_once() -> None:
+    async with place() as here:
+        status, _, said = await here.ask(get("/api/mcp/servers/a%2Fb%20%2541/logs"))
+        assert (status, json.loads(said)["stderr"]) == (200, "log of a/b %41")
+        assert (await here.ask(get("/api/mcp/servers/a/b%20%41/logs")))[0] == 404
+
+
+async def test_what_crashes_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
+    async with place() as here:
+        status, _, said = await here.ask(get("/api/status"))
+        assert status == 500 and b"see its log" in said and b"this crashes" not in said
+    assert "this crashes" in caplog.text
+
+
+async def test_head_is_get_without_the_body() -> None:
+    async with place() as here:
+        status, headers, said = await here.ask(get("/healthz").replace(b"GET", b"HEAD", 1))
+        assert (status, said, headers["content-length"]) == (200, b"", "3")
+
+
+# --- answers that take their time
+
+
+@pytest.mark.promise("G2")
+async def test_a_long_call_is_kept_alive_by_comments_and_answered_in_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answering, "WATCH_AFTER", 0.02)
+    monkeypatch.setattr(answering, "KEEPALIVE_SECONDS", 0.1)
+    async with place() as here:
+        asking = asyncio.ensure_future(here.ask(post("/mcp", call(), JSON)))
+        await asyncio.wait_for(here.slow.running.wait(), 5)
+        reader, writer = await here.connect()
+        writer.write(post("/mcp", call(), JSON))
+        async with asyncio.timeout(5):
+            await reader.readuntil(b": keep-alive\n\n")
+            await reader.readuntil(b": keep-alive\n\n")
+            here.slow.go.set()
+            rest = await reader.read()
+        writer.close()
+        assert b'"text":"went"' in rest and rest.endswith(b"0\r\n\r\n")
+        status, headers, said = await asking
+        assert status == 200 and headers["content-type"] == "text/event-stream"
+        assert b'"text":"went"' in said
+
+
+@pytest.mark.promise("G2")
+async def test_a_client_that_takes_json_only_gets_it_however_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answering, "WATCH_AFTER", 0.02)
+    monkeypatch.setattr(answering, "KEEPALIVE_SECONDS", 0.05)
+    async with place() as here:
+        request = post("/mcp", call(_meta={"progressToken": 1}), JSON, "Accept: application/json")
+        asking = asyncio.ensure_future(here.ask(request))
+        await asyncio.wait_for(here.slow.running.wait(), 5)
+        reader, writer = await here.connect()
+        writer.write(post("/mcp", call(), JSON))
+        async with asyncio.timeout(5):
+            for _ in range(3):  # one who takes comments got three of them meanwhile
+                await reader.readuntil(b": keep-alive\n\n")
+        writer.close()
+        here.slow.go.set()
+        status, headers, said = await asking
+        assert (status, headers["content-type"]) == (200, "application/json")
+        assert json.loads(said)["result"]["content"][0]["text"] == "went"
+
+
+@pytest.mark.promise("G2", "B12")
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_a_modern_client_that_hangs_up_has_cancelled_and_a_legacy_one_has_not(
+    era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "WATCH_AFTER", 0.02)
+    async with place() as here:
+        _, writer = await here.connect()
+        modern = post("/mcp", call(_meta=META), JSON, *MODERN)
+        writer.write(modern if era == "modern" else post("/mcp", call(), JSON))
+        await asyncio.wait_for(here.slow.running.wait(), 5)
+        writer.close()
+        if era == "modern":
+            await asyncio.wait_for(here.slow.cancelled.wait(), 5)
+        else:
+            await here.everyone_left()
+            assert (await here.ask(get("/healthz")))[0] == 200
+            assert not here.slow.cancelled.is_set()
+            here.slow.go.set()
+
+
+@pytest.mark.promise("G2")
+async def test_a_stream_is_kept_alive_and_ended_properly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "KEEPALIVE_SECONDS", 0.05)
+    async with place() as here:
+        hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+        _, headers, _ = await here.ask(post("/mcp", json.dumps(hello).encode(), JSON))
+        session = f"Mcp-Session-Id: {headers['mcp-session-id']}"
+        reader, writer = await here.connect()
+        writer.write(get("/mcp", session, "Accept: text/event-stream"))
+        async with asyncio.timeout(5):
+            for _ in range(4):
+                await reader.readuntil(b": keep-alive\n\n")
+            here.face.close()
+            assert (await reader.read()).endswith(b"0\r\n\r\n")
+        writer.close()
+        status, _, said = await here.ask(get("/mcp", session, "Accept: text/event-stream"))
+        assert status == 503 and b"going down" in said
+
+
+@pytest.mark.promise("N1")
+async def test_a_client_that_does_not_read_its_stream_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answering, "MAX_QUEUED", 4)
+    async with place() as here:
+        hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+        _, headers, _ = await here.ask(post("/mcp", json.dumps(hello).encode(), JSON))
+        session = f"Mcp-Session-Id: {headers['mcp-session-id']}"
+        reader, writer = await here.connect()
+        writer.write(get("/mcp", session, "Accept: text/event-stream"))
+        async with asyncio.timeout(5):
+            await reader.readuntil(b": keep-alive\n\n")
+            for _ in range(6):  # at once, so that nothing of it can be sent in between
+                here.face.sessions.tell_changed()
+            assert (await reader.read()).endswith(b"0\r\n\r\n")
+        writer.close()

@@ -1,0 +1,177 @@
+"""Whose request it is, and whether it was meant for this hub: the decisions, without HTTP."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.core.principal import Principal
+from dragoman.web.auth import LOCAL, Authenticator, Names
+
+PLAIN = Names("127.0.0.1", None, [], [])
+NAMED = Names(
+    "0.0.0.0",
+    "https://hub.example.com:8443/base",
+    ["Other.Example.com", "fd00::1"],
+    ["https://app.example.com/"],
+)
+
+pytestmark = pytest.mark.promise("O1")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"localhost",
+        b"LOCALHOST",
+        b"localhost:50051",
+        b"127.0.0.1",
+        b"127.0.0.1:1",
+        b"[::1]",
+        b"[::1]:50051",
+    ],
+)
+def test_the_names_of_loopback_are_known(host: bytes) -> None:
+    assert PLAIN.knows_host(host)
+
+
+EVIL_HOSTS = [
+    None,
+    b"",
+    b":80",
+    b"evil.example",
+    b"localhost.evil",
+    b"localhost.",
+    b"evil-localhost",
+    b"localhost@evil",
+    b"localhost/evil",
+    b"localhost:80:80",
+    b"127.0.0.1.evil.example",
+    b"127.1",
+    b"2130706433",
+    b"0x7f000001",
+    b"::1",
+    b"[::1",
+    b"[::1].evil",
+    b"0.0.0.0",
+    b"[::]",
+    b"localhost, evil",
+    b"localhost evil",
+    b"xn--lcalhost-n1a",
+    "lôcalhost".encode(),
+]
+
+
+@pytest.mark.parametrize("host", EVIL_HOSTS)
+def test_any_other_name_is_not(host: bytes | None) -> None:
+    assert not PLAIN.knows_host(host)
+    assert not NAMED.knows_host(host)
+
+
+@pytest.mark.parametrize(
+    "host", [b"hub.example.com", b"hub.example.com:8443", b"other.example.com", b"[fd00::1]:1"]
+)
+def test_names_that_the_configuration_gives_are_known(host: bytes) -> None:
+    assert NAMED.knows_host(host)
+    assert not PLAIN.knows_host(host)
+
+
+def test_a_public_url_that_is_none_opens_nothing() -> None:
+    for url in ("hub.example.com", "", "//", "https://"):
+        names = Names("127.0.0.1", url, [""], [""])
+        assert not names.knows_host(b"")
+        assert not names.knows_host(b":80")
+        assert not names.allows_origin(b"", b"localhost")
+        assert not names.allows_origin(b"null", b"localhost")
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        (b"http://localhost:50051", b"localhost:50051"),
+        (b"https://localhost:50051", b"localhost:50051"),
+        (b"HTTP://127.0.0.1:1", b"127.0.0.1:1"),
+    ],
+)
+def test_the_hubs_own_pages_may_call_it(origin: bytes, host: bytes) -> None:
+    assert PLAIN.allows_origin(origin, host)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        b"",
+        b"null",
+        b"*",
+        b"http://evil.example",
+        b"http://localhost",
+        b"http://localhost:3000",
+        b"http://localhost:50051.evil.example",
+        b"http://localhost:50051/",
+        b"http://evil@localhost:50051",
+        b"file://",
+        b"chrome-extension://abc",
+        b"localhost:50051",
+    ],
+)
+def test_other_pages_may_not(origin: bytes) -> None:
+    assert not PLAIN.allows_origin(origin, b"localhost:50051")
+    assert not NAMED.allows_origin(origin, b"localhost:50051")
+
+
+def test_pages_that_the_configuration_names_may() -> None:
+    assert NAMED.allows_origin(b"https://app.example.com", b"localhost:1")
+    assert NAMED.allows_origin(b"https://hub.example.com:8443", b"localhost:1")
+    assert not NAMED.allows_origin(b"https://app.example.com.evil", b"localhost:1")
+    assert not NAMED.allows_origin(b"http://app.example.com", b"localhost:1")
+
+
+ALICE = Principal("key", "alice")
+
+
+def authenticator(api_key: str | None, *, stored: bool) -> Authenticator:
+    return Authenticator(api_key, lambda key: ALICE if key == "dgm_a" else None, lambda: stored)
+
+
+def who(auth: Authenticator, value: bytes | None) -> Principal | None:
+    return auth.principal({} if value is None else {b"authorization": value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"secret",
+        b"Basic secret",
+        b"Bearer wrong",
+        b"Bearer secretX",
+        b"Bearer secre",
+        b"Bearer SECRET",
+        b"Bearer \xff",
+        b"Bearer secret secret",
+        b"Bearersecret",
+        b"Token dgm_a",
+    ],
+)
+def test_once_there_is_a_key_nobody_gets_in_without(value: bytes | None) -> None:
+    assert who(authenticator("secret", stored=False), value) is None
+    assert who(authenticator(None, stored=True), value) is None
+    assert who(authenticator("secret", stored=True), value) is None
+
+
+def test_each_key_says_whose_it_is() -> None:
+    both = authenticator("secret", stored=True)
+    assert who(both, b"Bearer secret") == Principal("key", "api_key")
+    assert who(both, b"bearer  secret ") == Principal("key", "api_key")
+    assert who(both, b"Bearer dgm_a") == ALICE
+    assert who(authenticator("schlüssel", stored=False), "Bearer schlüssel".encode()) is not None
+    assert who(authenticator("", stored=False), b"Bearer ") == LOCAL
+
+
+def test_without_any_key_everyone_on_this_machine_is_local() -> None:
+    nobody = authenticator(None, stored=False)
+    assert not nobody.required
+    assert who(nobody, None) == LOCAL
+    assert who(nobody, b"Bearer old") == LOCAL

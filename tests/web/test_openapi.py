@@ -1,0 +1,77 @@
+"""The OpenAPI document: well formed, and of exactly the routes that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.catalog import Catalog
+from dragoman.core.hub import Hub
+from dragoman.web.api import Api
+from dragoman.web.openapi import document
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "$ref":
+                yield inner
+            yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+def resolved(reference: str) -> Any:
+    found: Any = document()
+    for step in reference.removeprefix("#/").split("/"):
+        found = found[step]
+    return found
+
+
+def test_every_route_is_in_the_document_and_the_reverse() -> None:
+    api = Api(Hub(Catalog(), Bus(), []), None)  # type: ignore[arg-type]
+    routes = {
+        (method, re.sub(r"\(.*?\)", "{name}", pattern.pattern).replace("\\", ""))
+        for method, pattern, _ in api._routes
+    }
+    described = {
+        (method.upper(), path) for path, item in document()["paths"].items() for method in item
+    }
+    assert routes == described
+
+
+def test_the_document_is_an_openapi_document() -> None:
+    whole = document()
+    json.dumps(whole)
+    assert whole["openapi"] == "3.1.0"
+    assert {"title", "version"} <= set(whole["info"])
+    assert all(reference.startswith("#/components/schemas/") for reference in references(whole))
+    for reference in references(whole):
+        resolved(reference)
+    for schema in whole["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    names = {name for requirement in whole["security"] for name in requirement}
+    assert names <= set(whole["components"]["securitySchemes"])
+
+
+@pytest.mark.parametrize("path", document()["paths"])
+def test_each_operation_says_what_it_takes_and_gives(path: str) -> None:
+    for method, operation in document()["paths"][path].items():
+        assert method in {"get", "post"}
+        assert operation["summary"]
+        declared = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
+        assert declared == set(re.findall(r"\{(\w+)\}", path))
+        assert all(p["required"] is True and p["schema"] for p in operation.get("parameters", []))
+        assert ("requestBody" in operation) == (method == "post")
+        assert "200" in operation["responses"]
+        for status, response in operation["responses"].items():
+            assert re.fullmatch(r"[1-5]\d\d", status)
+            assert response["description"]
+            assert all("schema" in media for media in response["content"].values())
