@@ -10,6 +10,7 @@ Beside the mode it is a plain server of the handshake era with the tools `echo`,
     true-id     answers with `true` for an id             odd-tools    tools of every odd kind
     questions   asks the client things before it answers  regress      progress that goes backwards
     floats      ids come back as floats                   talkative    a megabyte of stderr
+    deep        answers nested a hundred deep
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ import time
 from typing import Any
 
 MODE = sys.argv[1]
+LOG = sys.argv[2] if len(sys.argv) > 2 else os.devnull
+"""A file for a line of JSON a message."""
 LOCK = threading.Lock()
 ASKED: dict[Any, threading.Event] = {}
-
-NESTED: dict[str, Any] = {"type": "object"}
-for _ in range(100):
-    NESTED = {"type": "object", "properties": {"a": NESTED}}
 
 ODD_TOOLS: list[Any] = [
     {"name": "fine", "inputSchema": {"type": "object"}},
@@ -39,7 +38,6 @@ ODD_TOOLS: list[Any] = [
     {"name": "no schema"},
     {"name": "array schema", "inputSchema": {"type": "array"}},
     {"name": "bad schema", "inputSchema": {"type": "object", "properties": {"a": {"type": "x"}}}},
-    {"name": "deep schema", "inputSchema": NESTED},
     {"name": "words", "inputSchema": {"type": "object"}, "description": 17},
     {"name": "fine", "inputSchema": {"type": "object"}, "description": "the second of that name"},
     {"name": "fi ne", "inputSchema": {"type": "object"}},
@@ -101,6 +99,8 @@ def call(number: Any, params: dict[str, Any]) -> None:
         body = f'{{"jsonrpc":"2.0","result":{{"ids":[{inner}],"content":['
         write(body.encode() + b" " * (11 << 20) + b"]},")
         write(f'"id":{json.dumps(number)}}}\n'.encode())
+    elif MODE == "deep":
+        write(b'{"jsonrpc":"2.0","id":%d,"result":%s%s}\n' % (number, b"[" * 100, b"]" * 100))
     elif MODE == "true-id":
         send(id=True, result=text("true"))
     elif MODE == "floats":
@@ -146,10 +146,13 @@ def main() -> None:
         os.write(2, b"the last line\n")
     for line in iter(sys.stdin.buffer.readline, b""):
         message = json.loads(line)
+        with open(LOG, "ab") as log:
+            log.write(line)
         number, method, params = message.get("id"), message.get("method"), message.get("params", {})
         if method is None:
             ANSWERS[number] = {key: message[key] for key in ("result", "error") if key in message}
-            ASKED[number].set()
+            if number in ASKED:
+                ASKED[number].set()
         elif method == "notifications/initialized":
             after_handshake()
         elif number is None:

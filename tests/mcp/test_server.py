@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -261,6 +263,29 @@ async def test_a_call_that_crashes_the_hub_is_answered(caplog: pytest.LogCapture
     assert answer["error"]["code"] == -32603
     assert "see its log" in answer["error"]["message"]
     assert "crashed" in caplog.text
+
+
+class Watched(dict[str, Any]):
+    """Arguments that can be watched going away."""
+
+
+@pytest.mark.promise("N1")
+@pytest.mark.parametrize("name", ["desk.a", "desk.odd", "desk.deny", "desk.lose", "no.such"])
+async def test_a_call_is_forgotten_without_the_help_of_the_garbage_collector(name: str) -> None:
+    """Collections are rare, and a few large messages that wait for one fill the memory."""
+    made = face("a", "odd", "deny", "lose")
+    gc.disable()
+    try:
+        arguments = Watched(text="x")
+        watch = weakref.ref(arguments)
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+        message["params"] = {"name": name, "arguments": arguments}
+        del arguments
+        assert await made.answer(message, peer()) is not None
+        del message
+        assert watch() is None
+    finally:
+        gc.enable()
 
 
 # --- odd messages

@@ -44,15 +44,21 @@ def audit() -> None:
 @click.option(
     "-n",
     "--lines",
+    metavar="N",
     default=20,
     show_default=True,
     type=click.IntRange(1, 1_000_000),
-    help="So many.",
+    help="How many.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on printing records as calls end.")
 @click.option("--verb", metavar="TOOL", help="Only calls of this tool, as SERVER.TOOL.")
 @click.option("--caller", metavar="WHO", help="Only calls by this caller, e.g. owner:owner.")
-@click.option("--outcome", type=click.Choice(OUTCOMES), help="Only calls that ended so.")
+@click.option(
+    "--outcome",
+    metavar="WORD",
+    type=click.Choice(OUTCOMES),
+    help=f"Only calls that ended so: {', '.join(OUTCOMES)}.",
+)
 @click.option("--trace", metavar="ID", help="Only calls of this trace; its beginning will do.")
 @home_option
 @json_option

@@ -100,11 +100,21 @@ class HubClient:
         with self._explaining(lambda: self._missing(name)):
             return self._try("GET", f"/api/tools/{quote(name, safe='')}", None)
 
+    def known_tool(self, name: str) -> Any | None:
+        """The tool, or None where there is no such: to call that is recorded, to ask is not."""
+        self._wait(lambda: self._knows(name))
+        return self._look(name)
+
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         self._wait(lambda: self._knows(name))
+        waiting = Waiting()
+        waiting.say(f"calling {name} …")
         path = f"/api/tools/{quote(name, safe='')}/call"
-        with self._explaining(lambda: self._missing(name)):
-            return self._try("POST", path, {"arguments": arguments}, CALL_SECONDS)
+        try:
+            with self._explaining(lambda: self._missing(name)):
+                return self._try("POST", path, {"arguments": arguments}, CALL_SECONDS)
+        finally:
+            waiting.done()
 
     def wait_settled(self) -> list[str]:
         """Until no server is being connected any more, and not for ever: gives those that are."""
@@ -137,11 +147,13 @@ class HubClient:
     # --- what is not there ---------------------------------------------------------------------
 
     def _knows(self, name: str) -> bool:
+        return self._look(name) is not None
+
+    def _look(self, name: str) -> Any | None:
         try:
-            self._try("GET", f"/api/tools/{quote(name, safe='')}", None)
-        except Problem as problem:
-            return problem.code != NOT_FOUND
-        return True
+            return self._try("GET", f"/api/tools/{quote(name, safe='')}", None)
+        except Problem:
+            return None
 
     def _missing(self, name: str) -> str:
         """Why a tool is not there: its server is not, or another name was meant."""

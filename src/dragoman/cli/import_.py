@@ -20,7 +20,7 @@ from dragoman.cli.configure import FIRST_CONFIG
 from dragoman.cli.errors import Failed, Unreadable
 from dragoman.cli.files import decode, read_bytes, write
 from dragoman.cli.install import unknown
-from dragoman.cli.output import clean
+from dragoman.cli.output import clean, home_option, json_option
 from dragoman.cli.planned import Found, Plan, plan_for
 from dragoman.cli.references import Skip
 from dragoman.cli.sources import found_in_client, found_in_file
@@ -217,12 +217,8 @@ def _sure(work: Work) -> bool:
 @click.option("--print", "printed", is_flag=True, help="Show what would be added; touch nothing.")
 @click.option("--all", "everything", is_flag=True, help="Add all that is found without asking.")
 @click.option("--only", metavar="NAME,…", help="Only the servers of these names.")
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
-@click.option(
-    "--home",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The hub's home; default: $DRAGOMAN_HOME, else ~/.dragoman.",
-)
+@home_option
+@json_option
 @click.pass_context
 def import_command(
     ctx: click.Context,
@@ -230,10 +226,16 @@ def import_command(
     printed: bool,
     everything: bool,
     only: str | None,
+    home: str | None,
     as_json: bool,
-    home: Path | None,
 ) -> None:
     """Take over the MCP servers that other clients already have.
+
+    \b
+    dragoman import                    what all known clients have, after you confirmed it
+    dragoman import cursor             what Cursor has
+    dragoman import .vscode/mcp.json   what a file has
+    dragoman import cursor --print     only show it
 
     From one CLIENT ("dragoman install" lists them), from a FILE in any of their formats, or, with
     neither, from all known clients after you confirmed it (--all: without asking).
@@ -246,7 +248,7 @@ def import_command(
     Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage.
     """
     try:
-        work = Work(Path(home_path(str(home) if home else None)))
+        work = Work(Path(home_path(home)))
         found = _collect(source, work)
         work.decide(_only(found, only) if only is not None else found)
         if not as_json and not printed:
@@ -270,4 +272,10 @@ def import_command(
     elif work.plans:
         click.echo("Nothing was changed; to add these, run it again with --all.")
     else:
-        click.echo("Nothing new to import; nothing was changed.")
+        found_none = not work.skipped and not work.problems
+        where = f"the files of the {len(CLIENTS)} clients that are known here have no MCP servers"
+        click.echo(
+            f"Nothing to import: {where}. Give a FILE, or write [[mcp_servers]] in config.toml."
+            if found_none
+            else "Nothing new to import; nothing was changed."
+        )

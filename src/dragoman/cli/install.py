@@ -31,6 +31,7 @@ from dragoman.cli.clients import (
 from dragoman.cli.editing import parse, undone, with_entry
 from dragoman.cli.errors import Failed, Unreadable
 from dragoman.cli.files import read_bytes, write
+from dragoman.cli.output import home_option, json_option
 
 CANNOT_EDIT = 8
 """Exit code: the client's file is in a format that is not edited; the text to add was printed."""
@@ -52,9 +53,9 @@ def hub_command(*, gui: bool, environ: Mapping[str, str] = os.environ) -> tuple[
     return str(script), ["mcp"]
 
 
-def _entry(client: Client) -> dict[str, Any]:
+def _entry(client: Client, home: str | None) -> dict[str, Any]:
     command, args = hub_command(gui=client.gui)
-    home = os.environ.get("DRAGOMAN_HOME")
+    home = home or os.environ.get("DRAGOMAN_HOME")
     env = {"DRAGOMAN_HOME": os.path.abspath(os.path.expanduser(home))} if home else {}
     return entry_for(client, command, args, env)
 
@@ -92,8 +93,16 @@ def _merged(old: Any, entry: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _put(client: Client, path: Path, name: str, named: bool, dry: bool, project: bool) -> Outcome:
-    entry = _entry(client)
+def _put(
+    client: Client,
+    path: Path,
+    name: str,
+    entry: dict[str, Any],
+    *,
+    named: bool,
+    dry: bool,
+    project: bool,
+) -> Outcome:
     data = read_bytes(path)
     servers = servers_at(parse(client.format, data or b""), client)[1]
     other = next((n for n, s in servers.items() if is_hub(s) and _merged(s, entry) == s), None)
@@ -180,17 +189,20 @@ def unknown(word: str, also: str = "") -> click.UsageError:
     return click.UsageError(f'"{word}" is no known client{also}; {hint}')
 
 
-def outcome(client: str, project: Path | None, name: str, named: bool, verb: str) -> Outcome:
+def outcome(
+    client: str, project: Path | None, name: str, named: bool, verb: str, home: str | None
+) -> Outcome:
     """One client's installation, removal, or what it would be; `verb` is the option given."""
     if client not in CLIENTS:
         raise unknown(client)
     known = CLIENTS[client]
+    entry = _entry(known, home)
     path = config_file(known, project.absolute() if project else None)
     if path is None:
         raise click.UsageError(f"{known.title} has no file for a project; leave out --project.")
     try:
         if verb == "print" or known.format == "yaml":
-            text = snippet(known, name, _entry(known))
+            text = snippet(known, name, entry)
             action = "printed" if verb == "print" else "manual"
             said = (
                 f"To be added to {path}:"
@@ -203,7 +215,8 @@ def outcome(client: str, project: Path | None, name: str, named: bool, verb: str
             return Outcome(client, str(path), name, action, said, snippet=text)
         if verb.startswith("remove"):
             return _take(known, path, name, verb == "remove-dry")
-        return _put(known, path, name, named, verb == "dry", project is not None)
+        dry, shared = verb == "dry", project is not None
+        return _put(known, path, name, entry, named=named, dry=dry, project=shared)
     except (Unreadable, RecursionError) as error:
         where = "" if str(path) in str(error) else f'"{path}" cannot be used: '
         raise Failed(
@@ -229,7 +242,8 @@ def _name(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.option("--name", default="dragoman", show_default=True, callback=_name, help="Name there.")
 @click.option("--remove", is_flag=True, help="Take the hub out again.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; touch nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@home_option
+@json_option
 @click.pass_context
 def install(
     ctx: click.Context,
@@ -239,14 +253,21 @@ def install(
     name: str,
     remove: bool,
     dry_run: bool,
+    home: str | None,
     as_json: bool,
 ) -> None:
     """Put the hub into CLIENT (an IDE or agent), or list the clients.
 
+    \b
+    dragoman install                   the clients there are, and which have the hub
+    dragoman install cursor            put it there
+    dragoman install cursor --print    only show what would be written, and where
+    dragoman install cursor --remove   take it out again
+
     The entry starts "dragoman mcp". Clients with a window are given the absolute path of this
     dragoman, because what is started from a dock has another PATH than your shell; clients of the
-    terminal get plain "dragoman" if your PATH leads to this one. If DRAGOMAN_HOME is set, the
-    entry carries it.
+    terminal get plain "dragoman" if your PATH leads to this one. If --home or DRAGOMAN_HOME is set,
+    the entry carries it.
 
     Everything else in the file stays as it is. The file as it was is kept beside it as
     NAME.bak-TIME (the last 5); --remove gives back the very bytes of before where that is still
@@ -265,7 +286,7 @@ def install(
         named = ctx.get_parameter_source("name") is not click.core.ParameterSource.DEFAULT
         verb = "print" if printed else "remove" if remove else "dry" if dry_run else "add"
         verb = "remove-dry" if remove and dry_run else verb
-        done = outcome(client, project, name, named, verb)
+        done = outcome(client, project, name, named, verb, home)
     except click.ClickException as error:
         if not as_json:
             raise

@@ -15,23 +15,25 @@ import click
 
 from dragoman import __version__
 from dragoman.cli.errors import FAILED, INTERRUPTED, say
+from dragoman.cli.output import home_option
 
 COMMANDS = {
-    "up": ("dragoman.cli.hub", "up"),
-    "stop": ("dragoman.cli.hub", "stop_command"),
-    "status": ("dragoman.cli.hub", "status"),
-    "init": ("dragoman.cli.configure", "init"),
-    "config": ("dragoman.cli.configure", "config"),
-    "import": ("dragoman.cli.import_", "import_command"),
-    "install": ("dragoman.cli.install", "install"),
-    "servers": ("dragoman.cli.servers", "servers"),
-    "tools": ("dragoman.cli.tools", "tools"),
-    "call": ("dragoman.cli.tools", "call"),
-    "keys": ("dragoman.cli.keys", "keys"),
-    "audit": ("dragoman.cli.audit", "audit"),
-    "doctor": ("dragoman.cli.doctor", "doctor"),
-    "mcp": ("dragoman.cli.main", "mcp"),
+    "up": ("dragoman.cli.hub", "up", "Run the hub."),
+    "stop": ("dragoman.cli.hub", "stop_command", "Stop it; what is under way may finish."),
+    "status": ("dragoman.cli.hub", "status", "Whether one runs, and what it has."),
+    "init": ("dragoman.cli.configure", "init", "Write a commented config.toml."),
+    "config": ("dragoman.cli.configure", "config", "Check config.toml."),
+    "import": ("dragoman.cli.import_", "import_command", "Take over the servers of an IDE."),
+    "install": ("dragoman.cli.install", "install", "Put the hub into an IDE, or take it out."),
+    "servers": ("dragoman.cli.servers", "servers", "The servers, and what is wrong with them."),
+    "tools": ("dragoman.cli.tools", "tools", "The tools, and what they take."),
+    "call": ("dragoman.cli.tools", "call", "Call a tool."),
+    "keys": ("dragoman.cli.keys", "keys", "Keys for callers over HTTP."),
+    "audit": ("dragoman.cli.audit", "audit", "The record of every call, and its proof."),
+    "doctor": ("dragoman.cli.doctor", "doctor", "What is wrong, and how to fix it."),
+    "mcp": ("dragoman.cli.main", "mcp", "What an IDE starts (see: dragoman mcp --help)."),
 }
+"""Each with its module, its name there, and its line in the list of commands."""
 
 HELP = """Dragoman, an agent interoperability hub: every MCP server behind one guarded road.
 
@@ -42,7 +44,6 @@ First steps:
   dragoman install cursor    put the hub into an IDE (vscode, claude-desktop, …)
   dragoman tools             what can be called
   dragoman call NAME k=v     call it
-  dragoman doctor            what is wrong, and how to fix it
 """
 EPILOG = """\b
 Exit codes: 0 done, 1 failed, 2 wrong usage or arguments, 3 no hub, 4 refused, 5 not found,
@@ -57,9 +58,13 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, name = COMMANDS[cmd_name]
+        module, name, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(module), name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,14 +83,16 @@ class Lazy(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="dragoman", message="%(prog)s %(version)s")
-def cli() -> None:
-    pass
+@home_option
+def cli(home: str | None) -> None:
+    pass  # what comes after inherits the home
 
 
-@click.command()
-def mcp() -> None:
-    """What an IDE starts: the hub over stdin and stdout (see: dragoman mcp --help)."""
-    # `__main__` has taken this way already; here it only stands in the list.
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("rest", nargs=-1)
+def mcp(rest: tuple[str, ...]) -> None:
+    """What an IDE starts; `__main__` takes this way, and here it only stands in the list."""
+    raise click.UsageError('write "mcp" first: dragoman mcp --home DIR')
 
 
 def main() -> int:

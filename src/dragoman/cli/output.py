@@ -14,9 +14,15 @@ import click
 
 
 def _inherited(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """`dragoman tools --home X show NAME` means the same as `dragoman tools show NAME --home X`."""
-    outer = ctx.parent.params if ctx.parent else {}
-    return value or outer.get(str(option.name), value)
+    """`dragoman --home X tools show NAME` means the same as `dragoman tools show NAME --home X`."""
+    if value == "":
+        raise click.BadParameter("it is empty")  # --home "$UNSET" must not mean the default
+    name = str(option.name)
+    outer = ctx.parent
+    while not value and outer is not None:
+        value = outer.params.get(name)
+        outer = outer.parent
+    return value or option.get_default(ctx)
 
 
 json_option = click.option(

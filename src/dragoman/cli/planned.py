@@ -139,7 +139,7 @@ def _full(word: str, base: Path) -> str:
         return word
     try:
         path = base / word
-        return os.path.normpath(path) if path.is_file() or "/" in word and path.exists() else word
+        return os.path.normpath(path) if path.is_file() or ("/" in word and path.exists()) else word
     except (OSError, ValueError):  # too long for a path, or a NUL in it
         return word
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from dragoman.cli.clients import CLIENTS, Client, config_file, servers_at
@@ -46,11 +47,13 @@ def found_in_client(client: Client) -> list[Found]:
 def found_in_file(path: Path) -> list[Found]:
     """A file is read as that of the client whose place or whose keys it has."""
     absolute = str(path.absolute())
-    placed = [c for c in CLIENTS.values() if any(absolute.endswith(f"/{p}") for p in c.project)]
+    places = {place: c for c in CLIENTS.values() for place in c.project}
+    placed = [place for place in places if absolute.endswith(f"/{place}")]
     found: list[Found] = []
-    for client in [*placed, *CLIENTS.values()]:
+    for client in [*(places[place] for place in placed), *CLIENTS.values()]:
         if (client.format == "toml") == (path.suffix == ".toml") and client.format != "yaml":
             found = found or found_in(client, path, str(path))
     if not found:
         raise Unreadable(f'"{path}" names no MCP servers under any key that a client uses')
-    return found
+    base = Path(absolute.removesuffix(placed[0]) if placed else path.absolute().parent)
+    return [replace(server, base=base) for server in found]

@@ -12,7 +12,7 @@ import click
 
 from dragoman.cli.client import HubClient, connected, nearest
 from dragoman.cli.errors import FAILED, NOT_FOUND, USAGE, say, stop
-from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json, table
+from dragoman.cli.output import clean, home_option, json_option, print_json, table
 
 MAX_BYTES = 10 * 1024 * 1024
 """What a message of the hub may have."""
@@ -107,14 +107,9 @@ def call(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool)
     5 no such tool, 6 the server did not answer, or not well. With 4 and 5 nothing was done.
     """
     given = _given(arguments)
-    waiting = Waiting()
     with connected(home) as hub:
         values = given if isinstance(given, dict) else _typed(given, hub, name)
-        waiting.say(f"calling {name} …")
-        try:
-            result = hub.call(name, values)
-        finally:
-            waiting.done()
+        result = hub.call(name, values)
     if as_json:
         print_json(result)
     else:
@@ -187,7 +182,7 @@ def _stdin() -> bytes:
 
 def _typed(pairs: list[tuple[str, str]], hub: HubClient, name: str) -> dict[str, Any]:
     """Each value as the tool's schema wants it, as far as that says so."""
-    tool = hub.tool(name) if pairs else None
+    tool = hub.known_tool(name) if pairs else None
     properties = _properties(tool) if tool else {}
     return {key: _value(value, properties.get(key, {})) for key, value in pairs}
 

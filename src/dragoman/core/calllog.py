@@ -23,7 +23,7 @@ class CallLog:
         call = event.call
         why = f" ({event.error.kind})" if event.error is not None else ""
         self._lines.append(
-            f"call {_plain(call.tool.name)} by {call.caller} -> {event.outcome}{why} "
+            f"call {_plain(call.tool.name)} by {call.caller.label} -> {event.outcome}{why} "
             f"{event.duration_ms:.1f} ms depth {call.trace.depth} trace {call.trace.id[:8]}\n"
         )
         if len(self._lines) >= FLUSH_LINES:

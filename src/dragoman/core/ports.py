@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from asyncio import Future
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from dragoman.core.tool import Validator
 class AuditLog(Protocol):
     """Where the record of each call is kept: the intent, then what came of it."""
 
-    def intend(self, entry: Mapping[str, Any]) -> Awaitable[int]:
+    def intend(self, entry: Mapping[str, Any]) -> Future[int]:
         """Writes what is about to be done; ready once that is stored. Gives the entry's number."""
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
@@ -46,6 +47,15 @@ class Body(Protocol):
         """Done with it. A body not read to its end costs the connection."""
 
 
+class FixedHeaders(dict[str, str]):
+    """Headers that are sent more than once and not changed after the first time: how they are
+    written is then kept with them."""
+
+    __slots__ = ("encoded",)
+
+    encoded: bytes
+
+
 class HttpClient(Protocol):
     """The one way out over HTTP: addresses are checked when dialling, on every redirect too."""
 
@@ -60,4 +70,6 @@ class HttpClient(Protocol):
     ) -> Reply:
         """Sends and waits for the head of the answer. Raises `Unreachable` when nothing was sent or
         the connection was lost, `TimedOut` after `timeout` seconds without a head, `BadReply` for
-        what is no HTTP. `Unreachable.sent` tells whether anything may have left."""
+        what is no HTTP, `InvalidInput` for headers that cannot be sent. `Unreachable.sent` tells
+        whether anything may have left. The time holds for `read` too; whoever takes `chunks` keeps
+        the time himself."""

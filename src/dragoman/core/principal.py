@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +12,14 @@ class Principal:
     kind: str
     id: str
     org: str = "default"
+    label: str = field(init=False, compare=False, repr=False)
+    """Both in one word, `kind:id`: every call's record has it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", f"{self.kind}:{self.id}")
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.id}"
+        return self.label
 
 
 OWNER = Principal("owner", "owner")

@@ -54,7 +54,8 @@ class Nowhere:
         self.error = error
 
     async def run(self, call: Call) -> NoReturn:
-        raise self.error
+        # A new one: raised, it holds on to its frames, and they to the call that leads here.
+        raise type(self.error)(str(self.error))
 
 
 def unknown(asked_as: str) -> Tool:

@@ -69,7 +69,7 @@ class Audit:
 
     async def _intend(self, call: Call) -> int:
         try:
-            intent = asyncio.ensure_future(self._log.intend(intent_from_call(call)))
+            intent = self._log.intend(intent_from_call(call))
         except HubError:
             raise
         except Exception as error:
@@ -88,13 +88,14 @@ def intent_from_call(call: Call) -> dict[str, Any]:
         arguments = _encode(call.arguments)
     except Exception:  # numbers over 64 bits, lone surrogates: JSON all the same
         arguments = json.dumps(call.arguments, default=repr).encode()
+    caller = call.caller
     return {
         "verb": _short(call.tool.name),
         "asked_as": _short(call.asked_as),
-        "caller": _short(str(call.caller)),
-        "org": _short(call.caller.org),
-        "door": _short(call.door),
-        "trace": _short(call.trace.id),
+        "caller": _short(caller.label),
+        "org": caller.org,
+        "door": call.door,
+        "trace": call.trace.id,
         "depth": call.trace.depth,
         "args_sha256": hashlib.sha256(arguments).hexdigest(),
         "args_bytes": len(arguments),

@@ -14,13 +14,26 @@ class Time:
         self.seconds = seconds
 
     async def __call__(self, call: Call, next: Next) -> Result:
+        # What `asyncio.timeout` does, in a third of its time: this is on every call's way.
+        task = asyncio.current_task()
+        assert task is not None
+        expired = False
+        pending = task.cancelling()
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            task.cancel()
+
+        timer = task.get_loop().call_later(self.seconds, expire)
         try:
-            async with asyncio.timeout(self.seconds) as limit:
-                return await next(call)
-        except TimeoutError:
-            if not limit.expired():
+            return await next(call)
+        except asyncio.CancelledError:
+            if not expired or task.uncancel() > pending:
                 raise
             raise TimedOut(
                 f'"{call.tool.name}" took longer than {self.seconds:g} s and was told to stop; '
                 "raise [limits] tool_timeout_secs if it needs more"
             ) from None
+        finally:
+            timer.cancel()

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from dragoman.core.call import Updates, discard
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
-from dragoman.core.ports import HttpClient, Reply
+from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.mcp.duplex import CANCELLED, PROGRESS, Heard, Pace, failure, progress_of
 from dragoman.mcp.revisions import NAMES, R2506, R2607
 from dragoman.wire import rpc, sse
@@ -30,6 +30,10 @@ KEPT_HEADERS = 4_096
 class SessionExpired(Unreachable):
     """The server knows our session no more, and so has done nothing with the request."""
 
+    @property
+    def kind(self) -> str:
+        return Unreachable.__name__  # the difference is nobody's business but the client's
+
 
 class HttpStatus(BadReply):
     """An answer whose status says no, and whose body is no JSON-RPC error."""
@@ -37,6 +41,10 @@ class HttpStatus(BadReply):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def kind(self) -> str:
+        return BadReply.__name__
 
 
 class HttpWire:
@@ -52,7 +60,7 @@ class HttpWire:
         self._fixed = dict(headers)
         self._heard = heard
         self._next = 0
-        self._kept: dict[tuple[str, str | None], dict[str, str]] = {}
+        self._kept: dict[tuple[str, str | None], FixedHeaders] = {}
         self._errands: set[asyncio.Task[None]] = set()
 
     # --- what the client calls ---------------------------------------------------------------
@@ -153,15 +161,13 @@ class HttpWire:
     async def _post(self, headers: Mapping[str, str], message: bytes, timeout: float) -> Reply:
         return await self._http.request("POST", self.url, headers, message, timeout=timeout)
 
-    def _headers(self, method: str, name: str | None) -> dict[str, str]:
+    def _headers(self, method: str, name: str | None) -> FixedHeaders:
         kept = self._kept.get((method, name))
         if kept is not None:
             return kept
-        headers = {
-            **self._fixed,
-            "content-type": JSON_TYPE,
-            "accept": f"{JSON_TYPE}, {STREAM_TYPE}",
-        }
+        headers = FixedHeaders(self._fixed)
+        headers["content-type"] = JSON_TYPE
+        headers["accept"] = f"{JSON_TYPE}, {STREAM_TYPE}"
         if self.revision is not None and self.revision >= R2506:
             headers["mcp-protocol-version"] = NAMES[self.revision]
         if self.revision == R2607:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.errors import BadReply, ConfigError, HubError, TargetFailed
+from dragoman.core.errors import BadReply, ConfigError, HubError, TargetFailed, Unreachable
 from dragoman.core.ports import HttpClient
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpStatus, HttpWire
@@ -99,8 +99,11 @@ class Connector:
         session = Session(upstream.name, wire, upstream.tools_changed)
         try:
             await session.open(seconds, modern=modern)
-        except BaseException:
+        except BaseException as error:
+            reason = wire.lost.result() if wire.lost.done() else None
             await session.close()
+            if reason is not None and isinstance(error, Unreachable):
+                raise Unreachable(reason, sent=False) from None
             raise
         return session
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from dragoman.core.call import Progress, Updates, discard
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
-from dragoman.mcp.framing import peek
+from dragoman.mcp.framing import PREFIX, peek
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_REPLY_TOKENS, Malformed, decode
 
@@ -168,13 +168,23 @@ class Duplex:
         try:
             message = decode(data, max_tokens=MAX_REPLY_TOKENS)
         except Malformed as error:
-            self.complain(str(error))
+            self._not_understood(data, error)
             return
         if isinstance(message, list):  # 2025-03-26: batches
             for item in message:
                 self._receive(item, len(data))
         else:
             self._receive(message, len(data))
+
+    def _not_understood(self, data: bytes, error: Malformed) -> None:
+        """Where it can be told whose answer it was to be, that one need not wait for another."""
+        id, is_answer = peek(data[:PREFIX])
+        pending = self._waiting(id) if is_answer else None
+        if pending is None:
+            self.complain(str(error))
+            return
+        problem = f'server "{self.server}" answered "{pending.method}" with what is no message'
+        pending.future.set_exception(BadReply(f"{problem}: {error}"))
 
     def _receive(self, message: Any, size: int) -> None:
         if not isinstance(message, dict):

@@ -365,7 +365,7 @@ class Message:
             id_ = _usable(item.get("id")) if isinstance(item, dict) else None
             if id_ is not None and isinstance(name, str):
                 self.requests.append((id_, name))
-            elif id_ is not None:
+            elif id_ is not None and "method" not in item and ("result" in item or "error" in item):
                 self.answers.append(id_)
             if item is value and isinstance(name, str):
                 self.method = name

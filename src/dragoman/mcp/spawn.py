@@ -145,6 +145,10 @@ class Child:
     async def _connect(self, received: Callable[[bytes], None]) -> None:
         loop = asyncio.get_running_loop()
         process = self.process
+        if hasattr(os, "pidfd_open"):
+            # What it has started may hold its pipes open, so their end does not tell of its own.
+            self._pidfd = os.pidfd_open(self.pid)
+            loop.add_reader(self._pidfd, self._over, "")
         reader, _ = await loop.connect_read_pipe(
             lambda: _Reader(received, lambda: self._over("output")), process.stdout
         )
@@ -156,10 +160,6 @@ class Child:
         )
         self._transports = [reader, errors, writer]
         self._stdin, self._stdout = writer, reader
-        if hasattr(os, "pidfd_open"):
-            # What it has started may hold its pipes open, so their end does not tell of its own.
-            self._pidfd = os.pidfd_open(self.pid)
-            loop.add_reader(self._pidfd, self._over, "")
 
     def write(self, data: bytes) -> None:
         stdin = self._stdin

@@ -21,9 +21,9 @@ class BadTool(ValueError):
 
 
 def tool_from_definition(
-    definition: Any, target: Target, taken: set[str], compile_schema: SchemaCompiler
+    definition: Any, target: Target, taken: Mapping[str, str], compile_schema: SchemaCompiler
 ) -> Tool:
-    """A server's tool as the hub offers it. `taken` are the names it has given already."""
+    """A server's tool as the hub offers it. `taken` are the names given already, and to which."""
     if not isinstance(definition, dict):
         raise BadTool("it is no object")
     name = definition.get("name")
@@ -40,10 +40,10 @@ def tool_from_definition(
     except ValueError as error:
         raise BadTool(f'"{name}" has a bad inputSchema: {error}') from None
     canonical = canonical_name(target.name, name)
-    if canonical in taken:
+    if taken.get(canonical, name) != name:
         canonical = distinct(canonical, name)
-        if canonical in taken:
-            raise BadTool(f'"{name}" is listed twice')
+    if canonical in taken:
+        raise BadTool(f'"{name}" is listed twice')
     return Tool(
         name=canonical,
         alias=alias_name(target.name, name),

@@ -90,7 +90,7 @@ class Upstream:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._become("stopped", "it was stopped")
-        self._settle(Unreachable(f'server "{self.name}" was stopped', sent=False))
+        self._settle()
         self._catalog.withdraw(self.name)
 
     async def run(self, call: Call) -> Result:
@@ -102,7 +102,8 @@ class Upstream:
             if error.sent or not session.wire.lost.done():
                 raise
         # Nothing has left: that the server is gone was found out only now.
-        return await self._ask(await self._wait(), call)
+        again = self.session if self.session is not session else None
+        return await self._ask(again or await self._wait(), call)
 
     async def _ask(self, session: Session, call: Call) -> Result:
         params: dict[str, Any] = {"name": call.tool.remote_name, "arguments": call.arguments}
@@ -154,14 +155,10 @@ class Upstream:
     def _unreachable(self) -> Unreachable:
         return Unreachable(f'server "{self.name}" is not connected: {self.reason}', sent=False)
 
-    def _settle(self, error: HubError | None) -> None:
-        if self._settled is None or self._settled.done():
-            return
-        if error is None:
+    def _settle(self) -> None:
+        """The attempt has come to something: whoever waits looks for the session, or the reason."""
+        if self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
-        else:
-            self._settled.set_exception(error)
-            self._settled.exception()  # there may be nobody waiting
 
     def _suspect(self, session: Session, error: Unreachable) -> None:
         """A call found nobody there: the connection is made again. One that was lost on the way
@@ -224,7 +221,7 @@ class Upstream:
         self._wake.clear()
         self.restarts += 1
         self._become("connected", "")
-        self._settle(None)
+        self._settle()
         log.info(
             'server "%s" is connected: %s, %d tools; %d tools in all',
             self.name,
@@ -279,7 +276,7 @@ class Upstream:
             return  # so that nobody is told of a change that is none
         tools: list[Tool] = []
         problems: list[str] = []
-        taken: set[str] = set()
+        taken: dict[str, str] = {}
         begun = monotonic()
         for position, definition in enumerate(definitions):
             if monotonic() - begun > TURN_SECONDS:
@@ -290,7 +287,7 @@ class Upstream:
             except BadTool as error:
                 problems.append(f"tool {position + 1} is left out: {error}")
                 continue
-            taken.add(tool.name)
+            taken[tool.name] = tool.remote_name
             tools.append(tool)
         self.problems = problems[:MAX_PROBLEMS]
         for problem in self.problems:
@@ -305,7 +302,7 @@ class Upstream:
         """Waits longer after each failure, with jitter; a call cuts the wait short."""
         self._failed_at = monotonic()
         self._become("failed", reason)
-        self._settle(self._unreachable())
+        self._settle()
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10))
         self._wake.clear()
         try:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.ports import FixedHeaders
 
 # The client says these itself: they decide where a message ends and what may come back.
 _OURS = frozenset(
@@ -34,6 +35,16 @@ _accepted: set[str] = set()
 
 def encode(headers: Mapping[str, str]) -> bytes:
     """As they go over the wire, each line ended."""
+    if not isinstance(headers, FixedHeaders):
+        return _encode(headers)
+    try:
+        return headers.encoded
+    except AttributeError:
+        headers.encoded = _encode(headers)
+        return headers.encoded
+
+
+def _encode(headers: Mapping[str, str]) -> bytes:
     if not headers.keys() <= _accepted:
         for name in headers:
             _accept(name)

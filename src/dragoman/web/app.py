@@ -59,7 +59,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        send = Sender(send, scope["whole"])
+        send = Sender(send, scope.pop("whole"))
         fields = dict(scope["headers"])
         if len(fields) != len(scope["headers"]) and (
             twice := named_twice(scope["headers"], fields)
@@ -110,7 +110,7 @@ class OwnerApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            send = Sender(send, scope["whole"])
+            send = Sender(send, scope.pop("whole"))
             fields = dict(scope["headers"])
             await serve(scope, receive, send, fields, self._owner, self._mounts, self._api)
 

@@ -1,0 +1,16 @@
+"""Gives tests of the command line somebody who types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.terminal import Terminal
+
+
+@pytest.fixture
+def terminal(short_tmp: Path) -> Iterator[Terminal]:
+    made = Terminal(short_tmp)
+    yield made
+    made.close()

@@ -1,0 +1,105 @@
+"""The command line as its users have it: `python -m dragoman` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.peers import process
+
+DRAGOMAN = [sys.executable, "-m", "dragoman"]
+WAIT_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Terminal:
+    """Somebody with an empty HOME; `home` is the hub's, and not there yet."""
+
+    user: Path
+    env: dict[str, str] = field(default_factory=dict)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def home(self) -> Path:
+        return self.user / ".dragoman"
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.user),
+            "PYTHONWARNINGS": "error",
+            **self.env,
+        }
+
+    def run(
+        self, *args: str, input: str | bytes = "", cwd: Path | None = None, timeout: float = 30.0
+    ) -> Done:
+        """To its end, which is never a traceback and never the confession of a bug."""
+        done = subprocess.run(
+            [*DRAGOMAN, *args],
+            input=input.encode() if isinstance(input, str) else input,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+            env=self.environment(),
+            cwd=cwd or self.user,
+        )
+        err = done.stderr.decode()
+        assert "Traceback" not in err and "this is a bug" not in err, err
+        return Done(done.returncode, done.stdout.decode(), err)
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [*DRAGOMAN, *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment(),
+            cwd=self.user,
+        )
+        self.started.append(child)
+        return child
+
+    def up(self, *args: str) -> dict[str, Any]:
+        """A hub that runs until the test ends; what it said of itself."""
+        child = self.start("up", "--json", "--quiet", "--port", "0", *args)
+        assert child.stdout is not None and child.stderr is not None
+        line = child.stdout.readline()
+        assert line, child.stderr.read()
+        return dict(json.loads(line))
+
+    def configure(self, *servers: str, config: str = "") -> None:
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        text = "\n".join([config, *servers])
+        (self.home / "config.toml").write_text(text, encoding="utf-8")
+
+    def close(self) -> None:
+        for child in self.started:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+        for child in self.started:
+            try:
+                child.communicate(timeout=WAIT_SECONDS)
+            finally:
+                child.kill()
+        record = self.home / "daemon.json"
+        if record.exists():  # left by `up --detach`
+            os.kill(json.loads(record.read_bytes())["pid"], signal.SIGTERM)
+            process.wait_until_gone([json.loads(record.read_bytes())["pid"]], WAIT_SECONDS)

@@ -1,0 +1,263 @@
+"""`init`, `config check`, `up`, `status`, `stop`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import stat
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from tests.cli.terminal import WAIT_SECONDS, Terminal
+from tests.peers.process import alive, server_entry, wait_until_gone
+
+from dragoman import __version__
+
+
+def test_init_writes_a_commented_file_once_and_it_loads(terminal: Terminal) -> None:
+    first = terminal.run("init")
+    assert first.code == 0 and "wrote" in first.out and "dragoman up" in first.out
+    file = terminal.home / "config.toml"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    text = file.read_text()
+    assert text.count("#") > 10
+    file.write_text(text + "# mine\n")
+    again = terminal.run("init")
+    assert again.code == 0 and "left as it is" in again.out
+    assert file.read_text() == text + "# mine\n"
+    assert terminal.run("config", "check").code == 0
+
+
+def test_what_the_first_file_has_as_comments_loads_too(terminal: Terminal) -> None:
+    terminal.run("init")
+    file = terminal.home / "config.toml"
+    head, _, examples = file.read_text().partition("# One block a server.")
+    lines = [line.removeprefix("# ") for line in examples.splitlines() if line.startswith("# ")]
+    file.write_text("\n".join([head, *lines]))
+    done = terminal.run("config", "check", "--json")
+    assert done.code == 0, done.err
+    assert [each["name"] for each in done.json()["servers"]] == ["github", "remote-tools"]
+
+
+def test_config_check_says_what_the_file_means(terminal: Terminal) -> None:
+    off = server_entry("off", "stdio", "x", enabled=False)
+    terminal.configure(
+        server_entry("files", "stdio", "npx", "-y", "x"), off, config="api_key='k123456789012345'"
+    )
+    done = terminal.run("config", "check")
+    assert done.code == 0
+    assert "files: npx -y x" in done.out and "off: x (switched off)" in done.out
+    assert "api_key is set" in done.out and "k123456789012345" not in done.out
+    assert "agents only" in done.out
+    found = terminal.run("config", "check", "--json").json()
+    assert found["ok"] is True and found["servers"][1]["enabled"] is False
+
+
+def test_config_check_without_a_file_says_that_defaults_are_used(terminal: Terminal) -> None:
+    done = terminal.run("config", "check")
+    assert done.code == 0 and "defaults are used" in done.out
+    assert not terminal.home.exists()
+
+
+WRONG = {
+    "no TOML": ("x = [\n", "not valid TOML"),
+    "an unknown key": ("\n[server]\nhots = 1\n", 'line 3: unknown key "hots" in [server]; did you'),
+    "a wrong type": ('\n[server]\nport = "x"\n', 'line 3: "server.port" is not right'),
+    "out of range": ("[server]\nport = 70000\n", "line 2"),
+    "a short key": ('api_key = "x"\n', "line 1: api_key is shorter"),
+    "no transport": (
+        '[[mcp_servers]]\nname = "a"\n',
+        'line 1: [[mcp_servers]] needs a "transport"',
+    ),
+    "an unknown type": (
+        '[[mcp_servers]]\nname = "a"\n[mcp_servers.transport]\ntype = "x"\n',
+        "line 4: type must be",
+    ),
+    "a name twice": (
+        "\n".join(server_entry(name, "stdio", "x") for name in ("a-b", "A_b")),
+        'server "A_b" has the name of "a-b"',
+    ),
+    "a bad url": (server_entry("a", "http", "ftp://x"), "must begin with http"),
+    "dots in a command": (server_entry("a", "stdio", "../x"), 'has ".." in it'),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_config_check_says_what_is_wrong_and_where(terminal: Terminal, what: str) -> None:
+    text, expected = WRONG[what]
+    terminal.configure(config=text)
+    done = terminal.run("config", "check")
+    assert done.code == 7 and not done.out
+    assert expected in done.err and len(done.err.splitlines()) == 1
+    as_json = terminal.run("config", "check", "--json")
+    assert as_json.code == 7 and as_json.json()["ok"] is False
+    assert expected in as_json.json()["problem"]
+
+
+def test_the_first_up_writes_the_configuration_and_shows_the_way(terminal: Terminal) -> None:
+    child = terminal.start("up", "--port", "0")
+    assert child.stderr is not None
+    said = ""
+    while "stop  " not in said:
+        line = child.stderr.readline()
+        assert line, said
+        said += line
+    assert f"wrote {terminal.home}/config.toml" in said
+    assert f"dragoman {__version__} is up" in said
+    address = urlsplit(re.findall(r"http://127\.0\.0\.1:\d+/mcp", said)[0])
+    assert "dragoman install cursor" in said and "dragoman import" in said
+    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=10)
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().read() == b"ok\n"
+    connection.close()
+    child.send_signal(signal.SIGINT)
+    assert child.wait(WAIT_SECONDS) == 0
+    assert "Traceback" not in said + child.stderr.read()
+
+
+def test_a_second_up_names_the_one_that_holds_the_home(terminal: Terminal) -> None:
+    hub = terminal.up()
+    for args in (["up"], ["up", "--detach"]):
+        done = terminal.run(*args)
+        assert done.code == 3
+        assert f"process {hub['pid']}" in done.err and hub["url"] in done.err
+        assert len(done.err.splitlines()) == 1
+
+
+def test_up_refuses_a_bad_configuration_with_one_sentence(terminal: Terminal) -> None:
+    terminal.configure(config="[servr]\n")
+    for args in (["up"], ["up", "--detach"]):
+        done = terminal.run(*args)
+        assert done.code == 7
+        assert 'unknown key "servr"' in done.err and 'did you mean "server"?' in done.err
+        assert len(done.err.splitlines()) == 1
+
+
+def test_up_refuses_a_port_that_is_taken(terminal: Terminal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for args in (["up", "--port", port], ["up", "--port", port, "--detach"]):
+            done = terminal.run(*args)
+            assert done.code == 7
+            assert f"port {port}" in done.err and "another [server] port" in done.err
+            assert "Address already in use" in done.err
+
+
+@pytest.mark.promise("O1")
+def test_up_refuses_to_be_reached_from_outside_without_a_key(terminal: Terminal) -> None:
+    terminal.configure(config='[server]\nhost = "0.0.0.0"\nport = 0\n')
+    done = terminal.run("up")
+    assert done.code == 7 and "dragoman keys create NAME" in done.err
+
+
+def test_detach_status_and_stop_belong_together(terminal: Terminal) -> None:
+    done = terminal.run("up", "--detach", "--port", "0")
+    assert done.code == 0 and "dragoman stop" in done.out
+    state = terminal.run("status")
+    assert state.code == 0 and f"home      {terminal.home}" in state.out
+    assert re.search(r"process \d+, up for \d+ s", state.out)
+    stopped = terminal.run("stop")
+    pid = int(re.findall(r"process (\d+)", stopped.out)[0])
+    assert stopped.code == 0 and "has stopped" in stopped.out
+    wait_until_gone([pid])
+    assert not (terminal.home / "daemon.json").exists()
+    assert "dragoman" in (terminal.home / "hub.log").read_text()
+
+
+def test_the_same_for_programs(terminal: Terminal) -> None:
+    up = terminal.run("up", "--detach", "--port", "0", "--json").json()
+    assert up["mcp_url"] == up["url"] + "/mcp" and Path(up["log"]).exists()
+    state = terminal.run("status", "--json").json()
+    assert state["running"] is True and state["pid"] == up["pid"]
+    stopped = terminal.run("stop", "--json")
+    assert stopped.code == 0 and stopped.json()["stopped"] is True
+    assert stopped.json()["pid"] == up["pid"] and not alive(up["pid"])
+
+
+def test_status_and_stop_without_a_hub_exit_with_3(terminal: Terminal) -> None:
+    status = terminal.run("status")
+    assert status.code == 3 and "dragoman up" in status.err
+    stop = terminal.run("stop")
+    assert stop.code == 3 and "no hub is running" in stop.err
+    as_json = terminal.run("status", "--json")
+    assert as_json.code == 3 and as_json.json() == {"running": False, "home": str(terminal.home)}
+    as_json = terminal.run("stop", "--json")
+    assert as_json.code == 3 and as_json.json()["stopped"] is False
+    assert not terminal.home.exists()
+
+
+def test_a_hub_that_does_not_answer_is_named(terminal: Terminal) -> None:
+    hub = terminal.up()
+    os.kill(hub["pid"], signal.SIGSTOP)
+    try:
+        done = terminal.run("status")
+    finally:
+        os.kill(hub["pid"], signal.SIGCONT)
+    assert done.code == 3
+    assert f"process {hub['pid']} holds" in done.err and "does not answer" in done.err
+
+
+def test_status_tells_of_a_configuration_that_is_not_used(terminal: Terminal) -> None:
+    terminal.up()
+    (terminal.home / "config.toml").write_text("[servr]\n")
+    for _ in range(100):
+        done = terminal.run("status")
+        if "problem" in done.out:
+            break
+    assert 'unknown key "servr"' in done.out
+
+
+def test_a_change_of_the_env_file_that_cannot_be_read_is_told_and_survived(
+    terminal: Terminal,
+) -> None:
+    terminal.up()
+    (terminal.home / "env").write_bytes(b"A=\xff\n")
+    for _ in range(100):
+        state = terminal.run("status", "--json").json()
+        if state["config_problem"]:
+            break
+    assert "env file" in state["config_problem"] and "UTF-8" in state["config_problem"]
+    (terminal.home / "env").write_bytes(b"A=b\n")
+    for _ in range(100):
+        state = terminal.run("status", "--json").json()
+        if not state["config_problem"]:
+            break
+    assert state["config_problem"] is None
+
+
+def test_stop_leaves_a_hub_alone_that_lives_in_an_ide(terminal: Terminal) -> None:
+    import subprocess
+
+    terminal.run("init")
+    from tests.cli.terminal import DRAGOMAN
+
+    relay = subprocess.Popen(
+        [*DRAGOMAN, "mcp"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=terminal.environment(),
+    )
+    assert relay.stdin is not None and relay.stdout is not None
+    try:
+        params = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "t", "version": "0"},
+        }
+        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+        relay.stdin.write(json.dumps(message).encode() + b"\n")
+        relay.stdin.flush()
+        assert b'"result"' in relay.stdout.readline()
+        done = terminal.run("stop")
+        assert done.code == 3 and f"kill {relay.pid}" in done.err
+        assert relay.poll() is None
+        assert "inside dragoman mcp" in terminal.run("status").out
+    finally:
+        relay.stdin.close()
+        relay.wait(WAIT_SECONDS)
+        relay.stdout.close()

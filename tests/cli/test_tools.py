@@ -1,0 +1,196 @@
+"""`tools`, `call` and `servers`, with a hub that runs and without one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.terminal import WAIT_SECONDS, Terminal
+from tests.peers.process import processes_at_home, server_entry
+
+HELLO = Path(__file__).parent.parent.parent / "examples" / "hello" / "hello_server.py"
+
+
+def hello(name: str = "hello") -> str:
+    return server_entry(name, "stdio", "python3", str(HELLO))
+
+
+@pytest.mark.promise("B3", "B4")
+def test_tools_are_listed_by_the_names_of_the_seed(terminal: Terminal) -> None:
+    terminal.configure(server_entry("my-Server", "rude_server", "ok"), hello())
+    done = terminal.run("tools")
+    assert done.code == 0 and not done.err
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["NAME", "DESCRIPTION"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "mcp_hello_add",
+        "mcp_hello_countdown",
+        "mcp_hello_greet",
+        "mcp_my_server_echo",
+        "mcp_my_server_pid",
+        "mcp_my_server_slow",
+    ]
+    assert "[MCP:hello] Adds two numbers." in lines[1]
+    only = terminal.run("tools", "--server", "my-Server", "--json").json()
+    assert {tool["name"] for tool in only} >= {"mcp_my_server_echo"} and len(only) == 3
+
+
+def test_show_teaches_how_to_call_a_tool(terminal: Terminal) -> None:
+    terminal.configure(hello())
+    terminal.up()
+    done = terminal.run("tools", "show", "hello.add")
+    assert done.code == 0
+    assert "mcp_hello_add  (id hello.add, server hello)" in done.out
+    assert "  a  number, required" in done.out
+    assert "try: dragoman call mcp_hello_add a=… b=…" in done.out
+    definition = terminal.run("tools", "show", "mcp_hello_add", "--json").json()["definition"]
+    assert definition["inputSchema"]["required"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_call_takes_pairs_or_json_or_stdin(terminal: Terminal, runs: bool) -> None:
+    terminal.configure(hello())
+    if runs:
+        terminal.up()
+    assert terminal.run("call", "mcp_hello_add", "a=40", "b=2").out == "42\n"
+    assert terminal.run("call", "hello.add", '{"a": 1.5, "b": 2}').out == "3.5\n"
+    assert terminal.run("call", "hello.add", "-", input='{"a": 1, "b": 2}').out == "3\n"
+    result = terminal.run("call", "hello.add", "a=1", "b=2", "--json").json()
+    assert result["content"] == [{"type": "text", "text": "3"}] and result["failed"] is False
+
+
+def test_a_value_is_text_where_the_tool_wants_text(terminal: Terminal) -> None:
+    terminal.configure(hello())
+    terminal.up()
+    for value in ("5", "true", "null", '"x"', "[1]", "a=b", ""):
+        assert terminal.run("call", "hello.greet", f"name={value}").out == f"Hello, {value}!\n"
+
+
+def test_a_command_without_a_hub_leaves_nothing_behind(terminal: Terminal) -> None:
+    terminal.configure(server_entry("peer", "rude_server", "ok"))
+    done = terminal.run("call", "peer.echo", "text=hi")
+    assert (done.code, done.out, done.err) == (0, "hi\n", "")
+    assert not processes_at_home(terminal.home)
+    assert not (terminal.home / "daemon.json").exists()
+    assert terminal.run("status").code == 3
+    assert terminal.run("audit", "verify").code == 0
+
+
+def test_what_a_call_may_come_to_has_its_exit_code(terminal: Terminal) -> None:
+    gone = server_entry("gone", "rude_server", "exit-at-call")
+    absent = server_entry("absent", "stdio", "no-such-program")
+    terminal.configure(hello(), gone, absent)
+    terminal.up()
+    cases = [
+        (1, ["hello.greet", "name=x", "more=1"], "TypeError"),
+        (2, ["hello.add", "a=1", "b=x"], 'b: "x" is not of type "number"'),
+        (2, ["hello.add", "a=1"], '"b" is a required property'),
+        (5, ["hello.gret", "name=x"], 'did you mean "hello.greet"?'),
+        (5, ["mcp_hello_gret"], 'did you mean "mcp_hello_greet"?'),
+        (5, ["greet"], 'did you mean "'),
+        (5, ["zzzzzz"], "see: dragoman tools"),
+        (5, ["absent.x"], 'server "absent" is not connected: the command "no-such-program"'),
+        (6, ["gone.echo"], "gone"),
+    ]
+    for code, args, words in cases:
+        done = terminal.run("call", *args)
+        assert (done.code, done.out) == (code, ""), (args, done)
+        assert words in done.err and len(done.err.splitlines()) == 1, (args, done)
+
+
+def test_an_unknown_name_is_recorded_however_it_is_called(terminal: Terminal) -> None:
+    terminal.configure(hello())
+    terminal.up()
+    terminal.run("call", "nobody.a", "x=1")
+    terminal.run("call", "nobody.b")
+    done = terminal.run("audit", "tail", "--outcome", "not_found", "--json")
+    verbs = [json.loads(line)["verb"] for line in done.out.splitlines()]
+    assert verbs == ["nobody.a", "nobody.b"]
+
+
+def test_ctrl_c_ends_a_long_call_with_130(terminal: Terminal) -> None:
+    terminal.configure(server_entry("peer", "rude_server", "ok"))
+    terminal.up()
+    child = terminal.start("call", "peer.slow", "seconds=20")
+    until = time.monotonic() + WAIT_SECONDS
+    while "running" not in terminal.run("audit", "tail").out:
+        assert time.monotonic() < until and child.poll() is None
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=WAIT_SECONDS)
+    assert (child.returncode, out) == (130, "")
+    assert err.strip() == "dragoman: interrupted"
+
+
+@pytest.mark.promise("G3")
+def test_servers_says_of_each_how_it_is_and_why(terminal: Terminal) -> None:
+    old = server_entry("old", "rude_server", "old")
+    absent = server_entry("absent", "stdio", "no-such-program")
+    off = server_entry("off", "stdio", "x", enabled=False)
+    terminal.configure(old, absent, off)
+    done = terminal.run("servers")
+    assert done.code == 0 and not done.err
+    rows = {line.split()[0]: line for line in done.out.splitlines()}
+    assert rows["old"].split()[1:4] == ["connected", "2024-11-05", "3"]
+    assert rows["absent"].split()[1:4] == ["failed", "-", "0"]
+    assert 'the command "no-such-program" was not found on the PATH' in rows["absent"]
+    assert rows["off"].split()[1] == "off" and "enabled = false" in rows["off"]
+    found = terminal.run("servers", "--json").json()
+    assert [each["name"] for each in found["configured"]] == ["old", "absent", "off"]
+    assert found["total_connected"] == 1
+
+
+def test_tools_tells_which_servers_are_missing(terminal: Terminal) -> None:
+    terminal.configure(hello(), server_entry("absent", "stdio", "no-such-program"))
+    done = terminal.run("tools")
+    assert done.code == 0 and len(done.out.splitlines()) == 4
+    assert 'server "absent" is not connected' in done.err and len(done.err.splitlines()) == 1
+
+
+def test_without_servers_the_way_to_some_is_shown(terminal: Terminal) -> None:
+    for command in ("tools", "servers"):
+        done = terminal.run(command)
+        assert done.code == 0 and "dragoman import" in done.out
+
+
+def test_the_log_of_a_server_is_shown_and_an_unknown_one_is_not_found(terminal: Terminal) -> None:
+    code = "import sys; sys.stderr.write('one\\ntwo\\n'); sys.exit(3)"
+    terminal.configure(server_entry("bad", "stdio", "python3", "-c", code), hello())
+    terminal.up()
+    done = terminal.run("servers", "logs", "bad")
+    assert done.code == 0 and done.out.endswith("one\ntwo\n")
+    assert terminal.run("servers", "logs", "bad", "--json").json()["name"] == "bad"
+    assert "has written nothing" in terminal.run("servers", "logs", "hello").out
+    unknown = terminal.run("servers", "logs", "bat")
+    assert unknown.code == 5 and 'did you mean "bad"?' in unknown.err
+
+
+def test_a_server_that_hangs_keeps_nobody_from_calling_another(terminal: Terminal) -> None:
+    terminal.configure(server_entry("stuck", "rude_server", "hang"), hello())
+    terminal.up()
+    begun = time.monotonic()
+    assert terminal.run("call", "hello.add", "a=1", "b=2").out == "3\n"
+    assert time.monotonic() - begun < 5
+    assert "starting" in terminal.run("servers").out
+
+
+def test_the_home_may_stand_before_or_after_the_command(terminal: Terminal) -> None:
+    other = terminal.user / "other"
+    other.mkdir(mode=0o700)
+    (other / "config.toml").write_text(hello())
+    for args in (
+        ["--home", str(other), "tools", "show", "hello.add"],
+        ["tools", "--home", str(other), "show", "hello.add"],
+        ["tools", "show", "hello.add", "--home", str(other)],
+    ):
+        assert terminal.run(*args).code == 0
+    assert not terminal.home.exists()
+
+
+def test_what_a_server_says_cannot_command_the_terminal(terminal: Terminal) -> None:
+    code = "import sys; sys.stderr.write('\\x1b[2Jboo\\n'); sys.exit(3)"
+    terminal.configure(server_entry("bad", "stdio", "python3", "-c", code))
+    done = terminal.run("servers")
+    assert "boo" in done.out and "\x1b" not in done.out

@@ -1,0 +1,305 @@
+"""The HTTP API of the real hub: servers, tools, calls and their errors, health and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import jsonschema
+import pytest
+from tests.live.conftest import RunningHub
+from tests.live.lasting import lasting_hub, state_of, until
+from tests.peers import wire
+from tests.peers.process import server_entry
+from tests.web.test_metrics import parsed
+
+SECRETS = ("s3cret-header", "s3cret-query", "s3cret-variable")
+LIMIT = 4
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[RunningHub]:
+    servers = [
+        server_entry("s", "sdk_server", env=["TOKEN"], timeout_secs=20),
+        server_entry(
+            "away",
+            "http",
+            f"http://127.0.0.1:1/mcp?token={SECRETS[1]}",
+            transport={"headers": {"X-Key": SECRETS[0], "X-Other": "${TOKEN}"}},
+        ),
+        server_entry("nothing", "stdio", "/no/such/program"),
+        server_entry("off", "rude_server", "ok", enabled=False),
+        server_entry("dies", "rude_server", "exit-at-call"),
+        server_entry("hangs", "rude_server", "hang-on-call", timeout_secs=0.3),
+        server_entry("large", "rude_server", "bigline", "--megabytes", 11),
+    ]
+    config = f"[limits]\ncalls_in_flight = {LIMIT}\n"
+    with lasting_hub(servers, config, {"TOKEN": SECRETS[2]}) as running:
+        running.wait_connected("s", "dies", "hangs", "large")
+        for name in ("away", "nothing"):
+            until(lambda name=name: state_of(running, name)["state"] == "failed")
+        yield running
+
+
+def call(hub: RunningHub, name: str, body: Any = None, **headers: str) -> wire.Answer:
+    url = f"{hub.url}/api/tools/{quote(name, safe='')}/call"
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    return wire.post(url, {} if body is None else body, named)
+
+
+# --- servers
+
+
+@pytest.mark.promise("G3")
+def test_servers_are_shown_as_the_seed_shows_them(hub: RunningHub) -> None:
+    shown = hub.api("/api/mcp/servers")
+    configured = {entry["name"]: entry for entry in shown["configured"]}
+    connected = {entry["name"]: entry for entry in shown["connected"]}
+    assert set(configured) == set(connected) and len(configured) == 7
+    one = configured["s"]
+    assert one["transport"]["type"] == "stdio"
+    assert one["transport"]["command"] and isinstance(one["transport"]["args"], list)
+    assert one["timeout_secs"] == 20
+    assert one["env"] == ["TOKEN"]
+    state = connected["s"]
+    assert state["connected"] is True
+    assert state["tools_count"] == len(state["tools"]) > 10
+    assert {"name": "mcp_s_echo", "description": "[MCP:s] The tool echo"} in state["tools"]
+    assert {t["name"] for t in state["tools"]} >= {"s.do-thing", "s.Do_Thing"}, "they share one"
+    assert shown["total_configured"] == 7
+    assert shown["total_connected"] == sum(s["connected"] for s in connected.values())
+
+
+@pytest.mark.promise("G3")
+def test_a_server_that_is_not_connected_has_a_reason_in_words(hub: RunningHub) -> None:
+    for name, words in (
+        ("away", "127.0.0.1"),
+        ("nothing", "/no/such/program"),
+        ("off", "enabled = false"),
+    ):
+        state = state_of(hub, name)
+        assert state["connected"] is False
+        assert state["tools_count"] == 0 and state["tools"] == []
+        assert words in state["reason"], state
+
+
+@pytest.mark.promise("G3")
+def test_secrets_are_shown_nowhere(hub: RunningHub) -> None:
+    names = ("s", "away", "nothing", "off", "dies")
+    paths = ["/api/mcp/servers", "/api/status", "/metrics", "/api/tools", "/openapi.json"]
+    paths += [f"/api/mcp/servers/{name}/logs" for name in names]
+    said = [hub.get(path).body.decode() for path in paths]
+    said += [hub.log(), hub.command("servers").stdout, hub.command("servers", "--json").stdout]
+    for secret in SECRETS:
+        for text in said:
+            assert secret not in text, text[:2000]
+    shown = {entry["name"]: entry for entry in hub.api("/api/mcp/servers")["configured"]}["away"]
+    assert set(shown["transport"]["headers"]) == {"X-Key", "X-Other"}
+    assert shown["transport"]["url"].startswith("http://127.0.0.1:1/mcp")
+
+
+def test_the_log_of_a_server_can_be_read(hub: RunningHub) -> None:
+    assert hub.api("/api/mcp/servers/s/logs")["name"] == "s"
+    missing = hub.get("/api/mcp/servers/none/logs")
+    assert missing.status == 404 and "none" in missing.json()["error"]["message"]
+
+
+# --- tools
+
+
+@pytest.mark.promise("B3", "B4", "G1")
+def test_tools_are_listed_and_described_one_by_one(hub: RunningHub) -> None:
+    listed = hub.api("/api/tools")
+    assert listed["total"] == len(listed["tools"])
+    tools = {tool["id"]: tool for tool in listed["tools"]}
+    assert tools["s.echo"] == {
+        "name": "mcp_s_echo",
+        "id": "s.echo",
+        "description": "[MCP:s] The tool echo",
+        "source": "mcp",
+        "server": "s",
+    }
+    for name in ("s.echo", "mcp_s_echo"):
+        one = hub.api(f"/api/tools/{name}")
+        assert one["id"] == "s.echo"
+        assert one["definition"]["inputSchema"]["required"] == ["text"]
+    assert hub.get("/api/tools/no.such").status == 404
+    shared = hub.get("/api/tools/mcp_s_do_thing")
+    assert shared.status == 409
+    assert shared.json()["error"]["kind"] == "AmbiguousName"
+    assert '"s.Do_Thing", "s.do-thing"' in shared.json()["error"]["message"]
+
+
+# --- calls
+
+
+@pytest.mark.promise("G1")
+def test_a_call_gives_the_whole_result(hub: RunningHub) -> None:
+    done = call(hub, "mcp_s_add", {"arguments": {"a": 1, "b": 2}})
+    assert done.status == 200
+    result = done.json()
+    assert result["content"] == [{"type": "text", "text": '{"sum": 3}'}]
+    assert result["structured"] == {"sum": 3}
+    assert result["failed"] is False
+    failed = call(hub, "s.fail")
+    assert failed.status == 200 and failed.json()["failed"] is True
+    assert call(hub, "s.image", b"").json()["content"][0]["type"] == "image"
+
+
+ERRORS: dict[str, tuple[str, Any, int, str | None]] = {
+    "no object": ("s.echo", [], 400, "InvalidInput"),
+    "other members": ("s.echo", {"arguments": {}, "x": 1}, 400, "InvalidInput"),
+    "the arguments without a name for them": ("s.echo", {"text": "x"}, 400, "InvalidInput"),
+    "arguments are a list": ("s.echo", {"arguments": []}, 400, "InvalidInput"),
+    "arguments are null": ("s.echo", {"arguments": None}, 400, "InvalidInput"),
+    "not JSON": ("s.echo", b"{", 400, "InvalidInput"),
+    "not UTF-8": ("s.echo", b'{"arguments":{"text":"\xff"}}', 400, "InvalidInput"),
+    "too deep": ("s.echo", b'{"arguments":' + b"[" * 99 + b"]" * 99 + b"}", 400, "InvalidInput"),
+    "arguments that do not fit": ("s.echo", {"arguments": {"text": 7}}, 400, "InvalidInput"),
+    "unknown": ("no.such", {}, 404, "NotFound"),
+    "an odd name": ("a/b c%20é", {}, 404, "NotFound"),
+    "ambiguous": ("mcp_s_do_thing", {}, 409, "AmbiguousName"),
+    "lost": ("dies.echo", {}, 502, "Unreachable"),
+    "too large": ("large.echo", {}, 502, "BadReply"),
+    "late": ("hangs.echo", {}, 504, "TimedOut"),
+}
+
+
+@pytest.mark.promise("B8", "G1")
+@pytest.mark.parametrize("case", ERRORS)
+def test_each_error_has_its_status_and_says_what_to_do(hub: RunningHub, case: str) -> None:
+    name, body, status, kind = ERRORS[case]
+    answer = call(hub, name, body)
+    error = answer.json()["error"]
+    assert (answer.status, error["kind"]) == (status, kind), error
+    assert len(error["message"]) > 10
+    assert (error["trace"] is not None) == (status != 400 or "fit" in case)
+
+
+def test_a_call_must_be_sent_as_json(hub: RunningHub) -> None:
+    answer = call(hub, "s.echo", {"arguments": {"text": "x"}}, Content_Type="text/plain")
+    assert answer.status == 400
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.promise("N1")
+def test_too_many_calls_at_once_are_refused_with_the_time_to_try_again(hub: RunningHub) -> None:
+    slow = {"arguments": {"seconds": 1}}
+    with ThreadPoolExecutor(LIMIT + 2) as pool:
+        answers = list(pool.map(lambda _: call(hub, "s.slow", slow), range(LIMIT + 2)))
+    refused = [answer for answer in answers if answer.status != 200]
+    assert len(refused) == 2
+    for answer in refused:
+        assert answer.status == 503
+        assert answer.json()["error"]["kind"] == "Full"
+        assert int(answer.headers["retry-after"]) >= 1
+    assert call(hub, "s.slow", {"arguments": {"seconds": 0}}).status == 200
+
+
+# --- health, status, metrics, documents
+
+
+def test_health_needs_nothing_and_says_little(hub: RunningHub) -> None:
+    for path in ("/healthz", "/readyz"):
+        answer = wire.get(hub.url + path)
+        assert answer.status == 200 and len(answer.body) < 10
+        assert wire.http_request("HEAD", hub.url + path).body == b""
+
+
+def test_status_counts_what_there_is(hub: RunningHub) -> None:
+    session = wire.Session(hub.mcp_url, headers=hub.headers)
+    status = hub.api("/api/status")
+    assert status["pid"] == hub.pid and status["home"] == str(hub.home)
+    assert status["mode"] == "daemon" and status["url"] == hub.url
+    assert status["servers"]["total"] == 6, "one is switched off"
+    assert status["tools"] == hub.api("/api/tools")["total"]
+    assert status["clients"]["http_sessions"] >= 1
+    assert status["config_problem"] is None
+    wire.http_request("DELETE", hub.mcp_url, None, session.headers)
+    clients = hub.api("/api/status")["clients"]
+    assert clients["http_sessions"] == status["clients"]["http_sessions"] - 1
+
+
+def test_metrics_count_every_call(hub: RunningHub) -> None:
+    before = parsed(hub.get("/metrics").body.decode())
+    call(hub, "s.echo", {"arguments": {"text": "x"}})
+    call(hub, "s.fail")
+    call(hub, "no.such")
+    hub.call("hangs.echo")
+    answer = hub.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    after = parsed(answer.body.decode())
+
+    def grown(key: str) -> float:
+        return after.get(key, 0) - before.get(key, 0)
+
+    assert grown('dragoman_calls_total{target="s",outcome="completed"}') == 1
+    assert grown('dragoman_calls_total{target="s",outcome="failed"}') == 1
+    assert grown('dragoman_calls_total{target="nowhere",outcome="failed"}') == 1
+    assert grown('dragoman_calls_total{target="hangs",outcome="failed"}') == 1
+    assert grown('dragoman_call_errors_total{kind="NotFound"}') == 1
+    assert grown('dragoman_call_errors_total{kind="TimedOut"}') == 1
+    assert grown("dragoman_call_seconds_count") == 4
+    assert after["dragoman_tools"] == hub.api("/api/status")["tools"]
+    assert after["dragoman_servers"] == 6
+
+
+def test_what_is_not_there_is_said_to_be_so(hub: RunningHub) -> None:
+    for path in ("/", "/api", "/api/tools/", "/api/tools/a/b", "/mcp/", "/MCP", "/healthz/"):
+        answer = hub.get(path)
+        assert answer.status == 404, path
+        assert "/openapi.json" in answer.json()["error"]["message"]
+    wrong = wire.post(hub.url + "/api/tools", {})
+    assert (wrong.status, wrong.headers["allow"]) == (405, "GET")
+    assert hub.get("/api/tools/s.echo/call").headers["allow"] == "POST"
+
+
+def test_answers_are_what_the_openapi_document_says(hub: RunningHub) -> None:
+    whole = hub.api("/openapi.json")
+    requests = {
+        "/api/status": hub.get("/api/status"),
+        "/api/mcp/servers": hub.get("/api/mcp/servers"),
+        "/api/mcp/servers/{name}/logs": hub.get("/api/mcp/servers/s/logs"),
+        "/api/tools": hub.get("/api/tools"),
+        "/api/tools/{name}": hub.get("/api/tools/s.echo"),
+        "/openapi.json": hub.get("/openapi.json"),
+    }
+    plain = {path for path in whole["paths"] if path in {"/healthz", "/readyz", "/metrics"}}
+    posts = {path for path, item in whole["paths"].items() if "post" in item}
+    assert set(whole["paths"]) == set(requests) | plain | posts
+
+    def check(answer: wire.Answer, operation: dict[str, Any]) -> None:
+        media = operation["responses"][str(answer.status)]["content"]
+        schema = media[answer.headers["content-type"]]["schema"]
+        jsonschema.validate(answer.json(), {**schema, "components": whole["components"]})
+
+    for path, answer in requests.items():
+        check(answer, whole["paths"][path]["get"])
+    calling = whole["paths"]["/api/tools/{name}/call"]["post"]
+    taken = calling["requestBody"]["content"]["application/json"]["schema"]
+    jsonschema.validate({"arguments": {}}, {**taken, "components": whole["components"]})
+    for name, body, _, _ in [*ERRORS.values(), ("s.add", {"arguments": {"a": 1, "b": 1}}, 0, "")]:
+        check(call(hub, name, body), calling)
+
+
+@pytest.mark.promise("G1")
+def test_every_call_by_the_api_is_recorded_once_and_what_never_became_one_is_not(
+    hub: RunningHub,
+) -> None:
+    before = len(hub.audit())
+    call(hub, "mcp_s_echo", {"arguments": {"text": "x"}})
+    call(hub, "s.echo", {"arguments": {"text": 7}})
+    call(hub, "no.such")
+    call(hub, "s.fail")
+    call(hub, "s.echo", b"{")
+    hub.get("/api/tools/s.echo")
+    records = [(r["door"], r["verb"], r["asked_as"], r["outcome"]) for r in hub.audit()[before:]]
+    assert records == [
+        ("api", "s.echo", "mcp_s_echo", "completed"),
+        ("api", "s.echo", "s.echo", "invalid"),
+        ("api", "no.such", "no.such", "not_found"),
+        ("api", "s.fail", "s.fail", "failed"),
+    ]
+    assert "Traceback" not in hub.log()
