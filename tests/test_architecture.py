@@ -59,7 +59,6 @@ HOMES: dict[str, set[str]] = {
         "dragoman.mcp",
         "dragoman.web",
     },
-    "uvicorn": {"dragoman.assembly", "dragoman.web"},
     "uvloop": {"dragoman.assembly", "dragoman.mcp.relay"},
     "sqlite3": {"dragoman.stores"},
     "urllib.request": {"dragoman.net", "dragoman.cli"},
@@ -238,7 +237,7 @@ ALLOWED = {
     ),
     "assembly as a module": (
         "assembly.py",
-        "import uvicorn, uvloop\nfrom dragoman.mcp import server",
+        "import uvloop\nfrom dragoman.mcp import server",
     ),
     "assembly as a package": ("assembly/x.py", "import dragoman.stores.audit"),
     "cli": ("cli/x.py", "import click\nfrom dragoman import assembly, config, home\nprint(1)"),

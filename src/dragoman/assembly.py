@@ -86,6 +86,7 @@ class Instance:
         self.draining = False
         self.url: str | None = None
         self._begun = time.time()
+        self._seen = _stamps(place)  # before the first watch: what changes meanwhile is seen too
         self._lookup = _lookup(place)
 
         self.audit = SqliteAudit(place, durable=config.audit.durable)
@@ -166,7 +167,9 @@ class Instance:
             )
         sock = _tcp_socket(settings.host, settings.port)
         port = sock.getsockname()[1]
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        # Everywhere is no name to call the hub by.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+        shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}"
         names = Names(
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
@@ -205,10 +208,10 @@ class Instance:
 
     async def _watch(self) -> None:
         file = self.place / "config.toml"
-        seen = _stamp(file), _stamp(self.place / "env")
+        seen = self._seen
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            now = _stamp(file), _stamp(self.place / "env")
+            now = _stamps(self.place)
             if now == seen:
                 continue
             seen = now
@@ -395,6 +398,11 @@ def _key(place: Path) -> bytes:
     return key
 
 
+def _stamps(place: Path) -> list[object]:
+    """Something that differs when the configuration or the env file was changed."""
+    return [_stamp(place / name) for name in ("config.toml", "env")]
+
+
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
         found = file.stat()
@@ -416,6 +424,7 @@ def _unix_socket(path: str) -> socket.socket:
 
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
+    sock: socket.socket | None = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -424,6 +433,8 @@ def _tcp_socket(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
+        if sock is not None:
+            sock.close()
         raise ConfigError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; stop what uses it, "
             "or set another [server] port"
@@ -443,7 +454,7 @@ def _settle_garbage() -> None:
     """What is here by now stays: the collector need not look at it with every few hundred calls."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(2_000, 10, 10)
 
 
 def _raise_file_limit() -> None:

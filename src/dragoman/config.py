@@ -98,9 +98,15 @@ def _check_servers(config: Config, text: str, name: str) -> None:
                 '(case, "-" and "_" make no difference); give it another name'
             )
         seen[key] = entry.name
+        _check_env(entry, f"{_where(text, ('mcp_servers', index, 'env'), name)}")
         transport = entry.transport
         at = ("mcp_servers", index, "transport")
         if isinstance(transport, StdioTransport):
+            if any("\0" in part for part in (transport.command, *transport.args)):
+                raise ConfigError(
+                    f'{_where(text, at, name)}: the command of server "{entry.name}" has a NUL '
+                    "character in it, which no program can be given"
+                )
             if ".." in transport.command.replace("\\", "/").split("/"):
                 raise ConfigError(
                     f"{_where(text, (*at, 'command'), name)}: the command of server "
@@ -117,7 +123,19 @@ def _check_servers(config: Config, text: str, name: str) -> None:
             )
 
 
+def _check_env(entry: ServerEntry, where: str) -> None:
+    for variable in entry.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+            raise ConfigError(
+                f'{where}: "{variable.partition("=")[0]}" in the env of server "{entry.name}" must '
+                "be the name of a variable and nothing else; its value belongs into the "
+                "environment or the env file"
+            )
+
+
 def _check_headers(headers: dict[str, str] | list[str], where: str) -> None:
+    if isinstance(headers, list) and not all(":" in line for line in headers):
+        raise ConfigError(f'{where}: each of headers must be "Name: value"')
     for header, value in header_pairs(headers):
         if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", header):
             raise ConfigError(
@@ -206,9 +224,39 @@ def _explain(problem: str, raw: Any, text: str, name: str) -> str:
         return f'{_where(text, at, name)}: {_table(at)} needs a "{missing.group(1)}"'
     if words.startswith("Invalid value '") and at and at[-1] == "type":
         return f'{_where(text, at, name)}: type must be "stdio", "http" or "sse"'
+    if at == ("mcp_servers",):
+        return f"{_where(text, at, name)}: each server begins with [[mcp_servers]], in two brackets"
     key = ".".join(str(step) for step in at if isinstance(step, str))
-    words = words[0].lower() + words[1:].replace("`", "")
-    return f'{_where(text, at, name)}: "{key}" is not right: {words}'
+    return f'{_where(text, at, name)}: "{key}" is not right: {_demand(words)}'
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text in quotes",
+    "bool": "true or false",
+    "array": "a list in [ ]",
+    "object": "a table",
+}
+_BOUNDS = {">": "greater than", ">=": "of at least", "<": "less than", "<=": "of at most"}
+
+
+def _demand(words: str) -> str:
+    """What a value must be: `Expected `int` <= 65535` and its like, for those who write TOML."""
+    found = re.match(
+        r"Expected `([^`]+)`( of length)?(?: ([<>]=?) (\S+))?(?:, got `(.+)`)?$", words
+    )
+    if not found:
+        return f"{words[0].lower()}{words[1:]}".replace("`", "")
+    types, length, sign, bound, got = found.groups()
+    if length and (sign, bound) == (">=", "1"):
+        return "it must not be empty"
+    kinds = [_TYPES.get(one, one) for one in types.split(" | ") if one != "null"]
+    must = f"it must be {' or '.join(kinds)}"
+    if sign:
+        bound = bound.removesuffix(".0")
+        must += f" {_BOUNDS[sign]} {bound}" + (" characters" if length else "")
+    return must + (f", not {_TYPES.get(got, got)}" if got else "")
 
 
 def _where(text: str, at: Path_, name: str) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import re
 import signal
 import socket
 import stat
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.cli.terminal import WAIT_SECONDS, Terminal
+from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
+from tests.peers import wire
 from tests.peers.process import alive, server_entry, wait_until_gone
 
 from dragoman import __version__
@@ -46,9 +47,8 @@ def test_what_the_first_file_has_as_comments_loads_too(terminal: Terminal) -> No
 
 def test_config_check_says_what_the_file_means(terminal: Terminal) -> None:
     off = server_entry("off", "stdio", "x", enabled=False)
-    terminal.configure(
-        server_entry("files", "stdio", "npx", "-y", "x"), off, config="api_key='k123456789012345'"
-    )
+    files = server_entry("files", "stdio", "npx", "-y", "x")
+    terminal.configure(files, off, config="api_key = 'k123456789012345'")
     done = terminal.run("config", "check")
     assert done.code == 0
     assert "files: npx -y x" in done.out and "off: x (switched off)" in done.out
@@ -231,33 +231,13 @@ def test_a_change_of_the_env_file_that_cannot_be_read_is_told_and_survived(
 
 
 def test_stop_leaves_a_hub_alone_that_lives_in_an_ide(terminal: Terminal) -> None:
-    import subprocess
-
     terminal.run("init")
-    from tests.cli.terminal import DRAGOMAN
-
-    relay = subprocess.Popen(
-        [*DRAGOMAN, "mcp"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=terminal.environment(),
-    )
-    assert relay.stdin is not None and relay.stdout is not None
-    try:
-        params = {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "t", "version": "0"},
-        }
-        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
-        relay.stdin.write(json.dumps(message).encode() + b"\n")
-        relay.stdin.flush()
-        assert b'"result"' in relay.stdout.readline()
+    with wire.Stdio([*DRAGOMAN, "mcp", "--home", terminal.home]) as ide:
+        ide.initialize()
+        until = time.monotonic() + WAIT_SECONDS
+        while (state := terminal.run("status")).code:
+            assert time.monotonic() < until
+        assert "inside dragoman mcp" in state.out
         done = terminal.run("stop")
-        assert done.code == 3 and f"kill {relay.pid}" in done.err
-        assert relay.poll() is None
-        assert "inside dragoman mcp" in terminal.run("status").out
-    finally:
-        relay.stdin.close()
-        relay.wait(WAIT_SECONDS)
-        relay.stdout.close()
+        assert done.code == 3 and f"kill {ide.pid}" in done.err
+        assert terminal.run("status").code == 0

@@ -114,7 +114,7 @@ def test_an_unknown_name_is_recorded_however_it_is_called(terminal: Terminal) ->
 def test_ctrl_c_ends_a_long_call_with_130(terminal: Terminal) -> None:
     terminal.configure(server_entry("peer", "rude_server", "ok"))
     terminal.up()
-    child = terminal.start("call", "peer.slow", "seconds=20")
+    child = terminal.start("call", "peer.slow", "seconds=4")
     until = time.monotonic() + WAIT_SECONDS
     while "running" not in terminal.run("audit", "tail").out:
         assert time.monotonic() < until and child.poll() is None
@@ -159,6 +159,7 @@ def test_the_log_of_a_server_is_shown_and_an_unknown_one_is_not_found(terminal: 
     code = "import sys; sys.stderr.write('one\\ntwo\\n'); sys.exit(3)"
     terminal.configure(server_entry("bad", "stdio", "python3", "-c", code), hello())
     terminal.up()
+    assert 'server "bad" is not connected' in terminal.run("tools").err  # it waits for that
     done = terminal.run("servers", "logs", "bad")
     assert done.code == 0 and done.out.endswith("one\ntwo\n")
     assert terminal.run("servers", "logs", "bad", "--json").json()["name"] == "bad"

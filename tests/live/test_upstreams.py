@@ -391,6 +391,27 @@ def test_sdk_clients_of_both_generations_see_and_call_the_servers_tools(world: W
         assert "mcp_mcp1_echo" in [tool["name"] for tool in seen["tools"]]
 
 
+# --- changes
+
+
+@pytest.mark.promise("B7")
+@pytest.mark.parametrize("server", [*SDK, "streamable-as-sse", "sse-as-http"])
+def test_a_change_of_the_tools_is_followed_and_passed_on(world: World, server: str) -> None:
+    hub = world.hub
+    name = f"mcp_{server.replace('-', '_')}_toggled"
+    session = wire.Session(hub.mcp_url)
+    with wire.stream("GET", hub.mcp_url, headers=session.headers) as stream:
+        for said in ("added", "removed"):
+            assert text_of(hub.call(f"{server}.toggle")) == said
+            assert stream.next_json()["method"] == "notifications/tools/list_changed"
+            until(lambda there=said == "added": (name in tools_of(hub, server)) is there)
+            assert (name in [t["name"] for t in hub.rpc("tools/list")["result"]["tools"]]) is (
+                said == "added"
+            )
+    # the same server may be there under several names: all of them know
+    until(lambda: not any("toggled" in name for one in ALL for name in tools_of(hub, one)))
+
+
 # --- time
 
 

@@ -116,9 +116,9 @@ class HubClient:
         finally:
             waiting.done()
 
-    def wait_settled(self) -> list[str]:
+    def wait_settled(self, seconds: float = START_SECONDS) -> list[str]:
         """Until no server is being connected any more, and not for ever: gives those that are."""
-        return self._wait(lambda: False)
+        return self._wait(lambda: False, seconds)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -166,9 +166,9 @@ class HubClient:
         near = nearest(name, [known for tool in tools for known in (tool["name"], tool["id"])])
         return near or ("see: dragoman tools" if tools else "see: dragoman servers")
 
-    def _wait(self, enough: Callable[[], bool]) -> list[str]:
+    def _wait(self, enough: Callable[[], bool], seconds: float = START_SECONDS) -> list[str]:
         waiting = Waiting()
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + min(seconds, self._patience)
         starting: list[str] = self.get("/api/status")["servers"]["starting"]
         while starting and time.monotonic() < until and not enough():
             waiting.say(f"waiting for {', '.join(starting)} …")

@@ -126,6 +126,7 @@ def _detach(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
         daemon = running(place)
         if daemon is not None:
             waiting.done()
+            process.returncode = 0  # it lives on, and nobody here waits for it
             if as_json:
                 print_json(_up(daemon.pid, daemon.url, place, log=log))
             else:

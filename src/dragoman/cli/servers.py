@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
-from dragoman.cli.client import connected
+from dragoman.cli.client import START_SECONDS, connected
 from dragoman.cli.output import home_option, json_option, print_json, table
+
+LOOK_SECONDS = 2.0
 
 
 @click.group(invoke_without_command=True)
@@ -25,8 +27,8 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     if ctx.invoked_subcommand is not None:
         return
     with connected(home) as hub:
-        if hub.own:  # one that runs has tried them already, and "starting" is an answer
-            hub.wait_settled()
+        # One that runs has mostly tried them already, and then "starting" is an answer.
+        hub.wait_settled(START_SECONDS if hub.own else LOOK_SECONDS)
         found = hub.get("/api/mcp/servers")
     if as_json:
         print_json(found)

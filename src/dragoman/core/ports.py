@@ -73,3 +73,29 @@ class HttpClient(Protocol):
         what is no HTTP, `InvalidInput` for headers that cannot be sent. `Unreachable.sent` tells
         whether anything may have left. The time holds for `read` too; whoever takes `chunks` keeps
         the time himself."""
+
+
+class HttpRequest(Protocol):
+    """A request that came in over HTTP, and the way to answer it."""
+
+    method: str
+    path: str
+    """As it was sent, without the query."""
+    fields: dict[bytes, bytes]
+    """The headers, names in lower case."""
+    body: bytes
+
+    @property
+    def gone(self) -> Future[None]:
+        """Done when the client has gone away."""
+
+    def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """The whole answer, in one write."""
+
+    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """The head of an answer whose body comes in pieces."""
+
+    async def write(self, data: bytes) -> None:
+        """A piece of the body; waits while the client does not read."""
+
+    def end(self) -> None: ...

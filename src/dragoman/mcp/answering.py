@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from dragoman.core.ports import HttpRequest
 from dragoman.mcp.revisions import R2607
 from dragoman.mcp.server import Face, Peer, Push
 from dragoman.wire import rpc, sse
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 WATCH_AFTER = 1.0
@@ -43,10 +41,13 @@ class Answering:
     away has cancelled it, and one that accepts streams is kept from giving up by comments.
     """
 
-    def __init__(self, peer: Peer, accept: bytes, receive: Receive, send: Send) -> None:
+    __slots__ = (
+        "_call", "may_stream", "must_stream", "outbox", "peer", "request", "streaming", "watcher",
+    )  # fmt: skip
+
+    def __init__(self, peer: Peer, accept: bytes, request: HttpRequest) -> None:
         self.peer = peer
-        self.receive = receive
-        self.send = send
+        self.request = request
         self.may_stream = b"event-stream" in accept or b"*" in accept
         self.must_stream = b"json" not in accept and b"*" not in accept
         self.streaming = False
@@ -56,14 +57,15 @@ class Answering:
     async def call(self, face: Face, message: Any) -> None:
         """Answers a `tools/call`."""
         loop = asyncio.get_running_loop()
-        call = asyncio.current_task()
+        self._call = asyncio.current_task()
+        push: Push | None = None
+        timer: asyncio.TimerHandle | None = None
         if self.may_stream and _wants_progress(message):
             self.outbox = asyncio.Queue(MAX_QUEUED)
-            self.watcher = loop.create_task(self._watch(call, 0))
-            timer = None
+            push = self._push
+            self.watcher = loop.create_task(self._watch(0))
         else:
-            timer = loop.call_later(WATCH_AFTER, self._begin_watch, call)
-        push: Push | None = self._push if self.outbox is not None else None
+            timer = loop.call_later(WATCH_AFTER, self._begin_watch)
         try:
             answer = await face.answer(message, self.peer, push)
         except asyncio.CancelledError:
@@ -83,39 +85,37 @@ class Answering:
     async def finish(self, answer: bytes | None, headers: Headers | None = None) -> None:
         """Sends the answer; None is that of a notification."""
         if answer is None:
-            await start(self.send, 202, headers or [])
-            await self.send({"type": "http.response.body"})
+            self.request.reply(202, headers or [], b"")
             return
         status = 200 if self.streaming else status_of(answer, self.peer.revision)
         if self.streaming or (self.must_stream and status == 200):
             await self._say(answer, headers)
-            await self.send({"type": "http.response.body"})
+            self.request.end()
         else:
-            await send_json(self.send, status, answer, headers)
+            send_json(self.request, status, answer, headers)
 
     def _push(self, message: bytes) -> None:
         if self.outbox is not None and not self.outbox.full():
             self.outbox.put_nowait(message)
 
-    def _begin_watch(self, call: asyncio.Task[Any] | None) -> None:
-        loop = asyncio.get_running_loop()
-        self.watcher = loop.create_task(self._watch(call, WATCH_AFTER))
+    def _begin_watch(self) -> None:
+        self.watcher = asyncio.get_running_loop().create_task(self._watch(WATCH_AFTER))
 
-    async def _watch(self, call: asyncio.Task[Any] | None, elapsed: float) -> None:
+    async def _watch(self, elapsed: float) -> None:
         loop = asyncio.get_running_loop()
-        gone = loop.create_task(until_gone(self.receive))
+        gone: asyncio.Future[Any] = self.request.gone
         told: asyncio.Future[Any] | None = None
         next_comment = loop.time() + KEEPALIVE_SECONDS - elapsed
         try:
             while True:
                 if self.outbox is not None and told is None:
                     told = loop.create_task(self.outbox.get())
-                waiting: list[asyncio.Future[Any]] = [gone] if told is None else [gone, told]
+                waiting = [gone] if told is None else [gone, told]
                 pause = max(0.0, next_comment - loop.time())
                 await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 if gone.done():
-                    if call is not None and self.peer.revision == R2607:
-                        call.cancel()
+                    if self._call is not None and self.peer.revision == R2607:
+                        self._call.cancel()
                     return
                 if told is not None and told.done():
                     message, told = told.result(), None
@@ -123,26 +123,22 @@ class Answering:
                 elif loop.time() >= next_comment:
                     next_comment = loop.time() + KEEPALIVE_SECONDS
                     if self.may_stream:
-                        await self._comment()
+                        self._start_stream(None)
+                        await self.request.write(sse.KEEPALIVE)
         finally:
-            gone.cancel()
             if told is not None:
                 if told.done() and self.outbox is not None:
                     await self._say(told.result())
                 told.cancel()
 
-    async def _comment(self) -> None:
-        await self._start_stream(None)
-        await more(self.send, sse.KEEPALIVE)
-
     async def _say(self, message: bytes, headers: Headers | None = None) -> None:
-        await self._start_stream(headers)
-        await more(self.send, sse.event(message, name="message"))
+        self._start_stream(headers)
+        await self.request.write(sse.event(message, name="message"))
 
-    async def _start_stream(self, headers: Headers | None) -> None:
+    def _start_stream(self, headers: Headers | None) -> None:
         if not self.streaming:
             self.streaming = True
-            await start(self.send, 200, [*STREAM_HEADERS, *(headers or ())])
+            self.request.start(200, [*STREAM_HEADERS, *(headers or ())])
 
 
 def status_of(answer: bytes, revision: int) -> int:
@@ -166,26 +162,10 @@ def _wants_progress(message: Any) -> bool:
     return isinstance(meta, dict) and isinstance(meta.get("progressToken"), str | int)
 
 
-# --- ASGI in few words --------------------------------------------------------------------------
+JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 
 
-async def until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def start(send: Send, status: int, headers: Headers) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-async def more(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
-    fields = [(b"content-type", b"application/json"), *(headers or ())]
-    whole = getattr(send, "whole", None)  # `web.app.Sender`: one write instead of two
-    if whole is not None and whole(status, fields, body):
-        return
-    await start(send, status, [*fields, (b"content-length", str(len(body)).encode())])
-    await send({"type": "http.response.body", "body": body})
+def send_json(
+    request: HttpRequest, status: int, body: bytes, headers: Headers | None = None
+) -> None:
+    request.reply(status, [*JSON_HEADERS, *headers] if headers else JSON_HEADERS, body)

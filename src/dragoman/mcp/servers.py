@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,10 +35,15 @@ class Servers:
         self._entries = list(entries)
         for upstream in gone:
             del self._running[upstream.name]
+        ending = {upstream.name for upstream in gone}
+        self._start(entry for name, entry in wanted.items() if name not in ending)
         await asyncio.gather(*(upstream.stop() for upstream in gone))
-        for name, entry in wanted.items():
-            if name not in self._running:
-                self._running[name] = upstream = self._make(entry)
+        self._start(wanted.values())
+
+    def _start(self, entries: Iterable[ServerEntry]) -> None:
+        for entry in entries:
+            if entry.name not in self._running:
+                self._running[entry.name] = upstream = self._make(entry)
                 upstream.start()
 
     async def settled(self) -> None:

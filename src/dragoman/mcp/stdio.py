@@ -13,9 +13,10 @@ from typing import Any, cast
 
 from dragoman import __version__
 from dragoman.core.principal import Principal
+from dragoman.core.tool import Nowhere
 from dragoman.core.view import View
 from dragoman.mcp.framing import LINE, Deframer, Frame, Hopeless, Malformed, TooLarge, frame, peek
-from dragoman.mcp.server import LIST_CHANGED, Face, Peer, answer_batch
+from dragoman.mcp.server import LIST_CHANGED, Face, Peer, Push, answer_batch
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES, decode, encode, names_twice
 from dragoman.wire.json import Malformed as NotJson
@@ -128,19 +129,46 @@ class Connection(asyncio.Protocol):
         if isinstance(message, list):
             self._run(object(), answer_batch(self.face, message, self.peer), framing)
             return
-        if _lists(message) and not self._settled.done():
-            self._run(_key(message["id"]), self._when_settled(message), framing)
+
+        def push(update: bytes) -> None:
+            self._write(update, framing)
+
+        if not self._settled.done() and self._too_early(message):
+            self._run(_key(message["id"]), self._when_settled(message, push), framing)
             return
-        begun = self.face.begin(message, self.peer, lambda update: self._write(update, framing))
+        begun = self.face.begin(message, self.peer, push)
         if isinstance(begun, bytes):
             self._write(begun, framing)
         elif begun is not None:
             self._run(_key(message["id"]), begun, framing)
 
-    async def _when_settled(self, message: Any) -> bytes | None:
-        """Many clients list once, right after starting the hub, and never again."""
-        await asyncio.shield(self._settled)
-        return await self.face.answer(message, self.peer)
+    def _too_early(self, message: Any) -> bool:
+        """Many clients list once, right after starting the hub, and never again; and one that goes
+        on after a restart calls what it has listed before."""
+        if rpc.flaw(message) is not None or "id" not in message:
+            return False
+        name = (message.get("params") or {}).get("name")
+        return message.get("method") == "tools/list" or (
+            message.get("method") == "tools/call" and isinstance(name, str) and self._unknown(name)
+        )
+
+    def _unknown(self, name: str) -> bool:
+        return isinstance(self.face.hub.catalog.find(name).target, Nowhere)
+
+    async def _when_settled(self, message: Any, push: Push) -> bytes | None:
+        name = (message.get("params") or {}).get("name")
+        known = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if isinstance(name, str) and not known.done() and not self._unknown(name):
+                known.set_result(None)
+
+        stop = self.face.hub.catalog.on_change(look)
+        try:
+            await asyncio.wait([self._settled, known], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop()
+        return await self.face.answer(message, self.peer, push)
 
     def _run(self, key: Any, work: Coroutine[Any, Any, bytes | None], framing: Any) -> None:
         if key in self._running:
@@ -195,10 +223,6 @@ class Connection(asyncio.Protocol):
             await asyncio.wait(list(self._running.values()))
         if self._transport is not None:
             self._transport.close()
-
-
-def _lists(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("method") == "tools/list" and "id" in message
 
 
 def _key(id: rpc.Id) -> tuple[type, rpc.Id]:

@@ -86,12 +86,14 @@ class Upstream:
         self._task = asyncio.get_running_loop().create_task(self._supervise())
 
     async def stop(self) -> None:
+        """Its tools are gone at once; the server itself may take a while to end."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._catalog.withdraw(self.name)
         self._become("stopped", "it was stopped")
         self._settle()
-        self._catalog.withdraw(self.name)
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def run(self, call: Call) -> Result:
         session = self.session or await self._wait()
@@ -135,6 +137,8 @@ class Upstream:
 
     async def _wait(self) -> Session:
         """The session of the attempt under way, or of one made now."""
+        if self.state == "stopped":
+            raise self._unreachable()
         if self.state == "failed" and monotonic() - self._failed_at < FRESH_FAILURE:
             raise self._unreachable()
         if self._settled is None or self._settled.done():

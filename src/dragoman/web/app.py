@@ -1,118 +1,124 @@
-"""The ASGI application: who is asking, under which name, and for what. Mounts what it is given."""
+"""The web application: who is asking, under which name, and for what. Mounts what it is given."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from dragoman.core.errors import HubError
+from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.web.api import Api, Response, problem
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.body import BODY_SECONDS, Gone, Receive, TooLarge, read_body
+from dragoman.web.http1 import Headers, Request
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
 
 log = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+Mounted = Callable[[HttpRequest, Principal], Awaitable[None]]
 
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths that need no key."""
-MAY_REPEAT = frozenset({b"accept"})
-READ = frozenset(
+ONCE = frozenset(
     {
-        *(b"accept", b"host", b"origin", b"authorization", b"content-type"),
+        *(b"host", b"origin", b"authorization", b"content-type"),
         *(b"mcp-session-id", b"mcp-protocol-version", b"mcp-method", b"mcp-name"),
     }
 )
-"""The headers that the hub goes by."""
-
-
-class Sender:
-    """ASGI's `send`, and `whole` for a response that is all there: True if it was sent."""
-
-    __slots__ = ("_send", "whole")
-
-    def __init__(self, send: Send, whole: Callable[..., bool]) -> None:
-        self._send = send
-        self.whole = whole
-
-    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
-        return self._send(message)
+"""The headers that the hub goes by; named twice, nobody could tell which counts."""
 
 
 class App:
     """What TCP clients reach."""
 
     def __init__(
-        self, auth: Authenticator, names: Names, mounts: Mapping[str, Asgi], api: Api
+        self, auth: Authenticator, names: Names, mounts: Mapping[str, Mounted], api: Api
     ) -> None:
         self._auth = auth
         self._names = names
         self._mounts = mounts
         self._api = api
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        send = Sender(send, scope.pop("whole"))
-        fields = dict(scope["headers"])
-        if len(fields) != len(scope["headers"]) and (
-            twice := named_twice(scope["headers"], fields)
-        ):
-            await reply(send, problem(400, f"the header {twice.decode('latin-1')} is named twice"))
-            return
+    def admit(self, request: Request) -> bool:
+        """What a stranger has to say is not worth reading."""
+        request.refusal = self._refusal(request)
+        return request.refusal is None and request.principal is not None
+
+    def _refusal(self, request: Request) -> Response | None:
+        fields = request.fields
+        if request.repeated and (twice := ONCE & request.repeated):
+            return problem(400, f"the header {min(twice).decode('latin-1')} is named twice")
         host = fields.get(b"host")
-        if not self._names.knows_host(host):
-            await reply(
-                send,
-                problem(
-                    421, "the Host header names no host of this hub; see [server] allowed_hosts"
-                ),
+        if host is None or not self._names.knows_host(host):
+            return problem(
+                421, "the Host header names no host of this hub; see [server] allowed_hosts"
             )
-            return
         if (origin := fields.get(b"origin")) is not None:
-            if host is None or not self._names.allows_origin(origin, host):
-                await reply(
-                    send,
-                    problem(
-                        403,
-                        "pages of this Origin may not call the hub; see [server] allowed_origins",
-                    ),
+            if not self._names.allows_origin(origin, host):
+                return problem(
+                    403, "pages of this Origin may not call the hub; see [server] allowed_origins"
                 )
-                return
-            send = _with_cors(send, origin)
-            if scope["method"] == "OPTIONS":
-                await reply(send, Response(204, b"", "text/plain"))
-                return
+            request.extra = [(b"access-control-allow-origin", origin), *_CORS]
+            if request.method == "OPTIONS":
+                return Response(204, b"", "text/plain")
         try:
-            principal = self._auth.principal(fields)
+            request.principal = self._auth.principal(fields)
         except HubError as error:
-            await reply(send, problem(503, str(error)))
-            return
-        if principal is None and scope["path"] not in OPEN:
-            await reply(send, _UNAUTHORIZED)
-            return
-        await serve(scope, receive, send, fields, principal, self._mounts, self._api)
+            return problem(503, str(error))
+        if request.principal is None and request.path not in OPEN:
+            return _UNAUTHORIZED
+        return None
+
+    async def answer(self, request: Request) -> None:
+        await serve(request, self._mounts, self._api)
 
 
 class OwnerApp:
     """What the hub's Unix socket serves: whoever can open it is the owner."""
 
-    def __init__(self, owner: Principal, mounts: Mapping[str, Asgi], api: Api) -> None:
+    def __init__(self, owner: Principal, mounts: Mapping[str, Mounted], api: Api) -> None:
         self._owner = owner
         self._mounts = mounts
         self._api = api
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            send = Sender(send, scope.pop("whole"))
-            fields = dict(scope["headers"])
-            await serve(scope, receive, send, fields, self._owner, self._mounts, self._api)
+    def admit(self, request: Request) -> bool:
+        request.principal = self._owner
+        return True
+
+    async def answer(self, request: Request) -> None:
+        await serve(request, self._mounts, self._api)
+
+
+async def serve(request: Request, mounts: Mapping[str, Mounted], api: Api) -> None:
+    if request.refusal is not None:
+        reply(request, request.refusal)
+        return
+    if request.too_large:
+        reply(request, _TOO_LARGE)
+        return
+    principal = request.principal
+    mounted = mounts.get(request.path)
+    if mounted is not None and principal is not None:
+        await mounted(request, principal)
+        return
+    try:
+        response = await api.respond(
+            request.method, request.path, request.fields, principal, request.body
+        )
+    except Exception:
+        log.exception("%s %s crashed", request.method, request.path)
+        response = problem(500, "the hub failed at this; see its log")
+    reply(request, response)
+
+
+def reply(request: Request, response: Response) -> None:
+    headers: Headers = [
+        (b"content-type", response.content_type.encode()),
+        (b"x-content-type-options", b"nosniff"),
+        *response.headers,
+    ]
+    request.reply(response.status, headers, response.body)
 
 
 _UNAUTHORIZED = Response(
@@ -124,8 +130,6 @@ _UNAUTHORIZED = Response(
     [(b"www-authenticate", b'Bearer realm="dragoman"')],
 )
 
-
-_TOO_SLOW = problem(408, f"the body did not come within {BODY_SECONDS:g} s")
 _TOO_LARGE = Response(
     413,
     rpc.error(
@@ -133,85 +137,13 @@ _TOO_LARGE = Response(
     ),
 )
 
-
-def named_twice(
-    headers: Sequence[tuple[bytes, bytes]], fields: MutableMapping[bytes, bytes]
-) -> bytes | None:
-    """The header that must stand once and stands twice, so that nobody can tell which counts.
-
-    Those that are lists are joined in `fields`.
-    """
-    for name in READ:
-        values = [value for other, value in headers if other == name]
-        if len(values) > 1:
-            if name not in MAY_REPEAT:
-                return name
-            fields[name] = b", ".join(values)
-    return None
-
-
-async def serve(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    fields: Mapping[bytes, bytes],
-    principal: Principal | None,
-    mounts: Mapping[str, Asgi],
-    api: Api,
-) -> None:
-    # What a stranger has to say is not worth reading.
-    wanted = scope["method"] == "POST" and principal is not None
-    try:
-        body = await read_body(fields, receive) if wanted else b""
-    except TooLarge:
-        await reply(send, _TOO_LARGE)
-        return
-    except Gone:  # or too slow, and then this is read
-        await reply(send, _TOO_SLOW)
-        return
-    mounted = mounts.get(scope["path"])
-    if mounted is not None and principal is not None:
-        scope["fields"] = fields
-        scope["principal"] = principal
-        scope["body"] = body
-        await mounted(scope, receive, send)
-        return
-    try:
-        path = scope["raw_path"].decode("latin-1")  # not unquoted: a name may hold a slash
-        response = await api.respond(scope["method"], path, fields, principal, body)
-    except Exception:
-        log.exception("%s %s crashed", scope["method"], scope["path"])
-        response = problem(500, "the hub failed at this; see its log")
-    await reply(send, response, head_only=scope["method"] == "HEAD")
-
-
-async def reply(send: Send, response: Response, *, head_only: bool = False) -> None:
-    headers = [
-        (b"content-type", response.content_type.encode()),
-        (b"content-length", str(len(response.body)).encode()),
-        (b"x-content-type-options", b"nosniff"),
-        *response.headers,
-    ]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if head_only else response.body})
-
-
-def _with_cors(send: Send, origin: bytes) -> Send:
-    allowed = [
-        (b"access-control-allow-origin", origin),
-        (b"vary", b"Origin"),
-        (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-        (
-            b"access-control-allow-headers",
-            b"authorization, content-type, accept, last-event-id, mcp-session-id, "
-            b"mcp-protocol-version, mcp-method, mcp-name",
-        ),
-        (b"access-control-expose-headers", b"mcp-session-id, www-authenticate"),
-    ]
-
-    async def send_with(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", []), *allowed]
-        await send(message)
-
-    return send_with
+_CORS: Headers = [
+    (b"vary", b"Origin"),
+    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+    (
+        b"access-control-allow-headers",
+        b"authorization, content-type, accept, last-event-id, mcp-session-id, "
+        b"mcp-protocol-version, mcp-method, mcp-name",
+    ),
+    (b"access-control-expose-headers", b"mcp-session-id, www-authenticate"),
+]

@@ -1,7 +1,8 @@
 """HTTP/1.1 as a server, on llhttp: one connection, its requests one after the other.
 
-A request is handed on when it is all there, within limits of size and time; its answer is one
-write, or a stream. Knows nothing of routes or of who is asking.
+The application sees a request's head first and says whether its body is worth reading; it is asked
+for the answer when all is there, within limits of size and time. The answer is one write, or a
+stream. Knows nothing of routes or of who is asking.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import asyncio
 import http
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import cast
-from urllib.parse import unquote
+from typing import Any, Protocol, cast
 
 import httptools
+
+from dragoman.core.principal import Principal
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,14 @@ UNREAD_BYTES = 1024 * 1024
 """What may wait for a client that does not read, before its stream waits too."""
 
 Headers = list[tuple[bytes, bytes]]
-Answer = Callable[["Request"], Awaitable[None]]
+
+
+class Application(Protocol):
+    def admit(self, request: Request) -> bool:
+        """Whether the body is worth reading; it is thrown away, and not waited for, otherwise."""
+
+    async def answer(self, request: Request) -> None: ...
+
 
 _STATUS = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
@@ -43,18 +51,26 @@ _BODILESS = frozenset({204, 304})
 class Request:
     """One request, and the way to answer it."""
 
-    __slots__ = ("_connection", "_gone", "answered", "body", "fields", "keep_alive", "method",
-                 "path", "query", "streaming", "too_large")  # fmt: skip
+    __slots__ = (
+        "_connection", "_gone", "answered", "body", "extra", "fields", "keep_alive", "kept",
+        "method", "path", "principal", "refusal", "repeated", "streaming", "too_large",
+    )  # fmt: skip
 
     def __init__(self, connection: Connection, method: str, url: bytes, keep_alive: bool) -> None:
         self._connection = connection
         self.method = method
-        path, _, query = url.partition(b"?")
-        self.path = path.decode("latin-1") if b"%" not in path else unquote(path.decode("latin-1"))
-        self.query = query.decode("latin-1")
+        self.path = url.partition(b"?")[0].decode("latin-1")
         self.fields: dict[bytes, bytes] = {}
+        self.repeated: frozenset[bytes] = frozenset()
+        """Headers that came more than once; `fields` has them joined."""
         self.body = b""
+        self.kept = True
         self.too_large = False
+        self.extra: Headers = []
+        """Headers that go with whatever is answered."""
+        self.principal: Principal | None = None
+        self.refusal: Any = None
+        """What the application made of the head, for its own use."""
         self.keep_alive = keep_alive
         self.answered = False
         self.streaming = False
@@ -65,6 +81,7 @@ class Request:
         if self.answered or self.streaming:
             return
         lines = [_STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
+        lines += [b"%b: %b\r\n" % header for header in self.extra]
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         if status not in _BODILESS:
@@ -81,6 +98,7 @@ class Request:
             return
         self.streaming = True
         lines = [_STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
+        lines += [b"%b: %b\r\n" % header for header in self.extra]
         lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
@@ -117,11 +135,11 @@ class Request:
 
 class Connection(asyncio.Protocol):
     def __init__(
-        self, answer: Answer, register: set[Connection], loop: asyncio.AbstractEventLoop
+        self, app: Application, register: set[Connection], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.loop = loop
         self.lost = False
-        self._answer = answer
+        self._app = app
         self._register = register
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
@@ -134,12 +152,16 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._url = b""
         self._fields: dict[bytes, bytes] = {}
+        self._repeated: frozenset[bytes] = frozenset()
         self._body: list[bytes] = []
         self._size = 0
         self._head_bytes = 0
         self._closing = False
         self._drained: asyncio.Future[None] | None = None
-        self._in_head = True
+        self._unfinished = False
+        """A request has begun and its end has not come."""
+        self._idle = False
+        """Between two requests."""
 
     # --- asyncio.Protocol ----------------------------------------------------------------------
 
@@ -154,6 +176,9 @@ class Connection(asyncio.Protocol):
         self._register.discard(self)
         self._untime()
         self._queue.clear()
+        self._reading = None
+        self._body.clear()
+        del self._parser  # it holds this connection, and neither would go without the collector
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._current is not None:
@@ -162,8 +187,10 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._timer is not None and self._current is None and self._reading is None:
-            self._untime()  # it was only keeping the connection
+        if self._idle:
+            self._idle = False
+            self._untime()
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -172,14 +199,11 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse(400, b"that is no HTTP request")
             return
-        if self._reading is not None and self._timer is None:
-            self._time(BODY_SECONDS)
-        elif self._in_head and self._current is None and not self._queue:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
+        if self._current is None and not self._closing:  # not all there yet
+            if self._reading is None and self._head_bytes > HEAD_BYTES:
                 self._refuse(431, b"the head of the request is too long")
-            elif self._timer is None and self._head_bytes:
-                self._time(HEAD_SECONDS)
+            elif self._timer is None:
+                self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
 
     def eof_received(self) -> bool:
         return False
@@ -196,9 +220,10 @@ class Connection(asyncio.Protocol):
     # --- llhttp's callbacks --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._in_head = True
+        self._unfinished = True
         self._url = b""
         self._fields = {}
+        self._repeated = frozenset()
         self._body = []
         self._size = 0
 
@@ -206,16 +231,29 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields[name.lower()] = value
+        name = name.lower()
+        fields = self._fields
+        if name in fields:
+            self._repeated |= {name}
+            value = fields[name] + b", " + value
+        fields[name] = value
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        if self._head_bytes > HEAD_BYTES and _size(self._url, self._fields) > HEAD_BYTES:
+            self._refuse(431, b"the head of the request is too long")
+            return
         self._head_bytes = 0
         parser = self._parser
         keep = parser.should_keep_alive() and not self._closing
         request = Request(self, parser.get_method().decode("latin-1"), self._url, keep)
         request.fields = self._fields
+        request.repeated = self._repeated
+        request.kept = self._app.admit(request)
+        if not request.kept:  # the answer need not wait for what is thrown away
+            self._ready(request)
+            return
         self._reading = request
+        self._untime()  # the body has its own time
         length = self._fields.get(b"content-length", b"")
         if length.isdigit() and int(length) > DRAIN_BYTES:
             request.too_large = True
@@ -227,7 +265,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         request = self._reading
-        if request is None or request.answered:
+        if request is None:
+            self._head_bytes = 0
             return
         self._size += len(body)
         if self._size > BODY_BYTES:
@@ -241,10 +280,12 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._unfinished = False
+        self._head_bytes = 0
         request = self._reading
         if request is None or (self._closing and request.too_large):
             return
-        body = self._body
+        body, self._body = self._body, []
         request.body = body[0] if len(body) == 1 else b"".join(body)
         self._ready(request)
 
@@ -267,7 +308,7 @@ class Connection(asyncio.Protocol):
 
     async def _run(self, request: Request) -> None:
         try:
-            await self._answer(request)
+            await self._app.answer(request)
         except asyncio.CancelledError:
             if not self.lost and not request.answered:
                 self._transport.abort()
@@ -294,7 +335,10 @@ class Connection(asyncio.Protocol):
             if not self._queue and not self.lost:
                 self._transport.resume_reading()
             self._begin(following)
+        elif self._unfinished:  # it was answered before all of it had come
+            self._time(HEAD_SECONDS)
         elif not self.lost:
+            self._idle = True
             self._time(KEEP_ALIVE_SECONDS)
 
     def _refuse(self, status: int, text: bytes) -> None:
@@ -325,8 +369,10 @@ class Connection(asyncio.Protocol):
 
     def _late(self) -> None:
         self._timer = None
-        if not self.lost:
-            self._transport.abort() if self._reading else self._transport.close()
+        if self._reading is not None:
+            self._refuse(408, b"the body did not come in time")
+        elif not self.lost:
+            self._transport.close()
 
     def shut(self) -> None:
         """No further requests; an answer under way is finished."""
@@ -341,3 +387,7 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         if not self.lost:
             self._transport.abort()
+
+
+def _size(url: bytes, fields: dict[bytes, bytes]) -> int:
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in fields.items())

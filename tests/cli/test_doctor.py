@@ -1,0 +1,313 @@
+"""`doctor`: each failure that is known is found, and its fix is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
+from tests.peers.process import server_entry
+
+from dragoman.cli.checks import LEAST_DISK, space
+
+
+def findings(terminal: Terminal, *args: str) -> dict[str, dict[str, Any]]:
+    """By the name of the check; the exit code must agree with the levels."""
+    done = terminal.run("doctor", "--json", *args)
+    found = done.json()
+    levels = [one["level"] for one in found["checks"]]
+    assert done.code == (1 if "problem" in levels else 0) and found["ok"] is (done.code == 0)
+    for one in found["checks"]:
+        assert one["said"] and (one["fix"] or one["level"] in ("ok", "info")), one
+    return {one["check"]: one for one in reversed(found["checks"])}
+
+
+def test_an_empty_machine_has_no_problem_and_stays_empty(terminal: Terminal) -> None:
+    found = findings(terminal)
+    assert found["home"]["level"] == "info" and "dragoman up" in found["home"]["fix"]
+    assert found["hub"]["level"] == found["audit"]["level"] == found["client"]["level"] == "info"
+    assert found["python"]["level"] == found["disk"]["level"] == found["clock"]["level"] == "ok"
+    assert not terminal.home.exists()
+
+
+def test_a_hub_that_is_well_is_well(terminal: Terminal) -> None:
+    terminal.configure(
+        server_entry("peer", "rude_server", "ok"), config='[mcp]\nstdio_expose = ["*"]\n'
+    )
+    hub = terminal.up()
+    terminal.run("call", "peer.pid")
+    done = terminal.run("doctor")
+    assert done.code == 0 and not done.err and "\x1b" not in done.out
+    assert done.out.splitlines()[-1] == "all is well"
+    assert f"process {hub['pid']} runs since" in done.out
+    assert "connected, 2025-11-25, 3 tools" in done.out
+    assert {line[:4] for line in done.out.splitlines()[:-2]} <= {"ok  ", "info", "    "}
+
+
+def test_marks_fixes_and_the_sum_are_for_people(terminal: Terminal) -> None:
+    terminal.configure(server_entry("a", "stdio", "npx-is-not-here"))
+    done = terminal.run("doctor")
+    assert done.code == 1
+    lines = done.out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("FAIL"))
+    assert "server a" in lines[at] and lines[at + 1].strip().startswith("fix: ")
+    assert any(line.startswith("warn  expose") for line in lines)
+    assert lines[-1] == "1 problem, 1 warning"
+
+
+def test_a_broken_configuration_is_explained(terminal: Terminal) -> None:
+    terminal.configure(config="[servr]\n")
+    found = findings(terminal)
+    assert found["config"]["level"] == "problem"
+    assert 'line 1: unknown key "servr"' in found["config"]["said"]
+
+
+def test_no_servers_and_nothing_exposed_are_warnings(terminal: Terminal) -> None:
+    terminal.configure(config="[server]\nport = 0\n")
+    found = findings(terminal)
+    assert found["servers"]["level"] == "warning" and "dragoman import" in found["servers"]["fix"]
+    assert (
+        found["expose"]["level"] == "warning" and 'stdio_expose = ["*"]' in found["expose"]["fix"]
+    )
+
+
+def test_a_home_that_others_can_write_or_enter(terminal: Terminal) -> None:
+    terminal.configure()
+    terminal.home.chmod(0o777)
+    found = findings(terminal)
+    assert found["home"]["level"] == "problem" and "chmod go-w" in found["home"]["fix"]
+    terminal.home.chmod(0o755)
+    found = findings(terminal)
+    assert found["home"]["level"] == "warning" and "chmod 700" in found["home"]["fix"]
+
+
+def test_a_home_that_is_a_file(terminal: Terminal) -> None:
+    terminal.home.write_text("")
+    found = findings(terminal)
+    assert found["home"]["level"] == "problem" and "DRAGOMAN_HOME" in found["home"]["fix"]
+
+
+def test_the_env_file_is_private_readable_and_without_quotes(terminal: Terminal) -> None:
+    terminal.configure()
+    env = terminal.home / "env"
+    env.write_text('TOKEN="x"\n')
+    env.chmod(0o644)
+    assert "chmod 600" in findings(terminal)["env file"]["fix"]
+    env.chmod(0o600)
+    found = findings(terminal)["env file"]
+    assert found["level"] == "warning" and "TOKEN" in found["said"]
+    env.write_text("TOKEN=x\n")
+    assert findings(terminal)["env file"]["level"] == "ok"
+    env.write_bytes(b"TOKEN=\xff\n")
+    assert "UTF-8" in findings(terminal)["env file"]["said"]
+
+
+def test_a_hub_that_was_killed_is_told_from_one_that_hangs(terminal: Terminal) -> None:
+    hub = terminal.up()
+    os.kill(hub["pid"], signal.SIGSTOP)
+    try:
+        found = findings(terminal)["hub"]
+    finally:
+        os.kill(hub["pid"], signal.SIGCONT)
+    assert found["level"] == "problem" and f"kill {hub['pid']}" in found["fix"]
+    os.kill(hub["pid"], signal.SIGKILL)
+    terminal.started[-1].wait(WAIT_SECONDS)
+    found = findings(terminal)["hub"]
+    assert found["level"] == "warning" and "which was killed" in found["said"]
+    (terminal.home / "daemon.json").unlink()
+
+
+def test_a_hub_of_another_version_is_named(terminal: Terminal) -> None:
+    terminal.up()
+    record = terminal.home / "daemon.json"
+    record.write_text(json.dumps({**json.loads(record.read_bytes()), "version": "0.0.9"}))
+    found = findings(terminal)["hub"]
+    assert found["level"] == "warning" and "0.0.9" in found["said"] and "stop" in found["fix"]
+
+
+def test_a_port_that_is_taken_names_who_has_it(terminal: Terminal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        terminal.configure(config=f"[server]\nport = {taken.getsockname()[1]}\n")
+        found = findings(terminal)["port"]
+    assert found["level"] == "problem" and f"process {os.getpid()} (" in found["said"]
+    assert "another [server] port" in found["fix"]
+
+
+def test_a_running_hub_on_another_port_than_configured(terminal: Terminal) -> None:
+    terminal.up()
+    found = findings(terminal)["port"]
+    assert found["level"] == "info" and "50051" in found["said"]
+
+
+@pytest.mark.promise("O1")
+def test_an_address_for_all_without_a_key_is_a_problem(terminal: Terminal) -> None:
+    terminal.configure(config='[server]\nhost = "0.0.0.0"\nport = 0\n')
+    found = findings(terminal)["keys"]
+    assert found["level"] == "problem" and "dragoman keys create" in found["fix"]
+    terminal.run("keys", "create", "a")
+    assert findings(terminal)["keys"]["level"] == "ok"
+    terminal.run("keys", "revoke", "a")
+    assert findings(terminal)["keys"]["level"] == "warning"
+
+
+ENTRIES: dict[str, tuple[list[str], dict[str, Any], str, str]] = {
+    "npx": (["stdio", "npx", "-y", "x"], {}, "problem", "nodejs.org"),
+    "uvx": (["stdio", "uvx", "x"], {}, "problem", "docs.astral.sh/uv"),
+    "docker": (["stdio", "docker", "run", "-i", "x"], {}, "problem", "install Docker"),
+    "path": (["stdio", "/no/such/x"], {}, "problem", "its full path"),
+    "script": (["stdio", "sh", "server.py"], {}, "problem", "write the full path"),
+    "cwd": (["stdio", "sh"], {"transport": {"cwd": "/no/such"}}, "problem", "correct cwd"),
+    "env": (["stdio", "sh"], {"env": ["SECRET_X"]}, "warning", "SECRET_X=…"),
+    "headers": (
+        ["http", "https://x.example"],
+        {"transport": {"headers": {"A": "${TOK_X}"}}},
+        "problem",
+        "TOK_X=…",
+    ),
+    "lines": (
+        ["sse", "https://x.example"],
+        {"transport": {"headers": ["A: b ${TOK_Y}"]}},
+        "problem",
+        "TOK_Y=…",
+    ),
+    "timeout": (["stdio", "sh"], {"timeout_secs": 90}, "warning", "raise the one"),
+    "off": (["stdio", "x"], {"enabled": False}, "info", "enabled = true"),
+    "npx asks": (["stdio", "bin/npx", "x"], {}, "warning", '"-y"'),
+    "deaf": (["stdio", "bin/docker", "run", "--rm", "x"], {}, "problem", '"-i" after'),
+    "tty": (["stdio", "bin/docker", "run", "-it", "x"], {}, "problem", 'instead of "-it"'),
+    "fine": (["stdio", "sh", "-c", "x"], {}, "ok", ""),
+}
+
+
+def test_what_is_wrong_with_the_entry_of_a_server_is_found(terminal: Terminal) -> None:
+    path, more = terminal.user / "path", terminal.user / "bin"
+    for program in (path / "sh", more / "npx", more / "docker"):
+        program.parent.mkdir(exist_ok=True)
+        program.symlink_to("/bin/sh")
+    terminal.env["PATH"] = str(path)  # neither npx nor uvx nor docker
+    entries = []
+    for name, ((kind, *line), keys, *_) in ENTRIES.items():
+        line[0] = line[0].replace("bin/", f"{more}/")
+        entries.append(server_entry(name, kind, *line, **keys))
+    terminal.configure(*entries)
+    found = findings(terminal)
+    for name, (_, _, level, fix) in ENTRIES.items():
+        one = found[f"server {name}"]
+        assert one["level"] == level and fix in one["fix"], one
+
+
+def test_values_in_the_env_file_or_the_environment_count_as_set(terminal: Terminal) -> None:
+    terminal.configure(server_entry("s", "stdio", "sh", env=["IN_FILE", "IN_ENV"]))
+    (terminal.home / "env").write_text("IN_FILE=1\n")
+    terminal.env["IN_ENV"] = "1"
+    (terminal.home / "env").chmod(0o600)
+    assert findings(terminal)["server s"]["level"] == "ok"
+
+
+def test_the_state_of_a_server_comes_from_the_running_hub(terminal: Terminal) -> None:
+    bad = "import sys; sys.exit('no token')"
+    tools = [{"name": "x", "inputSchema": {"type": "object"}}, {"name": 5}]
+    dropping = f"""
+import json, sys
+for line in sys.stdin:
+    m = json.loads(line)
+    r = {{"initialize": {{"protocolVersion": "2025-11-25", "capabilities": {{"tools": {{}}}},
+         "serverInfo": {{"name": "x", "version": "1"}}}}, "tools/list": {{"tools": {tools!r}}}}}
+    if "id" in m:
+        a = {{"result": r[m["method"]]}} if m["method"] in r else {{"error": {{"code": -32601,
+            "message": "no"}}}}
+        print(json.dumps({{"jsonrpc": "2.0", "id": m["id"], **a}}), flush=True)
+"""
+    terminal.configure(
+        server_entry("bad", "stdio", "python3", "-c", bad),
+        server_entry("drops", "stdio", "python3", "-c", dropping),
+    )
+    terminal.up()
+    until = time.monotonic() + WAIT_SECONDS
+    while (found := findings(terminal))["server drops"]["level"] == "info":
+        assert time.monotonic() < until
+    assert found["server drops"]["level"] == "warning"
+    assert "tool 2 is left out" in found["server drops"]["said"]
+    while (found := findings(terminal))["server bad"]["level"] == "info":
+        assert time.monotonic() < until
+    assert "no token" in found["server bad"]["said"]
+    assert "dragoman servers logs bad" in found["server bad"]["fix"]
+
+
+def test_an_audit_that_was_changed_or_lost_its_key_is_a_problem(terminal: Terminal) -> None:
+    terminal.run("call", "nobody")
+    assert findings(terminal)["audit"]["level"] == "ok"
+    db = sqlite3.connect(terminal.home / "audit.db")
+    db.execute("UPDATE entries SET at = at + 1 WHERE kind = 'intent'")
+    db.commit()
+    db.close()
+    found = findings(terminal)["audit"]
+    assert found["level"] == "problem" and "not whole" in found["said"]
+    (terminal.home / "audit.key").unlink()
+    assert "audit.key is missing" in findings(terminal)["audit"]["said"]
+
+
+def test_a_long_audit_is_proved_only_when_asked_to(terminal: Terminal) -> None:
+    terminal.run("call", "nobody")
+    db = sqlite3.connect(terminal.home / "audit.db")
+    db.execute("UPDATE entries SET seq = 200001 WHERE seq = (SELECT max(seq) FROM entries)")
+    db.commit()
+    db.close()
+    found = findings(terminal)["audit"]
+    assert found["level"] == "info" and "--deep" in found["fix"]
+    assert findings(terminal, "--deep")["audit"]["level"] == "problem"
+
+
+def test_little_room_is_a_problem(tmp_path: Path) -> None:
+    assert space(LEAST_DISK - 1, tmp_path).level == "problem"
+    assert space(LEAST_DISK, tmp_path).level == "ok"
+
+
+def test_few_open_files_are_a_warning(terminal: Terminal) -> None:
+    words = " ".join([*DRAGOMAN, "doctor", "--json"])
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -n 500; {words}"],
+        capture_output=True,
+        check=False,
+        env=terminal.environment(),
+    )
+    checks = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert checks["open files"]["level"] == "warning" and "500" in checks["open files"]["said"]
+
+
+def test_a_home_from_the_future_casts_doubt_on_the_clock(terminal: Terminal) -> None:
+    terminal.run("call", "nobody")
+    later = time.time() + 86_400
+    os.utime(terminal.home / "audit.db", (later, later))
+    assert findings(terminal)["clock"]["level"] == "warning"
+
+
+def test_isolation_says_what_is_in_force(terminal: Terminal) -> None:
+    said = findings(terminal)["isolation"]["said"]
+    assert "cleared environment" in said and "no sandbox yet" in said
+    assert ("bubblewrap is on" in said) is (shutil.which("bwrap") is not None)
+
+
+def test_clients_of_this_machine_are_named_with_the_way_in(terminal: Terminal) -> None:
+    (terminal.user / ".cursor").mkdir()
+    (terminal.user / ".codeium" / "windsurf").mkdir(parents=True)
+    gone = {"mcpServers": {"dragoman": {"command": "/gone/dragoman", "args": ["mcp"]}}}
+    (terminal.user / ".codeium" / "windsurf" / "mcp_config.json").write_text(json.dumps(gone))
+    (terminal.user / ".gemini").mkdir()
+    (terminal.user / ".gemini" / "settings.json").write_text("{")
+    terminal.run("install", "claude-code")
+    done = terminal.run("doctor", "--json").json()["checks"]
+    said = {one["said"].split()[0]: one for one in done if one["check"] == "client"}
+    assert said["Cursor"]["fix"] == "dragoman install cursor"
+    assert said["Windsurf"]["level"] == "warning" and "/gone/dragoman" in said["Windsurf"]["said"]
+    assert said["Gemini"]["level"] == "info" and "line 1" in said["Gemini"]["said"]
+    assert said["Claude"]["level"] == "ok" and 'as "dragoman"' in said["Claude"]["said"]

@@ -1,0 +1,186 @@
+"""The configuration while the hub runs: what changed is applied, and nobody else is touched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.live.conftest import RunningHub
+from tests.live.lasting import kind_of, state_of, text_of, tools_of, until, words_of
+from tests.live.test_healing import odd_entry
+from tests.peers.process import HttpPeer, alive, read_log, server_entry, wait_for_log
+
+Start = Callable[..., RunningHub]
+
+
+def rewrite(hub: RunningHub, *servers: str, more: str = "") -> None:
+    """A new configuration in the place of the old one, as a careful editor writes it."""
+    file = hub.home / "config.toml"
+    new = hub.home / "config.new"
+    new.write_text("\n".join([f"{more}\n[server]\nport = 0\n", *servers]), encoding="utf-8")
+    new.rename(file)
+
+
+def pid_of(hub: RunningHub, server: str) -> int:
+    return int(text_of(hub.call(f"{server}.pid")))
+
+
+def names(hub: RunningHub) -> list[str]:
+    return [one["name"] for one in hub.api("/api/mcp/servers")["configured"]]
+
+
+def test_servers_are_added_changed_switched_off_and_removed_without_touching_the_others(
+    hub: Start, short_tmp: Path
+) -> None:
+    log = short_tmp / "stays.log"
+    stays = server_entry("stays", "rude_server", "ok", "--log", log)
+    changes = odd_entry("changes", "plain")
+    running = hub([stays, changes])
+    running.wait_connected("stays", "changes")
+    kept, first = pid_of(running, "stays"), pid_of(running, "changes")
+    with ThreadPoolExecutor(1) as pool:
+        in_flight = pool.submit(running.call, "stays.slow", {"seconds": 5})
+        wait_for_log(log, method="tools/call", count=2)
+
+        added = odd_entry("added", "plain")
+        rewrite(running, stays, changes, added)
+        running.wait_connected("added", timeout=3)
+        third = pid_of(running, "added")
+        assert pid_of(running, "changes") == first
+
+        rewrite(running, stays, odd_entry("changes", "plain", timeout_secs=5), added)
+        until(lambda: not alive(first), 5)
+        running.wait_connected("changes")
+        assert pid_of(running, "changes") != first
+        assert pid_of(running, "added") == third
+
+        rewrite(running, stays, odd_entry("changes", "plain", enabled=False), added)
+        until(lambda: state_of(running, "changes")["state"] == "off", 5)
+        assert state_of(running, "changes")["reason"] == "it is switched off (enabled = false)"
+        assert tools_of(running, "changes") == []
+        assert kind_of(running.call("changes.pid")) == "NotFound"
+
+        rewrite(running, stays)
+        until(lambda: names(running) == ["stays"], 5)
+        until(lambda: not alive(third), 5)
+        listed = [tool["name"] for tool in running.rpc("tools/list")["result"]["tools"]]
+        assert listed == ["mcp_stays_echo", "mcp_stays_pid", "mcp_stays_slow"]
+
+        assert text_of(in_flight.result(10)) == "slept"  # called before all that
+    assert pid_of(running, "stays") == kept
+    assert sum(entry.get("event") == "start" for entry in read_log(log)) == 1
+
+
+def test_a_call_under_way_to_a_server_that_is_removed_is_told_so(
+    hub: Start, short_tmp: Path
+) -> None:
+    log = short_tmp / "goes.log"
+    stays = server_entry("stays", "rude_server", "ok")
+    running = hub([stays, odd_entry("goes", "plain", log)])
+    running.wait_connected("stays", "goes")
+    with ThreadPoolExecutor(1) as pool:
+        in_flight = pool.submit(running.call, "goes.hang")
+        wait_for_log(log, method="tools/call")
+        rewrite(running, stays)
+        answer = in_flight.result(5)
+    assert kind_of(answer) == "Unreachable"
+    assert words_of(answer).startswith(
+        'server "goes" is gone: it was stopped. It may or may not have done what was asked'
+    )
+    assert kind_of(running.call("goes.hang")) == "NotFound"
+
+
+@pytest.mark.promise("B1")
+def test_a_broken_file_changes_nothing_and_is_named_until_it_is_mended(hub: Start) -> None:
+    entry = odd_entry("stays", "plain")
+    running = hub([entry])
+    running.wait_connected("stays")
+    pid = pid_of(running, "stays")
+    broken = {
+        "not TOML": ("[[mcp_servers]\n", "is not valid TOML"),
+        "unknown key": (f"{entry}timeout_seconds = 5\n", 'unknown key "timeout_seconds"'),
+        "twice": (f"{entry}{entry}", 'server "stays" has the name of "stays"'),
+    }
+    for text, words in broken.values():
+        rewrite(running, text)
+        problem = until(lambda w=words: w in (running.api("/api/status")["config_problem"] or ""))
+        assert problem
+        assert "config.toml" in running.api("/api/status")["config_problem"]
+        assert f"the new configuration is not used: {running.home}/config.toml" in running.log()
+        assert words in running.log()
+        assert pid_of(running, "stays") == pid
+    rewrite(running, entry, odd_entry("more", "plain"))
+    running.wait_connected("more", timeout=5)
+    assert running.api("/api/status")["config_problem"] is None
+    assert pid_of(running, "stays") == pid
+
+
+@pytest.mark.promise("B2", "B10")
+def test_variables_come_from_the_env_file_in_the_home_too(
+    hub: Start, http_peer: Callable[..., HttpPeer], short_tmp: Path
+) -> None:
+    log = short_tmp / "http.log"
+    peer = http_peer("rude_http", "--log", log)
+    home = short_tmp / "home"
+    home.mkdir(mode=0o700)
+    (home / "env").write_text("# keys\nFROM_FILE=in the file\nBOTH=file\n", encoding="utf-8")
+    (home / "env").chmod(0o600)
+    code = "import os,json; open('seen', 'w').write(json.dumps(dict(os.environ)))"  # in its home
+    running = hub(
+        [
+            server_entry(
+                "http", "http", f"{peer.url}/ok",
+                transport={"headers": {"X-A": "${FROM_FILE}", "X-B": "${BOTH}", "X-C": "${LATER}"}},
+            ),
+            server_entry("child", "stdio", "python3", "-c", code, env=["FROM_FILE", "BOTH"]),
+        ],
+        home=home,
+        env={"BOTH": "environment"},
+    )  # fmt: skip
+    reason = until(lambda: state_of(running, "http").get("reason"))
+    assert "needs the environment variable LATER, which is not set" in reason
+    seen = running.home / "servers" / "child" / "home" / "seen"
+    until(lambda: seen.exists() and seen.read_text(encoding="utf-8").endswith("}"))
+    text = seen.read_text(encoding="utf-8")
+    assert '"FROM_FILE": "in the file"' in text and '"BOTH": "environment"' in text
+    with open(home / "env", "a", encoding="utf-8") as file:
+        file.write("LATER=now it is\n")
+    running.wait_connected("http", timeout=15)  # by itself
+    headers = wait_for_log(log, event="request")["headers"]
+    assert (headers["x-a"], headers["x-b"], headers["x-c"]) == (
+        "in the file", "environment", "now it is",
+    )  # fmt: skip
+
+
+@pytest.mark.promise("B1")
+def test_a_hub_does_not_start_on_a_configuration_that_is_wrong(short_tmp: Path, hub: Start) -> None:
+    for text, words in (
+        ('[[mcp_servers]]\nname = "x"\n', 'needs a "transport"'),
+        (server_entry("x", "stdio", "../run"), 'has ".." in it'),
+    ):
+        with pytest.raises(RuntimeError) as raised:
+            hub([text])
+        assert words in str(raised.value)
+        assert "Traceback" not in str(raised.value)
+
+
+@pytest.mark.promise("B3")
+def test_two_servers_with_one_name_are_refused_by_name(hub: Start) -> None:
+    pair = [server_entry("my-server", "rude_server", "ok"), server_entry("My_Server", "stdio", "x")]
+    with pytest.raises(RuntimeError, match='server "My_Server" has the name of "my-server"'):
+        hub(pair)
+
+
+def test_a_stubborn_server_does_not_keep_another_from_being_added(hub: Start) -> None:
+    running = hub([odd_entry("stubborn", "stubborn")])
+    running.wait_connected("stubborn")
+    pid = pid_of(running, "stubborn")
+    begun = time.monotonic()
+    rewrite(running, odd_entry("new", "plain"))
+    running.wait_connected("new", timeout=8)
+    assert time.monotonic() - begun < 2
+    assert alive(pid)  # still being ended
+    until(lambda: not alive(pid), 5)

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dragoman.config import Config, keys, line_of, load, parse, whereabouts
+from dragoman.core.errors import ConfigError
+from dragoman.mcp.config import (
+    HttpTransport,
+    ServerEntry,
+    SseTransport,
+    StdioTransport,
+    header_pairs,
+)
+
+GITHUB = """
+[[mcp_servers]]
+name = "github"
+timeout_secs = 30
+env = ["GITHUB_PERSONAL_ACCESS_TOKEN"]
+[mcp_servers.transport]
+type = "stdio"
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-github"]
+"""
+FILESYSTEM = """
+[[mcp_servers]]
+name = "filesystem"
+timeout_secs = 10
+env = []
+[mcp_servers.transport]
+type = "stdio"
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-filesystem", "/home/user/projects"]
+"""
+POSTGRES = """
+[[mcp_servers]]
+name = "postgres"
+timeout_secs = 30
+env = ["DATABASE_URL"]
+[mcp_servers.transport]
+type = "stdio"
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-postgres"]
+"""
+PUPPETEER = """
+[[mcp_servers]]
+name = "puppeteer"
+timeout_secs = 60
+[mcp_servers.transport]
+type = "stdio"
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-puppeteer"]
+"""
+REMOTE = """
+[[mcp_servers]]
+name = "remote-tools"
+timeout_secs = 30
+[mcp_servers.transport]
+type = "sse"
+url = "https://tools.example.com/mcp"
+"""
+SEVERAL = """
+[[mcp_servers]]
+name = "github"
+env = ["GITHUB_PERSONAL_ACCESS_TOKEN"]
+[mcp_servers.transport]
+type = "stdio"
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-github"]
+[[mcp_servers]]
+name = "filesystem"
+[mcp_servers.transport]
+type = "stdio"
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-filesystem", "/home/user/projects"]
+[[mcp_servers]]
+name = "postgres"
+env = ["DATABASE_URL"]
+[mcp_servers.transport]
+type = "stdio"
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-postgres"]
+"""
+
+
+def npx(name: str, timeout: float, env: list[str], *more: str) -> ServerEntry:
+    args = ["-y", f"@modelcontextprotocol/server-{name}", *more]
+    transport = StdioTransport(command="npx", args=args)
+    return ServerEntry(name=name, timeout_secs=timeout, env=env, transport=transport)
+
+
+FILES = "/home/user/projects"
+EXAMPLES = {
+    "GitHub": (GITHUB, [npx("github", 30, ["GITHUB_PERSONAL_ACCESS_TOKEN"])]),
+    "Filesystem": (FILESYSTEM, [npx("filesystem", 10, [], FILES)]),
+    "PostgreSQL": (POSTGRES, [npx("postgres", 30, ["DATABASE_URL"])]),
+    "Puppeteer": (PUPPETEER, [npx("puppeteer", 60, [])]),
+    "Remote SSE": (
+        REMOTE,
+        [
+            ServerEntry(
+                name="remote-tools",
+                timeout_secs=30,
+                transport=SseTransport(url="https://tools.example.com/mcp"),
+            )
+        ],
+    ),
+    "Multiple": (
+        SEVERAL,
+        [
+            npx("github", 30, ["GITHUB_PERSONAL_ACCESS_TOKEN"]),
+            npx("filesystem", 30, [], FILES),
+            npx("postgres", 30, ["DATABASE_URL"]),
+        ],
+    ),
+}
+
+
+@pytest.mark.promise("B1")
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_seeds_examples_load_as_they_stand(example: str) -> None:
+    text, expected = EXAMPLES[example]
+    assert parse(text).mcp_servers == expected
+
+
+@pytest.mark.promise("B1")
+def test_a_server_has_thirty_seconds_and_no_variables_unless_it_says_so() -> None:
+    (entry,) = parse(STDIO).mcp_servers
+    assert (entry.timeout_secs, entry.env, entry.enabled, entry.idle_secs) == (30, [], True, 0)
+
+
+def test_no_file_and_an_empty_one_are_all_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path / "config.toml") == Config()
+    (tmp_path / "config.toml").touch()
+    assert load(tmp_path / "config.toml") == Config()
+    assert Config().server.host == "127.0.0.1"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=f"{tmp_path}/config.toml cannot be read"):
+        load(tmp_path / "config.toml")
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be read"):
+        load(tmp_path)
+
+
+NAMED = '[[mcp_servers]]\nname = "a"\n'
+COMMAND = '[mcp_servers.transport]\ntype = "stdio"\ncommand = "x"\n'
+URL = '[mcp_servers.transport]\ntype = "http"\nurl = "http://x/"\n'
+STDIO, HTTP = NAMED + COMMAND, NAMED + URL
+
+UNKNOWN = {
+    "mcp_server = 1\n": (
+        '1: unknown key "mcp_server" at the top of the file; did you mean "mcp_servers"?'
+    ),
+    "[servers]\nport = 1\n": (
+        '1: unknown key "servers" at the top of the file; did you mean "server"?'
+    ),
+    "\n[server]\nprot = 1\n": '3: unknown key "prot" in [server]; did you mean "port"?',
+    "[limits]\ntool_timeout = 3\n": (
+        '2: unknown key "tool_timeout" in [limits]; did you mean "tool_timeout_secs"?'
+    ),
+    f"{NAMED}timeout = 5\n{COMMAND}": (
+        '3: unknown key "timeout" in [[mcp_servers]]; did you mean "timeout_secs"?'
+    ),
+    STDIO + NAMED.replace('"a"', '"b"') + "\nenvs = []\n" + COMMAND: (
+        '9: unknown key "envs" in [[mcp_servers]]; did you mean "env"?'
+    ),
+    f'{STDIO}comand = "y"\n': (
+        '6: unknown key "comand" in [mcp_servers.transport]; did you mean "command"?'
+    ),
+    f'{HTTP}cwd = "x"\n': (
+        '6: unknown key "cwd" in [mcp_servers.transport]; '
+        "known here: allow_private, headers, type, url"
+    ),
+    f'{STDIO}url = "x"\n': (
+        '6: unknown key "url" in [mcp_servers.transport]; known here: args, command, cwd, type'
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.promise("B1")
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_known_one(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(text, "/home/me/config.toml")
+    assert str(raised.value) == f"/home/me/config.toml, line {UNKNOWN[text]}"
+
+
+BAD = {
+    '[server]\nport = "abc"\n': '2: "server.port" is not right: it must be a whole number, not',
+    "[server]\nport = 99999\n": "2: .* it must be a whole number of at most 65535$",
+    "[limits]\ncalls_in_flight = 0\n": "2: .* it must be a whole number of at least 1$",
+    "[limits]\nresult_chars = 5\n": "2: .* it must be a whole number of at least 1000$",
+    f"[[mcp_servers]]\n{COMMAND}": r'1: \[\[mcp_servers\]\] needs a "name"$',
+    NAMED: r'1: \[\[mcp_servers\]\] needs a "transport"$',
+    f'{NAMED}[mcp_servers.transport]\ncommand = "x"\n': (
+        r'3: \[mcp_servers.transport\] needs a "type": "stdio", "http" or "sse"$'
+    ),
+    f'{NAMED}[mcp_servers.transport]\ntype = "websocket"\n': (
+        '4: type must be "stdio", "http" or "sse"$'
+    ),
+    f"{NAMED}[mcp_servers.transport]\ntype = 5\n": "4: .* it must be text in quotes",
+    f'{NAMED}[mcp_servers.transport]\ntype = "http"\n': (
+        r'3: \[mcp_servers.transport\] needs a "url"$'
+    ),
+    f'{NAMED}[mcp_servers.transport]\ntype = "stdio"\n': (
+        r'3: \[mcp_servers.transport\] needs a "command"$'
+    ),
+    f'{NAMED}transport = "stdio"\n': "3: .* it must be a table, not text in quotes$",
+    '[mcp_servers]\nname = "x"\n': r"1: each server begins with \[\[mcp_servers\]\], in two",
+    f"{NAMED}timeout_secs = 0\n{COMMAND}": "3: .* it must be a number greater than 0$",
+    f'{NAMED}timeout_secs = "30"\n{COMMAND}': "3: .* it must be a number, not text in quotes$",
+    f"{NAMED}timeout_secs = 1e9\n{COMMAND}": "3: .* it must be a number of at most 86400$",
+    f"{NAMED}timeout_secs = nan\n{COMMAND}": "3: .* it must be a number",
+    f"{NAMED}idle_secs = -1\n{COMMAND}": "3: .* it must be a number of at least 0$",
+    f'{NAMED}enabled = "no"\n{COMMAND}': "3: .* it must be true or false, not text in quotes$",
+    f'{NAMED}env = "A"\n{COMMAND}': r"3: .* it must be a list in \[ \], not text in quotes$",
+    f"{NAMED}env = [1]\n{COMMAND}": "3: .* it must be text in quotes, not a whole number$",
+    f'{NAMED}env = ["A=secret"]\n{COMMAND}': '3: "A" in the env of server "a" must be the name',
+    f'[[mcp_servers]]\nname = ""\n{COMMAND}': "2: .* it must not be empty$",
+    f'[[mcp_servers]]\nname = "a/b"\n{COMMAND}': '2: server name "a/b" may hold letters',
+    f'[[mcp_servers]]\nname = "a.b"\n{COMMAND}': '2: server name "a.b" may hold letters',
+    f'[[mcp_servers]]\nname = "{"a" * 65}"\n{COMMAND}': "2: .* of at most 64 characters$",
+    STDIO.replace('"x"', '"x\\u0000"'): "3: .* a NUL character",
+    f'{STDIO}args = ["\\u0000"]\n': "3: .* a NUL character",
+    f'{STDIO}args = "y"\n': r"6: .* it must be a list in \[ \], not text in quotes$",
+    HTTP.replace("http://x/", "ftp://x/"): "5: .* must begin with http:// or https://, not \"ftp",
+    HTTP.replace("http://x/", "x"): "5: .* must begin with http:// or https://",
+    HTTP.replace("http://x/", "http:///x"): "5: .* must begin with http:// or https://",
+    f'{HTTP}headers = {{ "A B" = "c" }}\n': '6: server "a": "A B" is no header name',
+    f'{HTTP}headers = {{ A = "a\\nb" }}\n': '6: .* header "A" has a control character$',
+    f'{HTTP}headers = ["nothing"]\n': '6: server "a": each of headers must be "Name: value"$',
+    f'{HTTP}headers = "A: b"\n': r"6: .* it must be a table or a list in \[ \]",
+    f"{HTTP}headers = {{ A = 5 }}\n": "6: .* it must be text in quotes, not a whole number$",
+    f'{HTTP}allow_private = "yes"\n': "6: .* it must be true or false",
+    'api_key = "short"\n': "1: api_key is shorter than 16 characters and could be guessed",
+}  # fmt: skip
+
+
+@pytest.mark.promise("B1", "B2")
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_value_is_one_clear_sentence_with_its_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^config.toml, line {BAD[text]}") as raised:
+        parse(text)
+    assert "\n" not in str(raised.value) and "`" not in str(raised.value)
+    assert "=secret" not in str(raised.value)
+
+
+def test_what_is_no_toml_is_said_so_with_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"^config.toml is not valid TOML: .*line 2"):
+        parse("a = 1\nb = = 2\n")
+
+
+@pytest.mark.promise("B10", "N1")
+@pytest.mark.parametrize("command", ["../x", "a/../x", "/a/..", "..", "a\\\\..\\\\x"])
+def test_a_command_with_two_dots_for_a_folder_is_refused(command: str) -> None:
+    with pytest.raises(ConfigError, match=r'line 5: the command of server "a" has "\.\." in it'):
+        parse(STDIO.replace('"x"', f'"{command}"'))
+
+
+@pytest.mark.promise("B10")
+def test_two_dots_inside_a_name_are_no_folder() -> None:
+    (entry,) = parse(STDIO.replace('"x"', '"tool..v2"')).mcp_servers
+    assert isinstance(entry.transport, StdioTransport)
+    assert entry.transport.command == "tool..v2"
+
+
+@pytest.mark.promise("B3")
+@pytest.mark.parametrize("second", ["my-server", "My-Server", "my_server", "my server"])
+def test_the_second_server_with_a_name_is_refused(second: str) -> None:
+    text = STDIO.replace('"a"', '"my-server"') + STDIO.replace('"a"', f'"{second}"')
+    with pytest.raises(ConfigError) as raised:
+        parse(text)
+    assert f'line 7: server "{second}" has the name of "my-server"' in str(raised.value)
+
+
+@pytest.mark.promise("B2")
+def test_headers_are_a_table_or_lines() -> None:
+    for headers in ('{ "X-A" = "b: c", Y = "${D}" }', '["X-A: b: c", "Y: ${D}"]'):
+        (entry,) = parse(f"{HTTP}headers = {headers}\n").mcp_servers
+        assert isinstance(entry.transport, HttpTransport)
+        assert dict(header_pairs(entry.transport.headers)) == {"X-A": "b: c", "Y": "${D}"}
+
+
+def test_whereabouts_say_how_a_server_is_reached() -> None:
+    github, remote = parse(GITHUB + REMOTE).mcp_servers
+    assert whereabouts(github) == "npx -y @modelcontextprotocol/server-github"
+    assert whereabouts(remote) == "https://tools.example.com/mcp"
+
+
+def test_the_line_of_a_key_is_found_in_every_way_to_write_it() -> None:
+    text = (
+        'a.b = 1\n[server] # the server\n"port" = 2\n\n[[mcp_servers]]\nname = "x"\n'
+        '[[mcp_servers]]\nname = "y"\n[mcp_servers.transport]\nurl = "z"\n'
+    )
+    assert line_of(text, ("a", "b")) == 1
+    assert line_of(text, ("server", "port")) == 3
+    assert line_of(text, ("mcp_servers", 0, "name")) == 6
+    assert line_of(text, ("mcp_servers", 1, "transport", "url")) == 10
+    assert line_of(text, ("mcp_servers", 1, "transport", "headers")) == 9
+    assert line_of(text, ("nowhere",)) is None
+
+
+def test_every_key_has_a_meaning() -> None:
+    assert [path for path, _, _, meaning in keys() if not meaning] == []
+    assert ("mcp_servers[].name", "str", "required", "What the server is called here.") in keys()
