@@ -72,7 +72,8 @@ PRUNE_SECONDS = 3600
 SETTLE_SECONDS = 3.0
 """How long after the start the first list over stdio may wait for servers that are starting."""
 DRAIN_SECONDS = 5.0
-STOP_SECONDS = 4.0
+STOP_SECONDS = 3.5
+LAST_SECONDS = 0.3
 
 
 class Instance:
@@ -193,7 +194,11 @@ class Instance:
         drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
         drains += [_within(DRAIN_SECONDS, connection.drain()) for connection in self._stdio]
         await asyncio.gather(*drains, return_exceptions=True)
+        # What is still under way fails now, and whoever asked is told so.
         await _within(STOP_SECONDS, self.servers.stop())
+        await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))
+        for listener in self._listeners:
+            listener.abort()
         await _within(1, self.net.close())
         if self.calls is not None:
             self.calls.flush()

@@ -479,3 +479,60 @@ def test_on_a_terminal_it_asks(tmp_path: Path, answer: str, added: bool) -> None
         os.close(ours)
     assert b"Add these to" in seen
     assert (tmp_path / ".dragoman" / "config.toml").exists() is added
+
+
+def test_paths_of_a_project_become_full_ones(tmp_path: Path) -> None:
+    put(tmp_path, "project/tools/server.py", "")
+    put(tmp_path, "project/run.sh", "")
+    entries = {
+        "a": {"command": "python3", "args": ["tools/server.py", "-x", "gone.py", "tools"]},
+        "b": {"command": "./run.sh", "args": ["/abs", "@scope/name", "~/x"]},
+        "c": {"command": "python3", "args": ["server.py"], "cwd": "tools"},
+    }
+    file = put(tmp_path, "project/.vscode/mcp.json", {"servers": entries})
+    assert run(tmp_path, str(file)).exit_code == 0
+    project = tmp_path / "project"
+    found = {name: server["transport"] for name, server in servers(tmp_path).items()}
+    assert found["a"]["args"] == [f"{project}/tools/server.py", "-x", "gone.py", "tools"]
+    assert found["b"]["command"] == f"{project}/run.sh"
+    assert found["b"]["args"] == ["/abs", "@scope/name", "~/x"]
+    assert found["c"]["args"] == ["server.py"] and found["c"]["cwd"] == f"{project}/tools"
+
+
+def test_paths_in_a_client_s_own_file_stay_as_they_are(tmp_path: Path) -> None:
+    put(tmp_path, ".cursor/server.py", "")
+    put(
+        tmp_path, ".cursor/mcp.json", {"mcpServers": {"a": {"command": "x", "args": ["server.py"]}}}
+    )
+    assert run(tmp_path, "cursor").exit_code == 0
+    assert servers(tmp_path)["a"]["transport"]["args"] == ["server.py"]
+
+
+def test_an_env_file_or_a_list_of_servers_that_is_none_stops_the_import(tmp_path: Path) -> None:
+    put(tmp_path, ".cursor/mcp.json", {"mcpServers": {"github": GITHUB}})
+    config = put(tmp_path, ".dragoman/config.toml", "mcp_servers = 5\n")
+    config.parent.chmod(0o700)
+    result = run(tmp_path, "cursor")
+    assert result.exit_code == 1 and "cannot be added to" in result.output
+    config.write_text("")
+    (config.parent / "env").write_bytes(b"\xff")
+    result = run(tmp_path, "cursor")
+    assert result.exit_code == 1 and "not UTF-8" in result.output
+    assert config.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (None, {}),
+        (b"", {}),
+        (b"A=b\nC=d=e\n", {"A": "b", "C": "d=e"}),
+        (b"\xef\xbb\xbfA=b\r\n B = c \r\n", {"A": "b", "B": " c "}),
+        (b"# A=b\n  # C=d\nE\n=f\n\nG=#h\n", {"G": "#h"}),
+        (b'A="b"\nA=c\x0bd\n', {"A": "c\x0bd"}),
+    ],
+)
+def test_the_env_file_is_names_and_values_as_they_stand(
+    data: bytes | None, expected: dict[str, str]
+) -> None:
+    assert read_env(data) == expected

@@ -603,3 +603,26 @@ def test_removal_is_the_inverse_even_without_backups(servers: Any, indent: Any) 
     data = json.dumps({"x": 1, "mcpServers": servers}, indent=indent).encode()
     added = with_entry(CLIENTS["cursor"], data, "hub", {"command": "dragoman", "args": ["mcp"]})
     assert without_entry(CLIENTS["cursor"], added, "hub") == data
+
+
+def test_the_home_that_is_asked_for_is_carried_by_the_entry(tmp_path: Path) -> None:
+    result = run(tmp_path, "cursor", "--home", "other", DRAGOMAN_HOME="/elsewhere")
+    assert result.exit_code == 0
+    entry = json.loads((tmp_path / ".cursor" / "mcp.json").read_bytes())["mcpServers"]["dragoman"]
+    assert entry["env"] == {"DRAGOMAN_HOME": str(Path("other").absolute())}
+
+
+def test_it_is_told_when_there_would_be_nothing_to_see(tmp_path: Path) -> None:
+    home = tmp_path / ".dragoman"
+    home.mkdir(mode=0o700)
+    server = '[[mcp_servers]]\nname = "a"\ntransport = { type = "stdio", command = "x" }\n'
+    for config, told in (
+        ("", "no servers yet"),
+        (server, 'stdio_expose = ["*"]'),
+        ("[servr]\n", "will not start"),
+    ):
+        (home / "config.toml").write_text(config)
+        result = run(tmp_path, "cursor")
+        assert result.exit_code == 0 and told in result.stderr
+    (home / "config.toml").write_text('[mcp]\nstdio_expose = ["*"]\n' + server)
+    assert run(tmp_path, "cursor").stderr == ""

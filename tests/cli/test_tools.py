@@ -195,3 +195,27 @@ def test_what_a_server_says_cannot_command_the_terminal(terminal: Terminal) -> N
     terminal.configure(server_entry("bad", "stdio", "python3", "-c", code))
     done = terminal.run("servers")
     assert "boo" in done.out and "\x1b" not in done.out
+
+
+def test_ctrl_c_ends_a_hub_of_its_own_too(terminal: Terminal) -> None:
+    terminal.configure(server_entry("peer", "rude_server", "ok"))
+    terminal.run("tools")  # makes the audit
+    child = terminal.start("call", "peer.slow", "seconds=1.5")
+    until = time.monotonic() + WAIT_SECONDS
+    while "running" not in terminal.run("audit", "tail").out:
+        assert time.monotonic() < until and child.poll() is None
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=WAIT_SECONDS)
+    assert child.returncode == 130 and err.strip() == "dragoman: interrupted"
+    assert not processes_at_home(terminal.home)
+    assert terminal.run("status").code == 3
+    assert terminal.run("audit", "verify").code == 0
+
+
+def test_a_quiet_hub_says_nothing_of_calls_and_another_one_does(terminal: Terminal) -> None:
+    for args, told in (([], True), (["--quiet"], False)):
+        terminal.run("up", "--detach", "--port", "0", *args)
+        terminal.run("call", f"nobody.{told}")
+        assert terminal.run("stop").code == 0
+        log = (terminal.home / "hub.log").read_text()
+        assert (f"call nobody.{told} by owner:owner -> failed" in log) is told

@@ -74,18 +74,26 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
             server_entry("plain", "http", plain.url + "/ok"),
             odd_entry("plain-child", "plain", logs / "plain-child.log"),
             odd_entry("keeper", "keeper", logs / "keeper.log"),
+            odd_entry("mortal", "plain"),
             odd_entry("deaf", "deaf"),
             odd_entry("idle", "plain", idle_secs=0.5),
             odd_entry("idle-stubborn", "stubborn", idle_secs=0.5),
             odd_entry("talkative", "talkative"),
         ]
         hub = stack.enter_context(lasting_hub(servers))
-        hub.wait_connected("sdk", "modern", "legacy", "plain", "plain-child", "keeper", "talkative")
+        hub.wait_connected(
+            "sdk", "modern", "legacy", "plain", "plain-child", "keeper", "talkative", "mortal"
+        )
         yield Ward(hub, logs, modern, legacy, plain)
 
 
 def pid_of(hub: RunningHub, server: str) -> int:
     return int(text_of(hub.call(f"{server}.pid")))
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone([pid], 2)
 
 
 # --- children
@@ -121,6 +129,36 @@ def test_a_child_that_is_killed_in_the_middle_of_calls_fails_them_at_once(
     assert all("it was ended by signal SIGKILL" in words_of(answer) for answer in answers)
     again = pid_of(ward.hub, server)
     assert again != pid and not alive(pid)
+
+
+@pytest.mark.promise("B7")
+def test_a_child_that_crashes_time_and_again_is_served_to_the_next_caller_within_reason(
+    ward: Ward,
+) -> None:
+    for _ in range(4):
+        kill(pid_of(ward.hub, "mortal"))
+    for _ in range(20):
+        answer = ward.hub.call("mortal.pid")
+        if answer["result"].get("isError"):
+            assert words_of(answer).startswith('server "mortal" is not connected: it was ended by')
+            break
+        kill(int(text_of(answer)))
+    else:
+        raise AssertionError("it was started again without end")
+    until(lambda: "isError" not in ward.hub.call("mortal.pid")["result"], 3)
+
+
+@pytest.mark.promise("B7")
+def test_clients_are_not_told_of_a_change_where_a_server_comes_back_with_the_same_tools(
+    ward: Ward,
+) -> None:
+    session = wire.Session(ward.hub.mcp_url)
+    stream = wire.stream("GET", ward.hub.mcp_url, headers=session.headers, timeout=0.7)
+    with stream as heard:
+        kill(pid_of(ward.hub, "plain-child"))
+        assert pid_of(ward.hub, "plain-child")
+        with pytest.raises(TimeoutError):
+            heard.next()
 
 
 @pytest.mark.promise("B7")

@@ -71,13 +71,18 @@ def test_two_ides_without_a_daemon_share_one_hub_and_its_children(home: Path) ->
 @pytest.mark.promise("F2")
 @pytest.mark.parametrize("how", ["its client goes", "kill -9"])
 def test_when_the_one_that_hosts_the_hub_ends_another_takes_over(home: Path, how: str) -> None:
-    with ide(home) as first, ide(home) as second, ide(home) as third:
+    with ide(home) as first:
         first.initialize()
         before = child_of(first)
+        assert host_of(home) == first.pid
+        the_others_go_on(home, first, before, how)
+
+
+def the_others_go_on(home: Path, first: wire.Stdio, before: int, how: str) -> None:
+    with ide(home) as second, ide(home) as third:
         for client in (second, third):
             client.initialize()
             assert child_of(client) == before
-        assert host_of(home) == first.pid
         if how == "kill -9":
             first.process.kill()
         else:
@@ -100,9 +105,14 @@ def test_when_the_one_that_hosts_the_hub_ends_another_takes_over(home: Path, how
 def test_a_call_that_is_under_way_when_the_host_is_killed_is_answered_with_what_is_known(
     home: Path,
 ) -> None:
-    with ide(home) as first, ide(home) as second:
+    with ide(home) as first:
         first.initialize()
         child_of(first)
+        the_second_is_told(home, first)
+
+
+def the_second_is_told(home: Path, first: wire.Stdio) -> None:
+    with ide(home) as second:
         second.initialize()
         child_of(second)
         slow = {"name": "r.slow", "arguments": {"seconds": 30}}

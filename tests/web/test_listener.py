@@ -20,7 +20,7 @@ from dragoman.core.tool import Tool
 from dragoman.mcp import answering
 from dragoman.mcp.http import HttpFace
 from dragoman.mcp.server import Face
-from dragoman.web import http1, listener
+from dragoman.web import http1
 from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
@@ -105,13 +105,13 @@ def parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 @asynccontextmanager
-async def place(api_key: str | None = None) -> AsyncIterator[Place]:
+async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[Place]:
     catalog, sources, slow = Catalog(), Plain(), Slow()
     tool = Tool(
         name="slow.wait",
         alias="mcp_slow_wait",
         remote_name="wait",
-        definition={"inputSchema": {"type": "object"}},
+        definition={"inputSchema": {"type": "object"}, "padding": "x" * padding},
         target=slow,
     )
     catalog.offer("slow", [tool])
@@ -132,6 +132,7 @@ async def place(api_key: str | None = None) -> AsyncIterator[Place]:
     finally:
         face.close()
         await made.drain(0.2)
+        made.abort()
 
 
 def get(path: str, *headers: str) -> bytes:
@@ -269,6 +270,112 @@ async def test_chunked_bodies_are_read() -> None:
         chunks = b"".join(b"1\r\n" + PING[n : n + 1] + b"\r\n" for n in range(len(PING)))
         status, _, said = await here.ask(head + chunks + b"0\r\n\r\n")
         assert (status, json.loads(said)["result"]) == (200, {})
+
+
+async def test_headers_after_the_body_do_not_count() -> None:
+    async with place() as here:
+        head = post("/mcp", b"", JSON).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        chunk = b"%x\r\n%b\r\n0\r\n" % (len(PING), PING)
+        trailers = b"Mcp-Protocol-Version: 2026-07-28\r\nAccept: text/html\r\nHost: evil\r\n\r\n"
+        status, _, said = await here.ask(head + chunk + trailers)
+        assert (status, json.loads(said)["result"]) == (200, {})
+
+
+@pytest.mark.promise("N1")
+async def test_what_surrounds_a_body_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "DRAIN_BYTES", 100_000)
+    async with place() as here:
+        head = post("/mcp", b"", JSON).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        for endless in (b"1;" + b"x" * 300_000, b"0\r\nX: " + b"x" * 300_000):
+            reader, writer = await here.connect()
+            writer.write(head + endless)
+            async with asyncio.timeout(5):
+                with suppress(ConnectionResetError):
+                    assert b" 413 " in await reader.read()
+            writer.close()
+
+
+# --- one connection, many requests
+
+
+def kept(request: bytes) -> bytes:
+    return request.replace(b"Connection: close\r\n", b"")
+
+
+async def test_requests_that_come_together_are_answered_in_their_order() -> None:
+    async with place() as here:
+        pings = [PING.replace(b'"id":1', b'"id":%d' % number) for number in range(10)]
+        asked = b"".join(kept(post("/mcp", ping, JSON)) for ping in pings)
+        _, _, rest = await here.ask(asked + get("/healthz"))
+        assert [rest.count(b'"id":%d,' % number) for number in range(10)] == [1] * 10
+        places = [rest.index(b'"id":%d,' % number) for number in range(10)]
+        assert places == sorted(places) and rest.endswith(b"ok\n")
+
+
+async def test_an_offer_of_another_protocol_is_not_taken_and_does_no_harm() -> None:
+    """Java's HTTP client, and with it the Java SDK, offers h2c with every first request."""
+    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk"
+    async with place() as here:
+        for first in (kept(post("/mcp", PING, JSON, offer)), kept(get("/healthz", offer))):
+            _, _, rest = await here.ask(first + post("/mcp", PING, JSON))
+            assert rest.count(b'"result":{}') + rest.count(b"ok\n") >= 1
+            reader, writer = await here.connect()
+            writer.write(first)
+            async with asyncio.timeout(5):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert parsed(head)[0] == 200
+                await reader.readexactly(int(parsed(head)[1]["content-length"]))
+                writer.write(post("/mcp", PING, JSON))
+                assert parsed(await reader.read())[0] == 200
+            writer.close()
+        websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA=="
+        _, _, rest = await here.ask(kept(get("/healthz", websocket)) + get("/healthz"))
+        assert b"101" not in rest
+
+
+@pytest.mark.promise("N1")
+async def test_the_head_of_the_next_request_is_bounded_while_the_first_is_answered() -> None:
+    async with place() as here:
+        reader, writer = await here.connect()
+        writer.write(kept(post("/mcp", call(), JSON)))
+        await asyncio.wait_for(here.slow.running.wait(), 5)
+        writer.write(b"GET / HTTP/1.1\r\nX: ")
+        async with asyncio.timeout(5):
+            with suppress(ConnectionResetError, BrokenPipeError):
+                for _ in range(100):
+                    writer.write(b"x" * 10_000)
+                    await writer.drain()
+                await reader.read()
+        await here.everyone_left()
+        writer.close()
+
+
+@pytest.mark.promise("N1")
+async def test_who_does_not_read_his_answers_is_not_read_from() -> None:
+    async with place(padding=50_000) as here:
+        reader, writer = await here.connect()
+        ask = kept(get("/api/tools/slow.wait"))
+        for _ in range(80):
+            writer.write(ask * 10)
+            assert (await here.ask(get("/healthz")))[0] == 200, "the hub has had its chance"
+        (first,) = here.listener._connections
+        assert first._transport.get_write_buffer_size() < 3 * http1.UNREAD_BYTES
+        async with asyncio.timeout(30):  # and he gets them all when he reads
+            for _ in range(20):
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(parsed(head)[1]["content-length"]))
+        writer.close()
+
+
+@pytest.mark.promise("N1")
+async def test_who_never_reads_is_left_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "KEEP_ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(http1, "LAST_SECONDS", 0.1)
+    async with place(padding=5_000_000) as here:
+        _, writer = await here.connect()
+        writer.write(kept(get("/api/tools/slow.wait")) * 3)
+        await here.everyone_left()
+        writer.close()
 
 
 # --- the API

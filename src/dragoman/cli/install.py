@@ -29,9 +29,12 @@ from dragoman.cli.clients import (
     started_by,
 )
 from dragoman.cli.editing import parse, undone, with_entry
-from dragoman.cli.errors import Failed, Unreadable
+from dragoman.cli.errors import Failed, Unreadable, say
 from dragoman.cli.files import read_bytes, write
 from dragoman.cli.output import home_option, json_option
+from dragoman.config import load
+from dragoman.core.errors import ConfigError
+from dragoman.home import Unfit, home_path
 
 CANNOT_EDIT = 8
 """Exit code: the client's file is in a format that is not edited; the text to add was printed."""
@@ -292,9 +295,28 @@ def install(
             raise
         click.echo(json.dumps({"error": error.message}))
         ctx.exit(error.exit_code)
-    click.echo("\n".join(_lines(done)) if not as_json else json.dumps(asdict(done), indent=2))
+    if as_json:
+        click.echo(json.dumps(asdict(done), indent=2))
+    else:
+        click.echo("\n".join(_lines(done)))
+        if done.action in ("added", "updated", "already") and (nothing := _nothing_to_see(home)):
+            say(nothing)
     if done.action == "manual":
         ctx.exit(CANNOT_EDIT)
+
+
+def _nothing_to_see(home: str | None) -> str:
+    """Why the client would see no tools, as far as the configuration tells."""
+    try:
+        file = Path(home_path(home)) / "config.toml"
+        config = load(file)
+    except (ConfigError, Unfit) as error:
+        return f"the hub will not start there: {error}"
+    if not config.mcp_servers:
+        return "the hub has no servers yet, so there are no tools; see: dragoman import"
+    if not config.mcp.stdio_expose:
+        return f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
+    return ""
 
 
 def _lines(done: Outcome) -> Iterator[str]:

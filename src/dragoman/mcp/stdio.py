@@ -204,6 +204,7 @@ class Connection(asyncio.Protocol):
         params = message.get("params")
         id = params.get("requestId") if isinstance(params, dict) else None
         if isinstance(id, str | int | float) and (task := self._running.get(_key(id))):
+            self._done(_key(id), task)  # its id may be used again at once
             task.cancel()
 
     # --- unasked -----------------------------------------------------------------------------

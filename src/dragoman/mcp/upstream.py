@@ -37,6 +37,9 @@ STEADY_SECONDS = 30.0
 """A connection that lasted so long was a good one: the next attempt comes at once again."""
 FRESH_FAILURE = 1.0
 """A call this soon after a failed attempt is told its reason rather than making another."""
+LOSSES = 5
+"""A server that is lost more often than this, one time after the other, has failed: until then a
+call starts it again at once."""
 MAX_PROBLEMS = 20
 TURN_SECONDS = 0.005
 """How long a list of tools may be worked on before others have their turn."""
@@ -200,8 +203,9 @@ class Upstream:
                 await self._rest()
                 continue
             failures = 0 if monotonic() - begun > STEADY_SECONDS else failures + 1
-            if failures > 1:
-                await self._pause(reason, failures - 1)
+            wanted = self._wake.is_set() and failures <= LOSSES
+            if failures > 1 and not wanted:
+                await self._pause(reason, failures - 1, tried=failures > LOSSES)
 
     async def _open(self) -> Session:
         seconds = self.entry.timeout_secs
@@ -302,9 +306,10 @@ class Upstream:
         except ConfigError as error:
             self.problems.append(str(error))
 
-    async def _pause(self, reason: str, failures: int) -> None:
+    async def _pause(self, reason: str, failures: int, *, tried: bool = True) -> None:
         """Waits longer after each failure, with jitter; a call cuts the wait short."""
-        self._failed_at = monotonic()
+        if tried:
+            self._failed_at = monotonic()
         self._become("failed", reason)
         self._settle()
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10))

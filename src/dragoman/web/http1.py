@@ -23,6 +23,8 @@ HEAD_SECONDS = 10.0
 """How long a request's head may take, and a new connection may say nothing."""
 BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 75.0
+LAST_SECONDS = 10.0
+"""How long what is already written may take to leave a connection that is being closed."""
 HEAD_BYTES = 64 * 1024
 BODY_BYTES = 10 * 1024 * 1024
 DRAIN_BYTES = 4 * BODY_BYTES
@@ -46,6 +48,7 @@ _STATUS = {
     for status in http.HTTPStatus
 }
 _BODILESS = frozenset({204, 304})
+_OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
 class Request:
@@ -160,8 +163,11 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._unfinished = False
         """A request has begun and its end has not come."""
+        self._in_head = True
         self._idle = False
         """Between two requests."""
+        self._offer = b""
+        """The head of a request that offers another protocol, without the offer."""
 
     # --- asyncio.Protocol ----------------------------------------------------------------------
 
@@ -185,42 +191,57 @@ class Connection(asyncio.Protocol):
             self._current.left()
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self._ends():
             return
         if self._idle:
             self._idle = False
             self._untime()
         self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, b"this is no WebSocket")
-            return
+            self._feed(data)
         except httptools.HttpParserError:
             self._refuse(400, b"that is no HTTP request")
+        if self._ends():
             return
-        if self._current is None and not self._closing:  # not all there yet
-            if self._reading is None and self._head_bytes > HEAD_BYTES:
-                self._refuse(431, b"the head of the request is too long")
-            elif self._timer is None:
-                self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
+        if self._reading is None and self._head_bytes > HEAD_BYTES:
+            self._refuse(431, b"the head of the request is too long")
+        elif self._head_bytes > DRAIN_BYTES + HEAD_BYTES:  # of which little can be body
+            self._refuse(413, b"the request is too large")
+        elif self._current is None and self._timer is None:  # not all there yet
+            self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
+
+    def _ends(self) -> bool:
+        return self._closing
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            # h2c, which Java's client and curl offer. llhttp takes the head for the whole request
+            # then, so it is read again without the offer.
+            head, self._offer = self._offer, b""
+            self._parser = httptools.HttpRequestParser(self)
+            self._feed(head + data[offer.args[0] :])
 
     def eof_received(self) -> bool:
         return False
 
     def pause_writing(self) -> None:
+        """Who does not read what was answered is not read from either."""
         if self._drained is None:
             self._drained = self.loop.create_future()
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():
             drained.set_result(None)
+        self._go_on()
 
     # --- llhttp's callbacks --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._unfinished = True
+        self._unfinished = self._in_head = True
         self._url = b""
         self._fields = {}
         self._repeated = frozenset()
@@ -231,6 +252,8 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # after the body: too late to say anything that counts
         name = name.lower()
         fields = self._fields
         if name in fields:
@@ -239,6 +262,10 @@ class Connection(asyncio.Protocol):
         fields[name] = value
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._parser.should_upgrade():
+            self._offer = _without_offer(self._parser, self._url, self._fields)
+            return
         if self._head_bytes > HEAD_BYTES and _size(self._url, self._fields) > HEAD_BYTES:
             self._refuse(431, b"the head of the request is too long")
             return
@@ -280,6 +307,8 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        if self._offer:
+            return
         self._unfinished = False
         self._head_bytes = 0
         request = self._reading
@@ -328,25 +357,32 @@ class Connection(asyncio.Protocol):
         self._task = None
         if not request.keep_alive or self._closing:
             self._closing = True
-            if not self.lost:
-                self._transport.close()
+            self._close()
+        elif self.lost:
+            return
         elif self._queue:
-            following = self._queue.popleft()
-            if not self._queue and not self.lost:
-                self._transport.resume_reading()
-            self._begin(following)
+            self._go_on()
         elif self._unfinished:  # it was answered before all of it had come
             self._time(HEAD_SECONDS)
-        elif not self.lost:
+        else:
             self._idle = True
             self._time(KEEP_ALIVE_SECONDS)
+
+    def _go_on(self) -> None:
+        """The next request, once the last one's answer is on its way."""
+        if self._drained is not None or self.lost or self._closing:
+            return
+        if self._queue and self._current is None:
+            self._begin(self._queue.popleft())
+        if not self._queue:
+            self._transport.resume_reading()
 
     def _refuse(self, status: int, text: bytes) -> None:
         self._closing = True
         if self._current is None:
             head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.write(_STATUS[status] + head % (len(text) + 1) + text + b"\n")
-        self._transport.close()
+        self._close()
 
     # --- writing, timing, ending -----------------------------------------------------------------
 
@@ -371,14 +407,21 @@ class Connection(asyncio.Protocol):
         self._timer = None
         if self._reading is not None:
             self._refuse(408, b"the body did not come in time")
-        elif not self.lost:
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        """Lets the last words out, if somebody reads them."""
+        self._untime()
+        if not self.lost:
             self._transport.close()
+            self._timer = self.loop.call_later(LAST_SECONDS, self._transport.abort)
 
     def shut(self) -> None:
         """No further requests; an answer under way is finished."""
         self._closing = True
         if self._current is None:
-            self._transport.close()
+            self._close()
         else:
             self._current.keep_alive = False
 
@@ -387,6 +430,15 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         if not self.lost:
             self._transport.abort()
+
+
+def _without_offer(
+    parser: httptools.HttpRequestParser, url: bytes, fields: dict[bytes, bytes]
+) -> bytes:
+    version = parser.get_http_version().encode()
+    lines = [b"%b %b HTTP/%b\r\n" % (parser.get_method(), url, version)]
+    lines += [b"%b: %b\r\n" % pair for pair in fields.items() if pair[0] not in _OFFERING]
+    return b"".join(lines) + b"\r\n"
 
 
 def _size(url: bytes, fields: dict[bytes, bytes]) -> int:

@@ -36,7 +36,7 @@ class Listener:
             self._server.close()
 
     async def drain(self, seconds: float) -> None:
-        """Lets what is under way finish, then ends it."""
+        """Lets what is under way finish, as far as it does in so many seconds."""
         self.stop_accepting()
         loop = asyncio.get_running_loop()
         for connection in tuple(self._connections):
@@ -44,6 +44,9 @@ class Listener:
         deadline = loop.time() + seconds
         while self._connections and loop.time() < deadline:
             await asyncio.sleep(0.02)
+
+    def abort(self) -> None:
+        """Ends what is left."""
         for connection in tuple(self._connections):
             connection.abort()
 

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import asyncio
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Result
+from dragoman.core.calllog import FLUSH_LINES, CallLog
+from dragoman.core.errors import NotFound, TimedOut
+from dragoman.core.events import PostVerb
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import tool_nowhere
+from dragoman.core.trace import Trace
+
+
+def ended(name: str, error: TimedOut | None = None) -> PostVerb:
+    call = Call(
+        caller=OWNER,
+        tool=tool_nowhere(name, NotFound("nowhere")),
+        asked_as=name,
+        arguments={"password": "hunter2"},
+        trace=Trace("0123456789", ("a.b",)),
+        door="test",
+        extra={},
+    )
+    if error is not None:
+        return PostVerb(call, "failed", 12.34, None, error)
+    return PostVerb(call, "completed", 0.04, Result(), None)
+
+
+async def test_a_line_says_verb_caller_outcome_time_depth_and_trace_and_no_arguments() -> None:
+    written: list[str] = []
+    there = asyncio.Event()
+    bus = Bus()
+    CallLog(bus, lambda text: (written.append(text), there.set()))
+    bus.emit(ended("files.read"))
+    bus.emit(ended("files.read", TimedOut("hunter2")))
+    await asyncio.wait_for(there.wait(), 5)
+    assert written == [
+        "call files.read by owner:owner -> completed 0.0 ms depth 1 trace 01234567\n"
+        "call files.read by owner:owner -> failed (TimedOut) 12.3 ms depth 1 trace 01234567\n"
+    ]
+
+
+async def test_a_name_that_a_caller_made_up_stays_one_line_of_bounded_length() -> None:
+    written: list[str] = []
+    bus = Bus()
+    log = CallLog(bus, written.append)
+    bus.emit(ended("x\ncall faked by owner:owner -> completed"))
+    bus.emit(ended("y" * 100_000))
+    log.flush()
+    lines = "".join(written).splitlines()
+    assert len(lines) == 2
+    assert all(len(line) < 400 for line in lines)
+
+
+async def test_many_lines_are_written_in_one_piece_and_none_is_kept_for_long() -> None:
+    written: list[str] = []
+    bus = Bus()
+    log = CallLog(bus, written.append)
+    for _ in range(FLUSH_LINES):
+        bus.emit(ended("files.read"))
+    assert len(written) == 1 and written[0].count("\n") == FLUSH_LINES
+    log.flush()
+    assert len(written) == 1

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+
+from dragoman.core.call import Call, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import AmbiguousName, ConfigError, NotFound
+from dragoman.core.tool import Nowhere, Tool
+
+
+class Place:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def run(self, call: Call) -> Result:
+        return Result()
+
+
+def tool(name: str, alias: str = "") -> Tool:
+    target, _, remote = name.partition(".")
+    return Tool(name=name, alias=alias or name, remote_name=remote, target=Place(target))
+
+
+def error_of(catalog: Catalog, name: str) -> Exception:
+    target = catalog.find(name).target
+    assert isinstance(target, Nowhere)
+    return target.error
+
+
+@pytest.mark.promise("B3")
+def test_a_tool_is_found_by_its_name_and_by_its_alias() -> None:
+    catalog = Catalog()
+    one = tool("a.b_c", "mcp_a_b_c")
+    catalog.offer("a", [one])
+    assert catalog.find("a.b_c") is one
+    assert catalog.find("mcp_a_b_c") is one
+    assert len(catalog) == 1
+
+
+@pytest.mark.promise("B3")
+def test_the_whole_name_is_looked_up_and_never_cut() -> None:
+    catalog = Catalog()
+    catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
+    catalog.offer("a_b", [tool("a_b.d", "mcp_a_b_d")])
+    assert catalog.find("mcp_a_b_c").name == "a.b_c"
+    assert catalog.find("mcp_a_b_d").name == "a_b.d"
+    for name in ("mcp_a_b", "mcp_a", "a", "b_c", "", "MCP_A_B_C"):
+        assert isinstance(error_of(catalog, name), NotFound)
+
+
+@pytest.mark.promise("B3")
+def test_an_alias_of_several_tools_leads_nowhere_and_names_them() -> None:
+    catalog = Catalog()
+    catalog.offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
+    catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
+    error = error_of(catalog, "mcp_a_b_c")
+    assert isinstance(error, AmbiguousName)
+    assert str(error) == (
+        '"mcp_a_b_c" stands for several tools; ask for one by its full name: "a.b_c", "a_b.c"'
+    )
+    assert all(catalog.shared(one) for one in catalog.tools())
+    assert catalog.find("a.b_c").name == "a.b_c"
+    catalog.withdraw("a")
+    assert catalog.find("mcp_a_b_c").name == "a_b.c"
+    assert not any(catalog.shared(one) for one in catalog.tools())
+
+
+def test_a_name_goes_before_an_alias() -> None:
+    catalog = Catalog()
+    catalog.offer("a", [tool("a.x", "b.y")])
+    catalog.offer("b", [tool("b.y", "mcp_b_y")])
+    assert catalog.find("b.y").name == "b.y"
+
+
+def test_an_offer_takes_the_place_of_the_one_before() -> None:
+    catalog = Catalog()
+    catalog.offer("a", [tool("a.x"), tool("a.y")])
+    catalog.offer("a", [tool("a.y"), tool("a.z")])
+    assert [one.name for one in catalog.tools()] == ["a.y", "a.z"]
+    assert [one.name for one in catalog.offered_by("a")] == ["a.y", "a.z"]
+    assert isinstance(error_of(catalog, "a.x"), NotFound)
+
+
+def test_tools_come_in_the_order_of_their_names_whoever_came_first() -> None:
+    catalog = Catalog()
+    catalog.offer("b", [tool("b.x")])
+    catalog.offer("a", [tool("a.z"), tool("a.a")])
+    assert [one.name for one in catalog.tools()] == ["a.a", "a.z", "b.x"]
+
+
+def test_a_name_that_another_holds_stays_with_the_first_and_the_rest_is_offered() -> None:
+    catalog = Catalog()
+    first = tool("a.x")
+    catalog.offer("a", [first])
+    with pytest.raises(ConfigError, match=r"target 'b' offers names that others hold: a\.x"):
+        catalog.offer("b", [tool("a.x"), tool("b.y")])
+    assert catalog.find("a.x") is first
+    assert catalog.find("b.y").name == "b.y"
+    catalog.withdraw("b")
+    assert catalog.find("a.x") is first
+
+
+def test_an_offer_with_a_name_twice_changes_nothing() -> None:
+    catalog = Catalog()
+    catalog.offer("a", [tool("a.x")])
+    version = catalog.version
+    with pytest.raises(ConfigError, match="twice"):
+        catalog.offer("a", [tool("a.y"), tool("a.y")])
+    assert [one.name for one in catalog.tools()] == ["a.x"]
+    assert catalog.version == version
+
+
+def test_listeners_hear_of_changes_until_they_stop() -> None:
+    catalog = Catalog()
+    heard: list[int] = []
+    stop = catalog.on_change(lambda: heard.append(catalog.version))
+    catalog.offer("a", [tool("a.x")])
+    catalog.withdraw("a")
+    catalog.withdraw("a")  # nothing to withdraw, nothing to hear of
+    stop()
+    catalog.offer("a", [tool("a.x")])
+    assert heard == [1, 2]
+
+
+def test_an_unknown_name_of_any_length_makes_a_short_message() -> None:
+    assert len(str(error_of(Catalog(), "x" * 10_000))) < 250

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Progress, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import AmbiguousName, HubError, NotFound, Unreachable, WorkFailed, leaves
+from dragoman.core.hub import Hub
+from dragoman.core.pipeline import Next, Stage, compose
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.tool import Tool
+from dragoman.core.trace import Trace, new_trace
+from dragoman.core.view import EVERYTHING, View
+
+
+class Place:
+    """A target that answers with what it was called with, or raises."""
+
+    name = "place"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.calls: list[Call] = []
+
+    async def run(self, call: Call) -> Result:
+        self.calls.append(call)
+        if self.error is not None:
+            raise self.error
+        call.updates(Progress(progress=1))
+        return Result(content=[call.tool.remote_name])
+
+
+def hub_of(place: Place, *stages: Stage) -> Hub:
+    catalog = Catalog()
+    tools = [
+        Tool(
+            name=f"place.{name}", alias=f"mcp_place_{name.lower()}", remote_name=name, target=place
+        )
+        for name in ("echo", "Echo", "add")
+    ]
+    catalog.offer("place", tools)
+    return Hub(catalog, Bus(), stages)
+
+
+async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: object) -> Result:
+    return await hub.call(OWNER, name, {"a": 1}, door="test", view=view, **more)  # type: ignore[arg-type]
+
+
+async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
+    place = Place()
+    updates: list[Progress] = []
+    trace = Trace("t", ("before",))
+    caller = Principal("key", "ci", "lab")
+    result = await hub_of(place).call(
+        caller, "mcp_place_add", {"x": 2}, door="api", view=EVERYTHING,
+        trace=trace, extra={"_meta": {"k": 1}}, updates=updates.append,
+    )  # fmt: skip
+    assert result.content == ["add"]
+    (made,) = place.calls
+    assert (made.caller, made.arguments, made.door, made.trace) == (caller, {"x": 2}, "api", trace)
+    assert (made.tool.name, made.asked_as, made.extra) == (
+        "place.add", "mcp_place_add", {"_meta": {"k": 1}},
+    )  # fmt: skip
+    assert updates == [Progress(progress=1)]
+
+
+async def test_an_unknown_or_ambiguous_name_goes_down_the_road_like_any_other() -> None:
+    seen: list[str] = []
+
+    async def stage(call: Call, next: Next) -> Result:
+        seen.append(call.tool.name)
+        return await next(call)
+
+    hub = hub_of(Place(), stage)
+    with pytest.raises(NotFound, match='there is no tool "nothing"'):
+        await call(hub, "nothing")
+    with pytest.raises(AmbiguousName, match=r'"place\.Echo", "place\.echo"'):
+        await call(hub, "mcp_place_echo")
+    assert seen == ["nothing", "mcp_place_echo"]
+
+
+async def test_what_a_view_does_not_show_cannot_be_called() -> None:
+    place = Place()
+    hub = hub_of(place)
+    view = View(("place.a*", "dragoman_agent_*"))
+    assert [tool.name for tool in hub.tools(OWNER, view)] == ["place.add"]
+    assert (await call(hub, "mcp_place_add", view)).content == ["add"]
+    with pytest.raises(NotFound) as hidden:
+        await call(hub, "place.echo", view)
+    with pytest.raises(NotFound) as unknown:
+        await call(hub, "place.none", view)
+    assert str(hidden.value).replace("echo", "none") == str(unknown.value)
+    assert len(place.calls) == 1
+
+
+def test_a_view_shows_by_either_name_and_an_empty_one_shows_nothing() -> None:
+    hub = hub_of(Place())
+    by_alias = hub.tools(OWNER, View(("mcp_place_echo",)))
+    assert [tool.name for tool in by_alias] == ["place.Echo", "place.echo"]
+    assert hub.tools(OWNER, View(())) == []
+    assert len(hub.tools(OWNER, EVERYTHING)) == len(hub.tools(OWNER, View(("*",)))) == 3
+
+
+async def test_an_error_carries_the_trace_of_its_call() -> None:
+    hub = hub_of(Place(Unreachable("gone")))
+    with pytest.raises(Unreachable) as raised:
+        await call(hub, "place.add", trace=Trace("abc"))
+    assert raised.value.trace == "abc"
+    with pytest.raises(Unreachable) as again:
+        await call(hub, "place.add")
+    assert again.value.trace and len(again.value.trace) == 32
+
+
+async def test_what_a_target_raises_that_is_no_error_of_ours_is_its_failure() -> None:
+    hub = hub_of(Place(KeyError("x")))
+    with pytest.raises(WorkFailed, match=r"\"place.add\" failed: KeyError\('x'\)") as raised:
+        await call(hub, "place.add")
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+async def test_a_caller_who_leaves_cancels_the_target() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    class Slow(Place):
+        async def run(self, call: Call) -> Result:
+            begun.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+            raise AssertionError
+
+    task = asyncio.create_task(call(hub_of(Slow()), "place.add"))
+    await asyncio.wait_for(begun.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_stages_stand_around_the_end_in_their_order_and_may_stop_a_call() -> None:
+    order: list[str] = []
+
+    def stage(name: str, stops: bool = False) -> Stage:
+        async def run(call: Call, next: Next) -> Result:
+            order.append(f"{name} in")
+            if stops:
+                raise NotFound(name)
+            result = await next(call)
+            order.append(f"{name} out")
+            return result
+
+        return run
+
+    async def end(call: Call) -> Result:
+        order.append("end")
+        return Result()
+
+    def road(stages: Sequence[Stage]) -> Next:
+        return compose(stages, end)
+
+    place = Place()
+    made = Call(
+        caller=OWNER, tool=hub_of(place).catalog.find("place.add"), asked_as="x", arguments={},
+        trace=new_trace(), door="test", extra={},
+    )  # fmt: skip
+    await road([stage("outer"), stage("inner")])(made)
+    assert order == ["outer in", "inner in", "end", "inner out", "outer out"]
+    order.clear()
+    with pytest.raises(NotFound):
+        await road([stage("outer"), stage("stop", stops=True), stage("inner")])(made)
+    assert order == ["outer in", "stop in"]
+    order.clear()
+    await road([])(made)
+    assert order == ["end"]
+
+
+def test_every_kind_of_error_that_can_be_raised_is_a_leaf_and_no_group_is() -> None:
+    names = {kind.__name__ for kind in leaves()}
+    assert {"Denied", "Full", "NotFound", "AmbiguousName", "TimedOut", "BadReply"} <= names
+    assert not names & {"HubError", "Refused", "TargetFailed"}
+    assert all(issubclass(kind, HubError) for kind in leaves())

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Result
+from dragoman.core.errors import Denied, Full, HubError, NotFound, Unreachable
+from dragoman.core.events import Event, PostVerb, PreVerb, VerbError
+from dragoman.core.pipeline import Next, compose
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import tool_nowhere
+from dragoman.core.trace import new_trace
+from dragoman.guards.announce import Announce
+
+
+def a_call() -> Call:
+    return Call(
+        caller=OWNER,
+        tool=tool_nowhere("files.read", NotFound("nowhere")),
+        asked_as="x",
+        arguments={},
+        trace=new_trace(),
+        door="test",
+        extra={},
+    )
+
+
+def listening(bus: Bus) -> list[Any]:
+    heard: list[Event] = []
+    for kind in (PreVerb, PostVerb, VerbError):
+        bus.observe(kind, heard.append)
+    return heard
+
+
+def road(bus: Bus, target: Next, limit: int = 100) -> Next:
+    return compose([Announce(bus, limit)], target)
+
+
+async def answers(call: Call) -> Result:
+    return Result(content=["x"])
+
+
+async def test_a_call_is_announced_before_and_after() -> None:
+    bus = Bus()
+    heard = listening(bus)
+    made = a_call()
+    result = await road(bus, answers)(made)
+    before, after = heard
+    assert before == PreVerb(made)
+    assert (after.call, after.outcome, after.result, after.error) == (
+        made,
+        "completed",
+        result,
+        None,
+    )
+    assert after.duration_ms >= 0
+
+
+async def test_a_tool_that_says_it_failed_counts_as_failed_and_is_no_error() -> None:
+    bus = Bus()
+    heard = listening(bus)
+
+    async def fails(call: Call) -> Result:
+        return Result(failed=True)
+
+    await road(bus, fails)(a_call())
+    assert [type(event) for event in heard] == [PreVerb, PostVerb]
+    assert (heard[1].outcome, heard[1].error) == ("failed", None)
+
+
+@pytest.mark.parametrize("problem", [Unreachable("gone"), Denied("no"), NotFound("none")])
+async def test_an_error_is_announced_as_failed_and_then_as_what_it_is(problem: HubError) -> None:
+    bus = Bus()
+    heard = listening(bus)
+
+    async def fails(call: Call) -> Result:
+        raise problem
+
+    with pytest.raises(type(problem)):
+        await road(bus, fails)(a_call())
+    assert [type(event) for event in heard] == [PreVerb, PostVerb, VerbError]
+    assert (heard[1].outcome, heard[1].error, heard[2].error) == ("failed", problem, problem)
+
+
+async def test_a_gate_stops_a_call_before_its_target_and_the_refusal_is_announced() -> None:
+    bus = Bus()
+    heard = listening(bus)
+    reached: list[Call] = []
+
+    async def target(call: Call) -> Result:
+        reached.append(call)
+        return Result()
+
+    async def refuses(event: PreVerb) -> None:
+        raise Denied("not today")
+
+    bus.gate("mood", refuses)
+    with pytest.raises(Denied, match="not today"):
+        await road(bus, target)(a_call())
+    assert reached == []
+    assert [type(event) for event in heard] == [PreVerb, PostVerb, VerbError]
+
+
+async def test_a_gate_is_asked_even_where_nobody_listens() -> None:
+    bus = Bus()
+
+    async def refuses(event: PreVerb) -> None:
+        raise Denied("no")
+
+    bus.gate("g", refuses)
+    with pytest.raises(Denied):
+        await road(bus, answers)(a_call())
+
+
+async def test_one_call_more_than_the_limit_is_refused_and_room_is_made_again() -> None:
+    bus = Bus()
+    heard = listening(bus)
+    go = asyncio.Event()
+
+    async def waits(call: Call) -> Result:
+        await go.wait()
+        return Result()
+
+    announce = Announce(bus, 2)
+    call = compose([announce], waits)
+    running = [asyncio.ensure_future(call(a_call())) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Full) as raised:
+        await call(a_call())
+    assert str(raised.value) == (
+        '"files.read" was refused: 2 calls are under way; try again shortly or raise [limits] '
+        "calls_in_flight"
+    )
+    assert [type(event) for event in heard[-2:]] == [PostVerb, VerbError]
+    running[0].cancel()
+    await asyncio.gather(running[0], return_exceptions=True)
+    go.set()
+    await call(a_call())
+    await running[1]
+    assert announce.under_way == 0
+
+
+async def test_a_caller_who_leaves_is_announced_as_failed_and_leaves_room() -> None:
+    bus = Bus()
+    heard = listening(bus)
+    begun = asyncio.Event()
+
+    async def waits(call: Call) -> Result:
+        begun.set()
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    announce = Announce(bus, 1)
+    task = asyncio.ensure_future(compose([announce], waits)(a_call()))
+    await asyncio.wait_for(begun.wait(), 5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [type(event) for event in heard] == [PreVerb, PostVerb]
+    assert heard[1].outcome == "failed"
+    assert announce.under_way == 0
+
+
+async def test_an_observer_that_fails_changes_nothing_for_the_caller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bus = Bus()
+
+    def fails(event: object) -> None:
+        raise RuntimeError
+
+    for kind in (PreVerb, PostVerb, VerbError):
+        bus.observe(kind, fails)
+    assert (await road(bus, answers)(a_call())).content == ["x"]
+    assert caplog.text.count("an observer of") == 2

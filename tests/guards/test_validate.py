@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import http.server
+import threading
+from typing import Any
+
+import pytest
+
+from dragoman.core.call import Call, Result
+from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.core.pipeline import compose
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import Tool, Validator, anything, tool_nowhere
+from dragoman.core.trace import new_trace
+from dragoman.guards.validate import MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES, Validate, compile_schema
+
+
+def call_with(validate: Validator, arguments: Any) -> Call:
+    nowhere = tool_nowhere("files.read", NotFound("nowhere"))
+    tool = Tool(
+        name="files.read",
+        alias="x",
+        remote_name="read",
+        validate=validate,
+        target=nowhere.target,
+    )
+    return Call(
+        caller=OWNER,
+        tool=tool,
+        asked_as="x",
+        arguments=arguments,
+        trace=new_trace(),
+        door="test",
+        extra={},
+    )
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "limits": {"type": "array", "maxItems": 1}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+
+
+async def test_arguments_that_fit_go_on_and_others_never_reach_the_target() -> None:
+    reached: list[Any] = []
+
+    async def target(call: Call) -> Result:
+        reached.append(call.arguments)
+        return Result()
+
+    road = compose([Validate()], target)
+    validate = compile_schema(SCHEMA)
+    await road(call_with(validate, {"path": "/tmp"}))
+    for wrong, words in (
+        ({}, '"path" is a required property'),
+        ({"path": 5}, 'path: 5 is not of type "string"'),
+        ({"path": "x", "limits": [1, 2]}, "limits: [1,2] has more than 1 item"),
+        ({"path": "x", "more": 1}, "Additional properties are not allowed"),
+    ):
+        with pytest.raises(InvalidInput) as raised:
+            await road(call_with(validate, wrong))
+        assert str(raised.value).startswith('the arguments of "files.read" do not fit: ')
+        assert words in str(raised.value)
+    assert reached == [{"path": "/tmp"}]
+
+
+def test_a_schema_that_says_nothing_costs_nothing() -> None:
+    assert compile_schema({}) is anything
+    assert compile_schema({"type": "object"}) is anything
+    assert compile_schema({"type": "object", "properties": {}}) is not anything
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "texty"}}},
+        {"type": "object", "properties": {"a": {"pattern": "("}}},
+        {"type": "object", "required": "a"},
+        {"type": "object", "properties": {"a": {"minLength": -1}}},
+    ],
+)
+def test_a_schema_that_is_none_is_refused_when_it_is_offered(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        compile_schema(schema)
+
+
+def test_a_schema_is_bounded_in_depth_and_size() -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(MAX_SCHEMA_DEPTH):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(ValueError, match="nested deeper than"):
+        compile_schema(deep)
+    wide = {"properties": {str(n): {} for n in range(MAX_SCHEMA_NODES)}}
+    with pytest.raises(ValueError, match="more than 20000 parts"):
+        compile_schema(wide)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "$ref": "#"},
+        {"type": "object", "allOf": [{"$ref": "#"}], "properties": {"a": {"$ref": "#"}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+        {"type": "object", "properties": {"a": {"pattern": "(a+)+$"}}},
+        {"type": "object", "properties": {"a": {"pattern": "(?=(a+))\\1*b$"}}},
+    ],
+)
+def test_a_schema_that_turns_in_circles_or_backtracks_answers_all_the_same(
+    schema: dict[str, Any],
+) -> None:
+    compile_schema(schema)({"a": "a" * 5_000 + "!"})
+
+
+def test_a_schema_that_points_elsewhere_is_neither_fetched_nor_refused() -> None:
+    asked: list[str] = []
+
+    class Watch(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Watch)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        place = f"http://127.0.0.1:{server.server_port}/schema.json"
+        for schema in (
+            {"type": "object", "$ref": place},
+            {"type": "object", "$schema": place, "properties": {}},
+            {"type": "object", "properties": {"a": {"$ref": f"{place}#/x"}}},
+            {"type": "object", "properties": {"a": {"$ref": "file:///etc/passwd"}}},
+        ):
+            assert compile_schema(schema)({"a": 1}) is None
+    finally:
+        server.shutdown()
+        thread.join(5)
+        server.server_close()
+    assert asked == []
+
+
+def test_what_is_wrong_is_said_in_a_bounded_number_of_words() -> None:
+    validate = compile_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
+    problem = validate({"a": "x" * 100_000})
+    assert problem is not None and len(problem) <= 300 and problem.endswith("...")

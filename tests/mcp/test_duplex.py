@@ -1,0 +1,262 @@
+"""Requests and answers over one stream, with the other side played here message by message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from dragoman.core.call import Progress
+from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
+from dragoman.mcp.duplex import UNASKED_PER_SECOND, Duplex, Pace
+
+
+class Far:
+    """The other side: what it was sent, and a way to answer."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.heard: list[Any] = []
+        self.gone = False
+        self.duplex = Duplex(
+            "s", self._send, lambda method, params: self.heard.append((method, params))
+        )
+
+    def _send(self, message: bytes) -> None:
+        if self.gone:
+            raise Unreachable("gone", sent=False)
+        self.sent.append(json.loads(message))
+
+    def ask(self, method: str = "tools/call", timeout: float = 5, **more: Any) -> asyncio.Task[Any]:
+        request = self.duplex.request(method, {"name": "x"}, timeout, **more)
+        return asyncio.create_task(request)
+
+    def say(self, **message: Any) -> None:
+        self.duplex.receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
+
+
+async def test_answers_find_their_requests_in_any_order() -> None:
+    far = Far()
+    tasks = [far.ask() for _ in range(3)]
+    await asyncio.sleep(0)
+    assert [message["id"] for message in far.sent] == [1, 2, 3]
+    for number in (2, 3, 1):
+        far.say(id=number, result={"n": number})
+    assert [(await task)[0] for task in tasks] == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+async def test_the_size_of_an_answer_is_told() -> None:
+    far = Far()
+    task = far.ask()
+    await asyncio.sleep(0)
+    data = b'{"jsonrpc":"2.0","id":1,"result":{}}'
+    far.duplex.receive(data)
+    assert await task == ({}, len(data))
+
+
+async def test_the_first_answer_counts_and_what_nobody_asked_is_only_counted() -> None:
+    far = Far()
+    task = far.ask()
+    await asyncio.sleep(0)
+    far.say(id=99, result="nobody's")
+    for odd in (True, 1.0, "1", None, [1], {"a": 1}):
+        far.say(id=odd, result="odd")
+    far.say(id=1, result="first")
+    far.say(id=1, result="second")
+    assert (await task)[0] == "first"
+    assert far.duplex.unasked == 8
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "words"),
+    [
+        (
+            {"error": {"code": -1, "message": "no"}},
+            WorkFailed,
+            'answered "tools/call" with error -1: no',
+        ),
+        ({"error": "no"}, WorkFailed, "error -32603: no"),
+        ({}, BadReply, "neither result nor error"),
+    ],
+)
+async def test_an_error_reaches_the_one_who_asked(
+    message: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    far = Far()
+    task = far.ask()
+    await asyncio.sleep(0)
+    far.say(id=1, **message)
+    with pytest.raises(kind, match=words):
+        await task
+
+
+async def test_a_batch_is_taken_apart() -> None:
+    far = Far()
+    tasks = [far.ask(), far.ask()]
+    await asyncio.sleep(0)
+    far.duplex.receive(b'[{"id":2,"result":"b"},7,{"method":"n"},{"id":1,"result":"a"}]')
+    assert [(await task)[0] for task in tasks] == ["a", "b"]
+    assert far.heard == [("n", {})]
+
+
+@pytest.mark.promise("B8")
+async def test_no_answer_in_time_is_a_typed_error_and_the_server_is_told_to_cancel() -> None:
+    far = Far()
+    with pytest.raises(TimedOut, match=r'did not answer "tools/call" within 0\.02 s and was told'):
+        await far.ask(timeout=0.02)
+    assert far.sent[-1] == {
+        "jsonrpc": "2.0",
+        "method": "notifications/cancelled",
+        "params": {"requestId": 1, "reason": "no answer within 0.02 s"},
+    }
+    far.say(id=1, result="late")  # and hurts nobody
+    task = far.ask()
+    await asyncio.sleep(0)
+    far.say(id=2, result="next")
+    assert (await task)[0] == "next"
+
+
+@pytest.mark.promise("B8")
+@pytest.mark.parametrize("method", ["initialize", "server/discover"])
+async def test_a_greeting_is_never_cancelled(method: str) -> None:
+    far = Far()
+    with pytest.raises(TimedOut):
+        await far.ask(method, timeout=0.02)
+    assert [message["method"] for message in far.sent] == [method]
+
+
+@pytest.mark.promise("B12")
+async def test_a_caller_who_leaves_cancels_the_request() -> None:
+    far = Far()
+    task = far.ask()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert far.sent[-1]["params"] == {"requestId": 1, "reason": "the caller has gone"}
+
+
+@pytest.mark.promise("B12")
+async def test_progress_goes_to_the_one_who_asked_for_it_and_only_forwards() -> None:
+    far = Far()
+    seen: list[Progress] = []
+    task, other = far.ask(updates=seen.append), far.ask()
+    await asyncio.sleep(0)
+    first, second = far.sent
+    assert first["params"] == {"name": "x", "_meta": {"progressToken": 1}}
+    assert "_meta" not in second["params"]
+    for told in (
+        {"progressToken": 1, "progress": 1, "total": 3, "message": "one"},
+        {"progressToken": 1, "progress": 1},
+        {"progressToken": 1, "progress": 0.5},
+        {"progressToken": 1, "progress": "2"},
+        {"progressToken": True, "progress": 5},
+        {"progressToken": 2, "progress": 6},
+        {"progressToken": 9, "progress": 7},
+        {"progressToken": 1, "progress": 2.5, "total": "x", "message": 5},
+    ):
+        far.say(method="notifications/progress", params=told)
+    far.say(id=1, result={})
+    far.say(method="notifications/progress", params={"progressToken": 1, "progress": 9})
+    far.say(id=2, result={})
+    await asyncio.gather(task, other)
+    assert seen == [Progress(progress=1, total=3, message="one"), Progress(progress=2.5)]
+    assert far.heard == []
+
+
+async def test_everybody_who_waits_hears_of_the_end_each_with_an_error_of_its_own() -> None:
+    far = Far()
+    tasks = [far.ask(), far.ask()]
+    await asyncio.sleep(0)
+    far.duplex.fail(lambda: Unreachable("it is over"))
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(error) for error in errors] == ["it is over"] * 2
+    assert errors[0] is not errors[1]
+
+
+async def test_a_request_that_cannot_be_sent_fails_at_once_and_leaves_nothing_behind() -> None:
+    far = Far()
+    far.gone = True
+    with pytest.raises(Unreachable, match="gone") as raised:
+        await far.ask()
+    assert raised.value.sent is False
+    far.duplex.fail(lambda: AssertionError("nobody waits"))  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.promise("B13")
+async def test_a_server_that_asks_is_answered_with_what_was_declared() -> None:
+    far = Far()
+    far.say(id="a", method="ping")
+    far.say(id=7, method="sampling/createMessage", params={})
+    far.say(id=None, method="x" * 1000)
+    ping, sampling, odd = far.sent
+    assert ping == {"jsonrpc": "2.0", "id": "a", "result": {}}
+    assert (sampling["id"], sampling["error"]["code"]) == (7, -32601)
+    assert odd["id"] is None and len(json.dumps(odd)) < 300
+    far.gone = True
+    far.say(id=8, method="ping")  # nobody there to be answered: no matter
+
+
+@pytest.mark.parametrize(
+    "data", [b"not json", b"", b"7", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b"{}" + b" {}"]
+)
+async def test_what_is_no_message_is_passed_over(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    far = Far()
+    task = far.ask()
+    await asyncio.sleep(0)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            far.duplex.receive(data)
+    far.say(id=1, result="still")
+    assert (await task)[0] == "still"
+    assert caplog.text.count("sent what is no message") == 5  # and not a hundred
+    assert far.duplex.unasked == 100
+
+
+async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits_for_it() -> None:
+    far = Far()
+    task, other = far.ask(), far.ask()
+    await asyncio.sleep(0)
+    far.duplex.receive(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 100 + b"]" * 100 + b"}")
+    with pytest.raises(BadReply, match=r'answered "tools/call" with what is no message: .*nested'):
+        await task
+    assert not other.done()
+    far.say(id=2, result={})
+    await other
+
+
+async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_other() -> None:
+    far = Far()
+    task, other = far.ask(), far.ask()
+    await asyncio.sleep(0)
+    far.duplex.oversized(b'{"jsonrpc":"2.0","result":{"id":2,"x":[{"id": 1}],"text":"', 100)
+    await asyncio.sleep(0)
+    assert not task.done() and not other.done()
+    far.duplex.oversized(b'{"id": 2, "result": {"id": 1, "te', 100)
+    with pytest.raises(BadReply, match='answered "tools/call" with more than 100 bytes'):
+        await other
+    assert not task.done()
+    far.say(id=1, result={})
+    await task
+
+
+async def test_who_talks_too_much_is_to_be_read_more_slowly() -> None:
+    pace = Pace()
+    assert pace.pause(0) == 0
+    assert pace.pause(UNASKED_PER_SECOND) == 0
+    first = pace.pause(100)
+    assert 0 < first < 0.5
+    assert first < pace.pause(1_000) <= 1
+    assert pace.pause(1_000_000) == 1
+
+
+async def test_a_burst_is_forgotten_after_a_while() -> None:
+    pace = Pace()
+    assert pace.pause(UNASKED_PER_SECOND) == 0
+    await asyncio.sleep(0.1)
+    assert pace.pause(UNASKED_PER_SECOND // 20) == 0

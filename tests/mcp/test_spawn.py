@@ -1,0 +1,255 @@
+"""Child processes, real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.peers.process import alive, wait_until_gone
+
+from dragoman.core.errors import Unreachable
+from dragoman.mcp.spawn import MARK, Child, Ring, environment, kill_marked
+
+NAP = "import time; time.sleep(600)"
+
+
+class Children:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = f"test-{os.getpid()}-{folder.name}"
+        self.started: list[Child] = []
+        self.output = bytearray()
+        self.stderr = Ring()
+
+    async def start(self, code: str) -> Child:
+        env = environment([], {"PATH": os.environ["PATH"]}, self.folder, self.mark)
+        child = await Child.start(
+            sys.executable, ["-c", code], env, env["HOME"], self.output.extend, self.stderr
+        )
+        self.started.append(child)
+        return child
+
+    async def says(self, what: bytes) -> None:
+        async with asyncio.timeout(5):
+            while what not in self.output:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def children(tmp_path: Path) -> AsyncIterator[Children]:
+    made = Children(tmp_path)
+    yield made
+    for child in made.started:
+        await child.end(0.1)
+
+
+async def test_a_child_is_written_to_and_heard(children: Children) -> None:
+    child = await children.start("print(input().upper(), flush=True); input()")
+    child.write(b"hello\n")
+    await children.says(b"HELLO\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit(3)", "it exited with status 3"),
+        ("import os; os.kill(os.getpid(), 15)", "it was ended by signal SIGTERM"),
+        (f"import os; os.close(1); {NAP}", "it closed its output"),
+        (f"import os; os.close(0); {NAP}", "it closed its input"),
+        ("import sys; sys.exit('no key was given')",
+         "it exited with status 1; its last words: no key was given"),
+        # what it has started holds its pipes open
+        (f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {NAP!r}]); sys.exit(5)",
+         "it exited with status 5"),
+    ],
+)  # fmt: skip
+async def test_how_a_child_came_to_its_end_is_said_in_words(
+    children: Children, code: str, words: str
+) -> None:
+    child = await children.start(code)
+    assert await asyncio.wait_for(child.exited, 5) == words
+    with pytest.raises(Unreachable, match=words) as raised:
+        child.write(b"x")
+    assert raised.value.sent is False
+
+
+@pytest.mark.promise("B9")
+async def test_a_child_that_ends_when_its_input_does_is_not_signalled(children: Children) -> None:
+    child = await children.start("import sys; print('up', flush=True); sys.stdin.read()")
+    await children.says(b"up")
+    begun = time.monotonic()
+    await child.end()
+    assert child.process.returncode == 0
+    assert time.monotonic() - begun < 1
+
+
+@pytest.mark.promise("B9")
+async def test_a_child_that_minds_only_sigterm_is_told(children: Children) -> None:
+    child = await children.start(f"print('up', flush=True); {NAP}")
+    await children.says(b"up")
+    await child.end(0.2)
+    assert child.process.returncode == -signal.SIGTERM
+
+
+STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); {NAP}"
+
+
+@pytest.mark.promise("B9")
+async def test_a_child_that_minds_nothing_is_killed(children: Children) -> None:
+    child = await children.start(STUBBORN)
+    await children.says(b"up")
+    await child.end(0.2)
+    assert child.process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.promise("B9")
+async def test_a_child_is_killed_even_if_whoever_ends_it_loses_patience(
+    children: Children,
+) -> None:
+    child = await children.start(STUBBORN)
+    await children.says(b"up")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await child.end(30)
+    wait_until_gone([child.pid], 2)
+
+
+FAMILY = f"""
+import os, subprocess, sys
+for own_session in (False, True):
+    child = subprocess.Popen([sys.executable, "-c", {NAP!r}], start_new_session=own_session)
+    print(child.pid, flush=True)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.promise("B9")
+async def test_all_that_a_child_started_ends_with_it_wherever_it_went(children: Children) -> None:
+    child = await children.start(FAMILY)
+    await children.says(b"up")
+    pids = [int(word) for word in children.output.split()[:2]]
+    assert all(alive(pid) for pid in pids)
+    await child.end()
+    wait_until_gone(pids, 2)
+
+
+@pytest.mark.promise("B9")
+async def test_what_carries_a_mark_can_be_ended_without_the_one_who_started_it(
+    children: Children,
+) -> None:
+    child = await children.start(FAMILY)
+    await children.says(b"up")
+    pids = [child.pid, *(int(word) for word in children.output.split()[:2])]
+    assert kill_marked("another") == 0
+    assert kill_marked(children.mark[:-1]) == 0  # the beginning of a mark is not the mark
+    assert all(alive(pid) for pid in pids)
+    assert kill_marked(children.mark) == 3
+    wait_until_gone(pids, 2)
+
+
+@pytest.mark.promise("B9")
+def test_a_hubs_mark_finds_the_children_of_all_its_servers() -> None:
+    env = {"PATH": os.environ["PATH"], MARK: f"hub-{os.getpid()}:my-server"}
+    process = subprocess.Popen([sys.executable, "-c", NAP], env=env)
+    try:
+        end = time.monotonic() + 5
+        while not kill_marked(f"hub-{os.getpid()}") and time.monotonic() < end:
+            time.sleep(0.01)
+        assert process.wait(5) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait(5)
+
+
+@pytest.mark.promise("B10")
+def test_a_child_gets_the_path_what_it_is_named_and_folders_of_its_own(tmp_path: Path) -> None:
+    known = {"PATH": "/bin", "A": "1", "B": "2", "SECRET": "x", "HOME": "/root", "TMPDIR": "/tmp"}
+    env = environment(["A", "MISSING", "HOME"], known, tmp_path / "s", "m")
+    assert env == {
+        "PATH": "/bin",
+        "A": "1",
+        "HOME": str(tmp_path / "s" / "home"),
+        "TMPDIR": str(tmp_path / "s" / "tmp"),
+        MARK: "m",
+    }
+    for folder in ("home", "tmp"):
+        assert (tmp_path / "s" / folder).stat().st_mode & 0o777 == 0o700
+    assert environment([], {}, tmp_path / "s", "m")["PATH"] == os.defpath
+
+
+async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    env = environment([], {"PATH": "/nowhere"}, tmp_path, "m")
+
+    async def start(command: str, *args: str, cwd: str = env["HOME"]) -> None:
+        await Child.start(command, args, env, cwd, lambda data: None, Ring())
+
+    with pytest.raises(Unreachable, match='"npx" was not found on the PATH; install it') as raised:
+        await start("npx")
+    assert raised.value.sent is False
+    with pytest.raises(Unreachable, match=r"could not be started: .*No such file"):
+        await start(sys.executable, cwd="/no/such/folder")
+    with pytest.raises(Unreachable, match=r"could not be started: .*null"):
+        await start(sys.executable, "\0")
+    (tmp_path / "script").write_text("no program", encoding="utf-8")
+    (tmp_path / "script").chmod(0o755)
+    with pytest.raises(Unreachable, match="could not be started"):
+        await start(str(tmp_path / "script"))
+
+
+async def test_a_child_that_does_not_read_is_not_written_to_without_end(
+    children: Children,
+) -> None:
+    child = await children.start(f"print('up', flush=True); {NAP}")
+    await children.says(b"up")
+    with pytest.raises(Unreachable, match="it does not read what it is sent"):
+        for _ in range(100):
+            child.write(b"x" * 1_000_000)
+
+
+async def test_a_child_that_is_paused_is_read_later(children: Children) -> None:
+    child = await children.start("input(); print('late', flush=True); input()")
+    child.pause(0.3)
+    child.pause(0.3)
+    begun = time.monotonic()
+    child.write(b"\n")
+    await children.says(b"late")
+    assert time.monotonic() - begun > 0.2
+
+
+@pytest.mark.promise("B10")
+async def test_the_end_of_a_flood_on_stderr_is_kept_and_the_child_never_blocked(
+    children: Children,
+) -> None:
+    code = (
+        "import os, sys\n"
+        "for n in range(3000): os.write(2, b'%07d ' % n * 125 + b'\\n')\n"
+        "print('done', flush=True); input()"
+    )
+    await children.start(code)
+    await children.says(b"done")
+    async with asyncio.timeout(5):
+        while "0002999" not in children.stderr.text():
+            await asyncio.sleep(0.01)
+    assert len(children.stderr.text()) <= children.stderr.limit
+    assert children.stderr.last_line().startswith("0002999")
+    assert len(children.stderr.last_line()) <= 300
+
+
+def test_a_ring_keeps_the_last_bytes_however_they_come() -> None:
+    ring = Ring(10)
+    for piece in (b"abc", b"def", b"ghi", b"jkl"):
+        ring.write(piece)
+    assert ring.text() == "defghijkl"
+    ring.write(b"0123456789ABCDEF")
+    assert ring.text() == "6789ABCDEF"
+    ring.write("é".encode()[1:])
+    assert ring.text() == "\N{REPLACEMENT CHARACTER}"
+    assert Ring().last_line() == ""
