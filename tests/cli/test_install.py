@@ -626,3 +626,6 @@ def test_it_is_told_when_there_would_be_nothing_to_see(tmp_path: Path) -> None:
         assert result.exit_code == 0 and told in result.stderr
     (home / "config.toml").write_text('[mcp]\nstdio_expose = ["*"]\n' + server)
     assert run(tmp_path, "cursor").stderr == ""
+    cursor_file(tmp_path, b'{"mcpServers": {"a": {"command": "x"}, "b": {"command": "y"}}}')
+    told = run(tmp_path, "cursor").stderr
+    assert told.startswith("dragoman: a: these are in ") and "twice" in told

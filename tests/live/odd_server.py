@@ -1,7 +1,7 @@
 """A stdio MCP server that is odd in ways of its own, one mode each; the standard library only.
 
-Beside the mode it is a plain server of the handshake era with the tools `echo`, `pid` and `hang`
-(which never answers). Modes:
+Beside the mode it is a plain server of the handshake era with the tools `echo`, `pid`, `hang`
+(which never answers) and `deafen` (after which it hears nothing any more). Modes:
 
     keeper      a grandchild holds its pipes open         pings        asks for pings without end
     deaf        closes its stdin once it is listed        answers      answers what nobody asked
@@ -73,7 +73,7 @@ def tools(params: dict[str, Any]) -> dict[str, Any]:
     if MODE == "two-cursors":
         here = params.get("cursor", "a")
         return {"tools": [{"name": here, **plain}], "nextCursor": "b" if here == "a" else "a"}
-    return {"tools": [{"name": name, **plain} for name in ("echo", "pid", "hang")]}
+    return {"tools": [{"name": name, **plain} for name in ("echo", "pid", "hang", "deafen")]}
 
 
 def ask(method: str) -> Any:
@@ -97,8 +97,7 @@ def call(number: Any, params: dict[str, Any]) -> None:
     elif MODE == "impostor" and arguments.get("text") == "huge":
         inner = ",".join(f'{{"id": {n}}}' for n in range(1, 40))
         body = f'{{"jsonrpc":"2.0","result":{{"ids":[{inner}],"content":['
-        write(body.encode() + b" " * (11 << 20) + b"]},")
-        write(f'"id":{json.dumps(number)}}}\n'.encode())
+        write(body.encode() + b" " * (11 << 20) + b']},"id":%d}\n' % number)
     elif MODE == "deep":
         write(b'{"jsonrpc":"2.0","id":%d,"result":%s%s}\n' % (number, b"[" * 100, b"]" * 100))
     elif MODE == "true-id":
@@ -169,6 +168,10 @@ def main() -> None:
             if MODE == "deaf":
                 os.close(0)
                 time.sleep(600)
+        elif method == "tools/call" and params["name"] == "deafen":
+            os.close(0)
+            send(id=number, result=text("what?"))
+            time.sleep(600)
         elif method == "tools/call":
             threading.Thread(target=call, args=(number, params), daemon=True).start()
         else:

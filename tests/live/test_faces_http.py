@@ -428,6 +428,31 @@ def test_a_modern_client_that_hangs_up_cancels_upstream_and_a_legacy_one_does_no
     assert sorted(outcomes) == ["cancelled", "completed"]
 
 
+@pytest.mark.promise("B12", "F6")
+def test_a_legacy_client_cancels_by_saying_so(hub: RunningHub, log: Path) -> None:
+    started, stopped = (
+        sum(e.get("event") == event for e in read_log(log)) for event in ("started", "cancelled")
+    )
+    session = wire.Session(hub.mcp_url, headers=hub.headers)
+    other = wire.Session(hub.mcp_url, headers=hub.headers)
+    slow = {"name": "mcp_s_slow", "arguments": {"seconds": 30}}
+    with ThreadPoolExecutor(2) as pool:
+        for number, more in enumerate(({}, {"_meta": {"progressToken": 1}})):
+            asked = wire.request("long", "tools/call", {**slow, **more})
+            waiting = pool.submit(session.post, asked, 20)
+            wait_for_log(log, count=started + number + 1, event="started", name="slow")
+            wrong = wire.notification("notifications/cancelled", {"requestId": "another"})
+            cancel = wire.notification("notifications/cancelled", {"requestId": "long"})
+            assert session.post(wrong).status == other.post(cancel).status == 202
+            assert not waiting.done()
+            assert session.post(cancel).status == 202
+            wait_for_log(log, count=stopped + number + 1, event="cancelled", name="slow")
+            assert waiting.result(5).rpc()["error"]["code"] == -32800
+    assert session.request("tools/list")["result"]["tools"]
+    outcomes = [r["outcome"] for r in hub.audit() if r["verb"] == "s.slow"]
+    assert outcomes[-2:] == ["cancelled", "cancelled"]
+
+
 # --- lists
 
 

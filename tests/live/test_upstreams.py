@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -200,51 +198,6 @@ def test_a_url_of_the_other_http_transport_is_used_as_what_it_is(
     world.hub.wait_connected(server)
     assert state_of(world.hub, server)["era"] == era
     assert text_of(world.hub.call(f"{server}.echo", {"text": "hello"})) == "hello"
-
-
-@pytest.mark.promise("B2")
-def test_a_server_that_only_takes_posts_and_hangs_on_what_it_does_not_know_is_used(
-    hub: Any,
-) -> None:
-    over = threading.Event()
-    info = {"name": "plain", "version": "0"}
-    results = {
-        "initialize": {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": info},
-        "tools/list": {"tools": [{"name": "one", "inputSchema": {"type": "object"}}]},
-        "tools/call": {"content": [{"type": "text", "text": "1"}]},
-    }
-
-    class PlainPost(http.server.BaseHTTPRequestHandler):  # which answers a GET with 501
-        def do_POST(self) -> None:
-            message = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if message["method"] == "server/discover":
-                over.wait(10)
-                return
-            result = results.get(message["method"])
-            answer = {"jsonrpc": "2.0", "id": message.get("id"), "result": result}
-            body = json.dumps(answer).encode() if result else b""
-            self.send_response(200 if result else 202)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), PlainPost) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}/mcp"
-            entries = [server_entry(kind, kind, url, timeout_secs=2) for kind in ("sse", "http")]
-            running = hub(entries)
-            running.wait_connected("sse", "http", timeout=8)
-            assert text_of(running.call("sse.one")) == text_of(running.call("http.one")) == "1"
-        finally:
-            over.set()
-            server.shutdown()
-            thread.join(5)
 
 
 @pytest.mark.promise("B2")

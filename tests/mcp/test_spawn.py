@@ -247,9 +247,14 @@ def test_a_ring_keeps_the_last_bytes_however_they_come() -> None:
     ring = Ring(10)
     for piece in (b"abc", b"def", b"ghi", b"jkl"):
         ring.write(piece)
-    assert ring.text() == "defghijkl"
+    assert ring.text() == "cdefghijkl"
     ring.write(b"0123456789ABCDEF")
     assert ring.text() == "6789ABCDEF"
-    ring.write("é".encode()[1:])
-    assert ring.text() == "\N{REPLACEMENT CHARACTER}"
+    for _ in range(100):
+        ring.write(b"xyz")
+        assert len(ring.text()) == 10
+    assert ring.text() == "zxyzxyzxyz"
+    ring.write("é".encode() * 5)
+    ring.write(b"!")
+    assert ring.text() == "\N{REPLACEMENT CHARACTER}éééé!"  # cut in the middle of one
     assert Ring().last_line() == ""

@@ -92,3 +92,24 @@ def test_answers_are_envelopes() -> None:
         "method": "m",
         "params": {"a": []},
     }
+
+
+def test_ids_are_told_apart_by_kind_too() -> None:
+    assert len({rpc.key_of(id) for id in (1, 1.0, "1")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("params", "key"),
+    [
+        ({"requestId": 1}, (int, 1)),
+        ({"requestId": "1"}, (str, "1")),
+        ({"requestId": None}, None),
+        ({"requestId": [1]}, None),
+        ({}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_what_a_cancellation_is_about_is_found(params: Any, key: Any) -> None:
+    message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+    assert rpc.cancelled_by(message) == key

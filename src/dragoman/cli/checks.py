@@ -116,7 +116,10 @@ def running_hub(found: Situation) -> Iterator[Finding]:
     if daemon is not None:
         where = daemon.url or "inside a `dragoman mcp`"
         said = f"process {daemon.pid} runs since {daemon.started_at}, {where}"
-        if daemon.version != __version__:
+        if found.silence:
+            said += f"; it does not say how its servers are: {found.silence}"
+            yield Finding("hub", "problem", said, "dragoman stop, then dragoman up")
+        elif daemon.version != __version__:
             said += f"; it is version {daemon.version} and this command is {__version__}"
             yield Finding("hub", "warning", said, "dragoman stop, then dragoman up")
         else:

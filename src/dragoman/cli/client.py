@@ -110,11 +110,11 @@ class HubClient:
         waiting = Waiting()
         waiting.say(f"calling {name} …")
         path = f"/api/tools/{quote(name, safe='')}/call"
-        try:
-            with self._explaining(lambda: self._missing(name)):
+        with self._explaining(lambda: self._missing(name)):
+            try:
                 return self._try("POST", path, {"arguments": arguments}, CALL_SECONDS)
-        finally:
-            waiting.done()
+            finally:
+                waiting.done()
 
     def wait_settled(self, seconds: float = START_SECONDS) -> list[str]:
         """Until no server is being connected any more, and not for ever: gives those that are."""

@@ -43,7 +43,8 @@ class Situation:
     """The hub that runs and answers."""
     record: Daemon | None = None
     """What daemon.json says, whoever wrote it."""
-    status: Mapping[str, Any] = field(default_factory=dict)
+    silence: str = ""
+    """Why that one does not say how its servers are."""
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What the running hub says of each."""
 
@@ -69,13 +70,8 @@ def look(place: Path, deep: bool) -> Situation:
     found.daemon = running(str(place))
     if found.daemon is not None:
         try:
-            found.status = _get(found.daemon, "/api/status")
-            servers = _get(found.daemon, "/api/mcp/servers")["connected"]
-            found.servers = {server["name"]: server for server in servers}
-        except (NoAnswer, Problem):
-            found.daemon = None  # it has gone in this moment
+            answer = ask(found.daemon.socket, "GET", "/api/mcp/servers", None, ANSWER_SECONDS)
+            found.servers = {server["name"]: server for server in answer["connected"]}
+        except (NoAnswer, Problem) as error:
+            found.silence = str(error)
     return found
-
-
-def _get(daemon: Daemon, path: str) -> Any:
-    return ask(daemon.socket, "GET", path, None, ANSWER_SECONDS)

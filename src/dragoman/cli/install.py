@@ -299,24 +299,31 @@ def install(
         click.echo(json.dumps(asdict(done), indent=2))
     else:
         click.echo("\n".join(_lines(done)))
-        if done.action in ("added", "updated", "already") and (nothing := _nothing_to_see(home)):
-            say(nothing)
+        if done.action in ("added", "updated", "already"):
+            for remark in _remarks(done, home):
+                say(remark)
     if done.action == "manual":
         ctx.exit(CANNOT_EDIT)
 
 
-def _nothing_to_see(home: str | None) -> str:
-    """Why the client would see no tools, as far as the configuration tells."""
+def _remarks(done: Outcome, home: str | None) -> Iterator[str]:
+    """Why the client would see no tools, or some twice, as far as the configuration tells."""
     try:
         file = Path(home_path(home)) / "config.toml"
         config = load(file)
     except (ConfigError, Unfit) as error:
-        return f"the hub will not start there: {error}"
+        yield f"the hub will not start there: {error}"
+        return
     if not config.mcp_servers:
-        return "the hub has no servers yet, so there are no tools; see: dragoman import"
-    if not config.mcp.stdio_expose:
-        return f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
-    return ""
+        yield "the hub has no servers yet, so there are no tools; see: dragoman import"
+    elif not config.mcp.stdio_expose:
+        yield f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
+    client, path = CLIENTS[done.client], Path(done.path)
+    theirs = servers_at(parse(client.format, read_bytes(path) or b""), client)[1]
+    twice = [entry.name for entry in config.mcp_servers if entry.name in theirs]
+    if twice:
+        names = ", ".join(twice)
+        yield f"{names}: these are in {path} too, so their tools come twice; take them out there"
 
 
 def _lines(done: Outcome) -> Iterator[str]:

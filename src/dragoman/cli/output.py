@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -51,16 +52,25 @@ def styled(text: str, out: TextIO | None = None, **style: Any) -> str:
     return click.style(text, **style) if out.isatty() and not os.environ.get("NO_COLOR") else text
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns as wide as they need, the last one cut at the edge of the terminal."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, whole: bool = False) -> None:
+    """Columns as wide as they need; the last one is cut at the edge of the terminal, or, where it
+    must be read `whole`, goes on below."""
     texts = [[clean("" if cell is None else cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
     room = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10**6
+    left = sum(widths[:-1]) + 2 * (len(widths) - 1)
     for number, row in enumerate([list(headers), *texts]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
-        line = "  ".join([*cells, row[-1]]).rstrip()
+        first, *rest = _lines(row[-1], room - left, whole)
+        line = "  ".join([*cells, first]).rstrip()
         line = line if len(line) <= room else line[: room - 1] + "…"
         print(styled(line, bold=True) if number == 0 else line)
+        for more in rest:
+            print(" " * left + more)
+
+
+def _lines(text: str, room: int, whole: bool) -> list[str]:
+    return (textwrap.wrap(text, max(room, 20)) if whole else [text]) or [""]
 
 
 class Waiting:

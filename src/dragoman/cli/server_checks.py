@@ -28,7 +28,10 @@ def servers(found: Situation) -> Iterator[Finding]:
         if not entry.enabled:
             yield Finding(name, "info", "it is switched off", "enabled = true in config.toml")
             continue
-        findings = [*_entry(found, entry, name), *_state(found, entry.name, name)]
+        findings = list(_entry(found, entry, name))
+        is_wrong = any(finding.level == "problem" for finding in findings)
+        if found.daemon is not None and not found.silence:
+            findings += _state(found, entry, name, is_wrong)
         if all(finding.level == "ok" for finding in findings):
             words = "; ".join(finding.said for finding in findings)
             yield Finding(name, "ok", words)
@@ -114,11 +117,10 @@ def _headers(found: Situation, texts: Sequence[str], name: str) -> Iterator[Find
         yield Finding(name, "ok", "its entry is complete")
 
 
-def _state(found: Situation, server: str, name: str) -> Iterator[Finding]:
-    """What the running hub says of it."""
-    if found.daemon is None:
-        return
-    state = found.servers.get(server)
+def _state(found: Situation, entry: Any, name: str, explained: bool) -> Iterator[Finding]:
+    """What the running hub says of it; `explained`: why it fails was found already."""
+    state = found.servers.get(entry.name)
+    logs = f"see what it wrote: dragoman servers logs {entry.name}"
     if state is None:
         said = "the running hub does not know it"
         yield Finding(name, "warning", said, "see: dragoman status (config.toml may not be used)")
@@ -126,13 +128,14 @@ def _state(found: Situation, server: str, name: str) -> Iterator[Finding]:
     if state["state"] == "connected":
         words = f"connected, {state.get('protocol_version')}, {state['tools_count']} tools"
         yield Finding(name, "ok", words)
-    elif state["state"] == "failed":
-        fix = f"what it wrote: dragoman servers logs {server}"
+    elif state["state"] == "failed" and not explained:
+        here = hasattr(entry.transport, "command")
+        fix = logs if here else "see that it runs, and that url and headers are right"
         yield Finding(name, "problem", f"it is not connected: {clean(state['reason'])}", fix)
-    else:
+    elif state["state"] != "failed":
         yield Finding(name, "info", f"it is {state['state']}: {clean(state.get('reason', ''))}")
     for problem in state.get("problems", []):
         yield Finding(name, "warning", clean(problem), "tell those who make the server")
     if state.get("restarts", 0) > MANY_RESTARTS:
         said = f"it was lost and connected again {state['restarts']} times"
-        yield Finding(name, "warning", said, f"see: dragoman servers logs {server}")
+        yield Finding(name, "warning", said, logs)

@@ -42,7 +42,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         era = server.get("protocol_version") or server.get("era") or "-"
         words = "; ".join(note for note in notes if note)
         rows.append((server["name"], server["state"], era, server["tools_count"], words))
-    table(["NAME", "STATE", "REVISION", "TOOLS", "REMARKS"], rows)
+    table(["NAME", "STATE", "REVISION", "TOOLS", "REMARKS"], rows, whole=True)
 
 
 @servers.command()

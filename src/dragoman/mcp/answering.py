@@ -16,6 +16,7 @@ from dragoman.wire import rpc, sse
 
 Headers = list[tuple[bytes, bytes]]
 
+CANCELLED = -32800
 WATCH_AFTER = 1.0
 """A call that takes longer is watched for its client going away."""
 KEEPALIVE_SECONDS = 15.0
@@ -42,7 +43,8 @@ class Answering:
     """
 
     __slots__ = (
-        "_call", "may_stream", "must_stream", "outbox", "peer", "request", "streaming", "watcher",
+        "_call", "cancelled", "may_stream", "must_stream", "outbox", "peer", "request", "streaming",
+        "watcher",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, accept: bytes, request: HttpRequest) -> None:
@@ -51,8 +53,10 @@ class Answering:
         self.may_stream = b"event-stream" in accept or b"*" in accept
         self.must_stream = b"json" not in accept and b"*" not in accept
         self.streaming = False
+        self.cancelled = False
         self.watcher: asyncio.Task[None] | None = None
         self.outbox: asyncio.Queue[bytes] | None = None
+        self._call: asyncio.Task[Any] | None = None
 
     async def call(self, face: Face, message: Any) -> None:
         """Answers a `tools/call`."""
@@ -71,8 +75,12 @@ class Answering:
         except asyncio.CancelledError:
             if self.watcher is not None and self.watcher.done():
                 return  # the client has gone, and with it the one to answer
-            raise
+            if not self.cancelled or self._call is None:
+                raise
+            self._call.uncancel()
+            answer = rpc.error(rpc.id_of(message), CANCELLED, "the request was cancelled")
         finally:
+            self._call = None
             if timer is not None:
                 timer.cancel()
             if self.watcher is not None:
@@ -81,6 +89,12 @@ class Answering:
         while self.outbox is not None and not self.outbox.empty():
             await self._say(self.outbox.get_nowait())
         await self.finish(answer)
+
+    def cancel(self) -> None:
+        """The client wants no answer any more; the exchange must end all the same."""
+        if self._call is not None and not self.cancelled:
+            self.cancelled = True
+            self._call.cancel()
 
     async def finish(self, answer: bytes | None, headers: Headers | None = None) -> None:
         """Sends the answer; None is that of a notification."""

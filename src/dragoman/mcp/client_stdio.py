@@ -57,6 +57,8 @@ class StdioWire:
         try:
             self._child.write(message + b"\n")
         except Unreachable as error:
+            if self._child.over:
+                self._lose(str(error))
             raise Unreachable(f'server "{self.server}" is gone: {error}', sent=False) from None
 
     def _received(self, data: bytes) -> None:

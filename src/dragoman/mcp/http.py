@@ -77,7 +77,10 @@ class HttpFace:
             return
         method = message.get("method") if isinstance(message, dict) else None
         if method == "tools/call":
-            await way.call(self.face, message)
+            await self._call(message, way)
+        elif method == "notifications/cancelled" and "id" not in message:
+            _cancel(message, peer)
+            await way.finish(None)
         elif method == "initialize" and peer.revision != R2607:
             await self._initialize(message, way)
         else:
@@ -106,6 +109,17 @@ class HttpFace:
         if session is None:
             _no_session(request, rpc.id_of(message))
         return session
+
+    async def _call(self, message: dict[str, Any], way: Answering) -> None:
+        session, key = way.peer, rpc.key_of(rpc.id_of(message))
+        if not isinstance(session, Session):
+            await way.call(self.face, message)
+            return
+        session.running[key] = way.cancel
+        try:
+            await way.call(self.face, message)
+        finally:
+            session.running.pop(key, None)
 
     async def _initialize(self, message: dict[str, Any], way: Answering) -> None:
         answer = await self.face.answer(message, way.peer)
@@ -177,6 +191,13 @@ class HttpFace:
             return
         self.sessions.end(session)
         request.reply(200, [], b"")
+
+
+def _cancel(message: dict[str, Any], peer: Peer) -> None:
+    """Up to 2025-11-25 a client that hangs up has not cancelled, and one that says so has."""
+    cancel = peer.running.get(rpc.cancelled_by(message)) if isinstance(peer, Session) else None
+    if cancel is not None:
+        cancel()
 
 
 # --- headers ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from secrets import token_hex
 from time import monotonic
+from typing import Any
 
 from dragoman.core.principal import Principal
 from dragoman.core.view import View
@@ -26,7 +27,7 @@ _REVISIONS = "0123"
 
 
 class Session(Peer):
-    __slots__ = ("id", "streams", "used")
+    __slots__ = ("id", "running", "streams", "used")
 
     def __init__(self, id: str, principal: Principal, view: View, revision: int) -> None:
         super().__init__(principal, "mcp-http", view, revision)
@@ -34,6 +35,8 @@ class Session(Peer):
         self.used = monotonic()
         self.streams: list[Callable[[bytes | None], None]] = []
         """Each open GET stream's way to be sent a message; None ends it."""
+        self.running: dict[Any, Callable[[], None]] = {}
+        """Each call under way by its id, and how to cancel it."""
 
 
 class Sessions:

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -36,18 +35,15 @@ class Ring:
 
     def __init__(self, limit: int = STDERR_BYTES) -> None:
         self.limit = limit
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
+        self._data = bytearray()
 
     def write(self, data: bytes) -> None:
-        data = data[-self.limit :]
-        self._chunks.append(data)
-        self._size += len(data)
-        while self._size > self.limit:
-            self._size -= len(self._chunks.popleft())
+        self._data += data[-self.limit :]
+        if len(self._data) > 2 * self.limit:  # not at every write: that would copy all of it
+            del self._data[: -self.limit]
 
     def text(self) -> str:
-        return b"".join(self._chunks).decode("utf-8", "replace")
+        return self._data[-self.limit :].decode("utf-8", "replace")
 
     def last_line(self) -> str:
         lines = [line for line in self.text().splitlines() if line.strip()]
@@ -163,13 +159,24 @@ class Child:
 
     def write(self, data: bytes) -> None:
         stdin = self._stdin
-        if self.exited.done():
-            raise Unreachable(self.exited.result(), sent=False)
-        if stdin is None or stdin.is_closing():
-            raise Unreachable(self._exit_words(), sent=False)
+        if self.over or stdin is None:
+            words = self.exited.result() if self.exited.done() else self._exit_words()
+            raise Unreachable(words, sent=False)
         if stdin.get_write_buffer_size() > UNWRITTEN_BYTES:
             raise Unreachable("it does not read what it is sent", sent=False)
         stdin.write(data)
+
+    @property
+    def over(self) -> bool:
+        """Whether it can be written to no more. Asks the system too: that it has just ended may not
+        have been heard yet, and what is written to it then would count as sent."""
+        stdin = self._stdin
+        return (
+            self.exited.done()
+            or stdin is None
+            or stdin.is_closing()
+            or self.process.poll() is not None
+        )
 
     def kill(self) -> None:
         """At once, with its group; `end` still has to be awaited."""

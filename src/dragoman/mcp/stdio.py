@@ -116,31 +116,35 @@ class Connection(asyncio.Protocol):
             id = rpc.id_of(message)
             self._write(rpc.error(id, rpc.INVALID_REQUEST, "a member is named twice"), framing)
             return
-        told = message.get("method") if isinstance(message, dict) and "id" not in message else None
-        if told == "notifications/cancelled":
-            self._cancel(message)
-        elif told == "notifications/initialized":
-            self._initialized = True
-        else:
-            self._answer(message, framing)
+        for item in message if isinstance(message, list) else [message]:
+            self._hear(item)
+        self._answer(message, framing)
+
+    def _hear(self, message: Any) -> None:
+        """What is a matter of the connection and not of the face."""
+        if isinstance(message, dict) and "id" not in message:
+            if message.get("method") == "notifications/cancelled":
+                self._cancel(message)
+            elif message.get("method") == "notifications/initialized":
+                self._initialized = True
 
     def _answer(self, message: Any, framing: Any) -> None:
         self.peer.view = self._view()
-        if isinstance(message, list):
-            self._run(object(), answer_batch(self.face, message, self.peer), framing)
-            return
 
         def push(update: bytes) -> None:
             self._write(update, framing)
 
+        if isinstance(message, list):
+            self._run(object(), answer_batch(self.face, message, self.peer, push), framing)
+            return
         if not self._settled.done() and self._too_early(message):
-            self._run(_key(message["id"]), self._when_settled(message, push), framing)
+            self._run(rpc.key_of(message["id"]), self._when_settled(message, push), framing)
             return
         begun = self.face.begin(message, self.peer, push)
         if isinstance(begun, bytes):
             self._write(begun, framing)
         elif begun is not None:
-            self._run(_key(message["id"]), begun, framing)
+            self._run(rpc.key_of(message["id"]), begun, framing)
 
     def _too_early(self, message: Any) -> bool:
         """Many clients list once, right after starting the hub, and never again; and one that goes
@@ -201,10 +205,9 @@ class Connection(asyncio.Protocol):
         del self._running[key]
 
     def _cancel(self, message: dict[str, Any]) -> None:
-        params = message.get("params")
-        id = params.get("requestId") if isinstance(params, dict) else None
-        if isinstance(id, str | int | float) and (task := self._running.get(_key(id))):
-            self._done(_key(id), task)  # its id may be used again at once
+        key = rpc.cancelled_by(message)
+        if key is not None and (task := self._running.get(key)):
+            self._done(key, task)  # its id may be used again at once
             task.cancel()
 
     # --- unasked -----------------------------------------------------------------------------
@@ -224,8 +227,3 @@ class Connection(asyncio.Protocol):
             await asyncio.wait(list(self._running.values()))
         if self._transport is not None:
             self._transport.close()
-
-
-def _key(id: rpc.Id) -> tuple[type, rpc.Id]:
-    """1, 1.0 and "1" are three ids."""
-    return type(id), id

@@ -370,9 +370,14 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """The next request, once the last one's answer is on its way."""
-        if self._drained is not None or self.lost or self._closing:
+        if self.lost or self._closing:
+            return
+        if self._drained is not None:
+            if self._current is None:
+                self._time(KEEP_ALIVE_SECONDS)
             return
         if self._queue and self._current is None:
+            self._untime()
             self._begin(self._queue.popleft())
         if not self._queue:
             self._transport.resume_reading()

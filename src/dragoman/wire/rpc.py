@@ -66,6 +66,18 @@ def flaw(message: Any) -> str | None:
     return None
 
 
+def key_of(id: Id) -> tuple[type, Id]:
+    """1, 1.0 and "1" are three ids."""
+    return type(id), id
+
+
+def cancelled_by(message: Any) -> tuple[type, Id] | None:
+    """The key of the request that a `notifications/cancelled` is about."""
+    params = message.get("params")
+    id = params.get("requestId") if isinstance(params, dict) else None
+    return key_of(id) if isinstance(id, str | int | float) else None
+
+
 def id_of(message: Any) -> Id:
     """The id to answer a flawed message under: its own where that is one, else null."""
     if isinstance(message, dict):
