@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from dragoman.core.bus import Bus
 from dragoman.core.events import PostVerb
+from dragoman.core.principal import Principal
+from dragoman.core.trace import Trace
 
 FLUSH_SECONDS = 0.1
 FLUSH_LINES = 1_000
@@ -15,18 +17,17 @@ FLUSH_LINES = 1_000
 class CallLog:
     def __init__(self, bus: Bus, write: Callable[[str], object]) -> None:
         self._write = write
-        self._lines: list[str] = []
+        self._ends: list[tuple[str, Principal, Trace, str, str, float]] = []
         self._timer: asyncio.TimerHandle | None = None
         bus.observe(PostVerb, self._ended)
 
     def _ended(self, event: PostVerb) -> None:
         call = event.call
-        why = f" ({event.error.kind})" if event.error is not None else ""
-        self._lines.append(
-            f"call {_plain(call.tool.name)} by {call.caller.label} -> {event.outcome}{why} "
-            f"{event.duration_ms:.1f} ms depth {call.trace.depth} trace {call.trace.id[:8]}\n"
+        error = event.error.kind if event.error is not None else ""
+        self._ends.append(
+            (call.tool.name, call.caller, call.trace, event.outcome, error, event.duration_ms)
         )
-        if len(self._lines) >= FLUSH_LINES:
+        if len(self._ends) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
@@ -36,9 +37,19 @@ class CallLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        lines, self._lines = self._lines, []
-        if lines:
-            self._write("".join(lines))
+        ends, self._ends = self._ends, []
+        if ends:
+            self._write("".join(_line(*end) for end in ends))
+
+
+def _line(
+    verb: str, caller: Principal, trace: Trace, outcome: str, error: str, duration_ms: float
+) -> str:
+    why = f" ({error})" if error else ""
+    return (
+        f"call {_plain(verb)} by {caller.label} -> {outcome}{why} {duration_ms:.1f} ms "
+        f"depth {trace.depth} trace {trace.id[:8]}\n"
+    )
 
 
 def _plain(name: str) -> str:

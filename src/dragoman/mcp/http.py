@@ -16,7 +16,15 @@ from dragoman.core.principal import Principal
 from dragoman.core.view import EVERYTHING
 from dragoman.mcp import answering
 from dragoman.mcp.answering import Answering, send_json
-from dragoman.mcp.revisions import ASSUMED, HANDSHAKE, MODERN, MODERN_KEY, NUMBERS, R2607
+from dragoman.mcp.revisions import (
+    ASSUMED,
+    CLIENT_KEY,
+    HANDSHAKE,
+    MODERN,
+    MODERN_KEY,
+    NUMBERS,
+    R2607,
+)
 from dragoman.mcp.server import Face, Peer, answer_batch, unsupported
 from dragoman.mcp.sessions import MAX_STREAMS, Session, Sessions
 from dragoman.wire import rpc, sse
@@ -65,7 +73,7 @@ class HttpFace:
         except Malformed as problem:
             send_json(request, 400, rpc.error(None, rpc.PARSE_ERROR, str(problem)))
             return
-        if names_twice(request.body, rpc.ENVELOPE, rpc.PARAMS):
+        if names_twice(request.body, rpc.ENVELOPE, rpc.PARAMS, _named_client(message)):
             _refuse(request, 400, "a member is named twice", rpc.id_of(message))
             return
         peer = self._peer(request, message, principal)
@@ -198,6 +206,14 @@ def _cancel(message: dict[str, Any], peer: Peer) -> None:
     cancel = peer.running.get(rpc.cancelled_by(message)) if isinstance(peer, Session) else None
     if cancel is not None:
         cancel()
+
+
+def _named_client(message: Any) -> int:
+    """Whether the message says its client's name, as every one of the new era does."""
+    try:
+        return int("name" in message["params"]["_meta"][CLIENT_KEY])
+    except (KeyError, TypeError):
+        return 0
 
 
 # --- headers ------------------------------------------------------------------------------------

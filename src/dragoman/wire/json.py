@@ -63,10 +63,13 @@ def deeper_than(value: Any, limit: int) -> bool:
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def names_twice(text: bytes, outer: tuple[bytes, ...], inner: tuple[bytes, ...]) -> bool:
+def names_twice(
+    text: bytes, outer: tuple[bytes, ...], inner: tuple[bytes, ...], explained: int = 0
+) -> bool:
     """Whether the outermost object names one of `outer` twice, or its `params` one of `inner`.
 
     Parsers disagree about which of the two counts, so neither does. The names are given quoted.
+    `explained` says how often the first of `inner` is known to stand deeper inside.
     """
     if b"\\u" in text or text[:1] != b"{":
         return _names_twice_slowly(text)
@@ -74,11 +77,13 @@ def names_twice(text: bytes, outer: tuple[bytes, ...], inner: tuple[bytes, ...])
     for name in outer:
         if count(name) > 1 and _repeats(text, name):
             return True
+    allowed = 1 + explained
     for name in inner:
-        if count(name) > 1:
+        if count(name) > allowed:
             params = bytes(_outermost(text).params)
             if params[:1] == b"{" and _repeats(params, name):
                 return True
+        allowed = 1
     return False
 
 

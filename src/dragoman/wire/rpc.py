@@ -17,6 +17,7 @@ PARAMS = (b'"name"', b'"arguments"', b'"_meta"')
 """The members that must not be named twice."""
 
 Id = str | int | float | None
+_PLAIN_ID = (int, str)
 
 
 def request(id: Id, method: str, params: Any) -> bytes:
@@ -48,6 +49,14 @@ def error(id: Id, code: int, message: str, data: Any = None) -> bytes:
 
 def flaw(message: Any) -> str | None:
     """What keeps `message` from being a JSON-RPC message, in words."""
+    if (
+        type(message) is dict
+        and message.get("jsonrpc") == "2.0"
+        and type(message.get("method")) is str
+        and type(message.get("id")) in _PLAIN_ID
+        and type(message.get("params")) is dict
+    ):
+        return None  # as nearly all are
     if not isinstance(message, dict):
         return "a message is a JSON object"
     if message.get("jsonrpc") != "2.0":
