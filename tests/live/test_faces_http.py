@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import socket
 import time
@@ -19,7 +18,6 @@ from tests.peers.process import read_log, server_entry, wait_for_log
 
 KEYS = {"alice": "", "bob": ""}
 """Filled in when the hub is up."""
-META = "io.modelcontextprotocol/"
 
 
 @pytest.fixture(scope="module")
@@ -294,107 +292,6 @@ def test_progress_arrives_while_the_call_is_still_under_way(hub: RunningHub) -> 
             "total": 2,
             "message": "step 1",
         }
-
-
-# --- the new era's headers
-
-
-def modern(
-    hub: RunningHub, params: dict[str, Any], method: str = "tools/call", **headers: str | None
-) -> wire.Answer:
-    """A modern request whose headers are changed, or left out where None."""
-    sent: dict[str, str] = {**hub.headers, **wire.modern_headers(method, params)}
-    for name, value in headers.items():
-        sent.pop(name.replace("_", "-"), None)
-        if value is not None:
-            sent[name.replace("_", "-")] = value
-    return wire.post(hub.mcp_url, wire.request(1, method, wire.modern_params(params)), sent)
-
-
-@pytest.mark.promise("G2")
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Mcp_Method": "tools/list"},
-        {"Mcp_Method": "TOOLS/CALL"},
-        {"Mcp_Method": None},
-        {"Mcp_Name": "mcp_s_add"},
-        {"Mcp_Name": "MCP_S_ECHO"},
-        {"Mcp_Name": ""},
-        {"Mcp_Name": None},
-        {"Mcp_Name": "=?base64?bWNwX3NfYWRk?="},
-        {"Mcp_Name": "=?base64?!!?="},
-        {"Mcp_Name": "=?base64?/w==?="},
-        {"Mcp_Protocol_Version": "2025-11-25"},
-        {"Mcp_Protocol_Version": "2027-01-01"},
-        {"Mcp_Protocol_Version": None},
-    ],
-)
-def test_a_header_that_says_other_than_the_body_is_refused(
-    hub: RunningHub, headers: dict[str, str | None]
-) -> None:
-    answer = modern(hub, ECHO, **headers)
-    assert answer.status == 400
-    assert answer.json()["error"]["code"] == -32020
-    assert answer.json()["id"] == 1
-
-
-@pytest.mark.promise("G2")
-def test_a_name_may_be_sent_in_base64(hub: RunningHub) -> None:
-    encoded = base64.b64encode(b"mcp_s_echo").decode()
-    assert text_of(modern(hub, ECHO, Mcp_Name=f"=?base64?{encoded}?=").rpc()) == "x"
-    name = "été"
-    encoded = base64.b64encode(name.encode()).decode()
-    unknown = modern(hub, {"name": name}, Mcp_Name=f"=?base64?{encoded}?=")
-    assert unknown.status == 400
-    assert unknown.json()["error"]["code"] == -32602
-    assert name in unknown.json()["error"]["message"]
-
-
-@pytest.mark.promise("G2")
-@pytest.mark.parametrize(
-    ("meta", "code"),
-    [
-        ({}, -32602),
-        ({META + "protocolVersion": wire.MODERN}, -32602),
-        ({META + "protocolVersion": wire.MODERN, META + "clientCapabilities": 7}, -32602),
-    ],
-)
-def test_a_modern_request_must_say_what_its_sender_is(
-    hub: RunningHub, meta: dict[str, Any], code: int
-) -> None:
-    sent = {**hub.headers, **wire.modern_headers("tools/list")}
-    answer = wire.post(hub.mcp_url, wire.request(1, "tools/list", {"_meta": meta}), sent)
-    assert (answer.status, answer.json()["error"]["code"]) == (400, code)
-
-
-@pytest.mark.promise("G2", "F7")
-def test_a_revision_that_is_not_spoken_is_refused_with_those_that_are(hub: RunningHub) -> None:
-    params = wire.modern_params({}, version="2027-01-01")
-    headers = {**hub.headers, **wire.modern_headers("tools/list", {}, "2027-01-01")}
-    for message in (wire.request(1, "tools/list", params), LIST):
-        answer = wire.post(hub.mcp_url, message, headers)
-        assert answer.status == 400
-        error = answer.json()["error"]
-        assert error["code"] == -32022
-        assert wire.MODERN in error["data"]["supported"]
-        assert error["data"]["requested"] == "2027-01-01"
-
-
-@pytest.mark.promise("F6", "G2")
-def test_an_unknown_method_is_404_in_the_new_era_and_200_before(hub: RunningHub) -> None:
-    for method in ("no/such", "ping", "initialize", "resources/list"):
-        answer = modern(hub, {}, method)
-        assert (answer.status, answer.json()["error"]["code"]) == (404, -32601), method
-    old = post(hub, wire.request(1, "no/such"), Mcp_Protocol_Version="2025-11-25")
-    assert (old.status, old.json()["error"]["code"]) == (200, -32601)
-
-
-@pytest.mark.promise("G2")
-def test_a_modern_request_has_no_session_whatever_it_sends(hub: RunningHub) -> None:
-    answer = modern(hub, {}, "tools/list", Mcp_Session_Id="made up")
-    assert answer.status == 200
-    assert "mcp-session-id" not in answer.headers
 
 
 # --- going away
