@@ -12,7 +12,7 @@ Next = Callable[[Call], Awaitable[Result]]
 
 
 class Stage(Protocol):
-    async def __call__(self, call: Call, next: Next) -> Result: ...
+    def __call__(self, call: Call, next: Next) -> Awaitable[Result]: ...
 
 
 def compose(stages: Sequence[Stage], end: Next) -> Next:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import jsonschema_rs
@@ -17,11 +17,11 @@ MAX_SCHEMA_NODES = 20_000
 
 
 class Validate:
-    async def __call__(self, call: Call, next: Next) -> Result:
+    def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
         problem = call.tool.validate(call.arguments)
         if problem is not None:
             raise InvalidInput(f'the arguments of "{call.tool.name}" do not fit: {problem}')
-        return await next(call)
+        return next(call)  # it has nothing to do on the way back
 
 
 def compile_schema(schema: Mapping[str, Any]) -> Validator:

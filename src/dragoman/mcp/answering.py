@@ -71,7 +71,8 @@ class Answering:
         else:
             timer = loop.call_later(WATCH_AFTER, self._begin_watch)
         try:
-            answer = await face.answer(message, self.peer, push)
+            begun = face.begin(message, self.peer, push)
+            answer = begun if begun is None or isinstance(begun, bytes) else await begun
         except asyncio.CancelledError:
             if self.watcher is not None and self.watcher.done():
                 return  # the client has gone, and with it the one to answer

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from dragoman.core.call import Updates, discard
@@ -158,8 +158,8 @@ class HttpWire:
 
     # --- sending -----------------------------------------------------------------------------
 
-    async def _post(self, headers: Mapping[str, str], message: bytes, timeout: float) -> Reply:
-        return await self._http.request("POST", self.url, headers, message, timeout=timeout)
+    def _post(self, headers: Mapping[str, str], message: bytes, timeout: float) -> Awaitable[Reply]:
+        return self._http.request("POST", self.url, headers, message, timeout=timeout)
 
     def _headers(self, method: str, name: str | None) -> FixedHeaders:
         kept = self._kept.get((method, name))

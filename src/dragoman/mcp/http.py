@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from dragoman.core.ports import HttpRequest
@@ -47,10 +47,13 @@ class HttpFace:
             self._stop_listening()
             self.sessions.close()
 
-    async def __call__(self, request: HttpRequest, principal: Principal) -> None:
+    def __call__(self, request: HttpRequest, principal: Principal) -> Awaitable[None]:
         if request.method == "POST":
-            await self._post(request, principal)
-        elif request.method == "GET":
+            return self._post(request, principal)
+        return self._other(request, principal)
+
+    async def _other(self, request: HttpRequest, principal: Principal) -> None:
+        if request.method == "GET":
             await self._get(request, principal)
         elif request.method == "DELETE":
             self._delete(request, principal)
@@ -85,7 +88,10 @@ class HttpFace:
             return
         method = message.get("method") if isinstance(message, dict) else None
         if method == "tools/call":
-            await self._call(message, way)
+            if type(peer) is Peer:  # no session that could cancel it
+                await way.call(self.face, message)
+            else:
+                await self._call(message, way)
         elif method == "notifications/cancelled" and "id" not in message:
             _cancel(message, peer)
             await way.finish(None)

@@ -70,8 +70,8 @@ class App:
             return _UNAUTHORIZED
         return None
 
-    async def answer(self, request: Request) -> None:
-        await serve(request, self._mounts, self._api)
+    def answer(self, request: Request) -> Awaitable[None]:
+        return serve(request, self._mounts, self._api)
 
 
 class OwnerApp:
@@ -86,25 +86,28 @@ class OwnerApp:
         request.principal = self._owner
         return True
 
-    async def answer(self, request: Request) -> None:
-        await serve(request, self._mounts, self._api)
+    def answer(self, request: Request) -> Awaitable[None]:
+        return serve(request, self._mounts, self._api)
 
 
-async def serve(request: Request, mounts: Mapping[str, Mounted], api: Api) -> None:
+def serve(request: Request, mounts: Mapping[str, Mounted], api: Api) -> Awaitable[None]:
+    mounted = mounts.get(request.path)
+    principal = request.principal
+    if mounted is None or principal is None or request.refusal or request.too_large:
+        return _respond(request, api)
+    return mounted(request, principal)
+
+
+async def _respond(request: Request, api: Api) -> None:
     if request.refusal is not None:
         reply(request, request.refusal)
         return
     if request.too_large:
         reply(request, _TOO_LARGE)
         return
-    principal = request.principal
-    mounted = mounts.get(request.path)
-    if mounted is not None and principal is not None:
-        await mounted(request, principal)
-        return
     try:
         response = await api.respond(
-            request.method, request.path, request.fields, principal, request.body
+            request.method, request.path, request.fields, request.principal, request.body
         )
     except Exception:
         log.exception("%s %s crashed", request.method, request.path)

@@ -31,7 +31,9 @@ class Authenticator:
         return self._api_key is not None or self._any()
 
     def principal(self, fields: Mapping[bytes, bytes]) -> Principal | None:
-        authorization = fields.get(b"authorization", b"")
+        authorization = fields.get(b"authorization")
+        if authorization is None:
+            return None if self.required else LOCAL
         scheme, _, token = authorization.partition(b" ")
         token = token.strip()
         if scheme.lower() != b"bearer" or not token:
@@ -59,10 +61,17 @@ class Names:
             self._hosts.add(_bracketed(parts.hostname or "").lower())
             self._origins.add(f"{parts.scheme}://{parts.netloc}".lower())
         self._hosts.discard("")
+        self._seen: set[bytes] = set()
+        """Host headers as clients write them, found to be ours."""
         self._origins.discard("")
 
     def knows_host(self, value: bytes | None) -> bool:
-        return value is not None and _without_port(value.decode("latin-1")) in self._hosts
+        if value is None or value in self._seen:
+            return value is not None
+        known = _without_port(value.decode("latin-1")) in self._hosts
+        if known and len(self._seen) < 64:
+            self._seen.add(value)
+        return known
 
     def allows_origin(self, origin: bytes, host: bytes) -> bool:
         """The hub's own pages, and those that the configuration names."""

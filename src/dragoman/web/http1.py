@@ -11,6 +11,7 @@ import asyncio
 import http
 import logging
 from collections import deque
+from collections.abc import Awaitable
 from typing import Any, Protocol, cast
 
 import httptools
@@ -33,6 +34,8 @@ MAX_PIPELINED = 16
 UNREAD_BYTES = 1024 * 1024
 """What may wait for a client that does not read, before its stream waits too."""
 
+NEVER = float("inf")
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -40,7 +43,7 @@ class Application(Protocol):
     def admit(self, request: Request) -> bool:
         """Whether the body is worth reading; it is thrown away, and not waited for, otherwise."""
 
-    async def answer(self, request: Request) -> None: ...
+    def answer(self, request: Request) -> Awaitable[None]: ...
 
 
 _STATUS = {
@@ -153,6 +156,9 @@ class Connection(asyncio.Protocol):
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due = NEVER
+        """When this connection has waited too long. The timer may go off before that, and is then
+        set again: a busy connection sets no timer for each of its requests."""
         self._url = b""
         self._fields: dict[bytes, bytes] = {}
         self._repeated: frozenset[bytes] = frozenset()
@@ -181,6 +187,8 @@ class Connection(asyncio.Protocol):
         self.lost = True
         self._register.discard(self)
         self._untime()
+        if self._timer is not None:
+            self._timer.cancel()
         self._queue.clear()
         self._reading = None
         self._body.clear()
@@ -207,7 +215,7 @@ class Connection(asyncio.Protocol):
             self._refuse(431, b"the head of the request is too long")
         elif self._head_bytes > DRAIN_BYTES + HEAD_BYTES:  # of which little can be body
             self._refuse(413, b"the request is too large")
-        elif self._current is None and self._timer is None:  # not all there yet
+        elif self._current is None and self._due is NEVER:  # not all there yet
             self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
 
     def _ends(self) -> bool:
@@ -400,16 +408,22 @@ class Connection(asyncio.Protocol):
             await asyncio.shield(self._drained)
 
     def _time(self, seconds: float) -> None:
-        self._untime()
-        self._timer = self.loop.call_later(seconds, self._late)
+        self._due = due = self.loop.time() + seconds
+        if self._timer is None or self._timer.when() > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(due, self._late)
 
     def _untime(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._due = NEVER
 
     def _late(self) -> None:
         self._timer = None
+        if self._due is NEVER:
+            return
+        if self.loop.time() < self._due:
+            self._timer = self.loop.call_at(self._due, self._late)
+            return
         if self._reading is not None:
             self._refuse(408, b"the body did not come in time")
         else:
@@ -418,6 +432,8 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         """Lets the last words out, if somebody reads them."""
         self._untime()
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.lost:
             self._transport.close()
             self._timer = self.loop.call_later(LAST_SECONDS, self._transport.abort)
