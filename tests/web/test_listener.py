@@ -480,6 +480,15 @@ async def test_a_client_that_takes_json_only_gets_it_however_long_it_takes(
         assert json.loads(said)["result"]["content"][0]["text"] == "went"
 
 
+async def test_a_call_by_the_api_ends_with_the_one_who_made_it() -> None:
+    async with place() as here:
+        _, writer = await here.connect()
+        writer.write(post("/api/tools/slow.wait/call", b"{}", JSON))
+        await asyncio.wait_for(here.slow.running.wait(), 5)
+        writer.close()
+        await asyncio.wait_for(here.slow.cancelled.wait(), 5)
+
+
 @pytest.mark.promise("G2", "B12")
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_a_modern_client_that_hangs_up_has_cancelled_and_a_legacy_one_has_not(

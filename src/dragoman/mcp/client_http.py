@@ -72,6 +72,8 @@ class HttpWire:
         timeout: float,
         updates: Updates = discard,
     ) -> tuple[Any, int]:
+        if self.lost.done():  # the session with it: nobody could tell what this belongs to
+            raise Unreachable(f'server "{self.server}" is gone: {self.lost.result()}', sent=False)
         self._next += 1
         id = self._next
         if updates is not discard:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from dragoman.core.errors import HubError
 from dragoman.core.ports import HttpRequest
@@ -105,13 +107,20 @@ async def _respond(request: Request, api: Api) -> None:
     if request.too_large:
         reply(request, _TOO_LARGE)
         return
+    work = asyncio.get_running_loop().create_task(
+        api.respond(request.method, request.path, request.fields, request.principal, request.body)
+    )
+    gone: asyncio.Future[Any] = request.gone
     try:
-        response = await api.respond(
-            request.method, request.path, request.fields, request.principal, request.body
-        )
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            return  # nobody is there to hear the answer
+        response = work.result()
     except Exception:
         log.exception("%s %s crashed", request.method, request.path)
         response = problem(500, "the hub failed at this; see its log")
+    finally:
+        work.cancel()
     reply(request, response)
 
 
