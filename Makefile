@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_LINK_MODE := copy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check fix bench docs lock clean help
+.PHONY: up test check fix bench docs lock clean help anew
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -e 's/:.*## /\t/'
 up: $(VENV)/.core  ## run the hub in the foreground
@@ -37,19 +37,20 @@ lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench -o locks/bench.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-fastmcp -o locks/fastmcp.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-mcp-proxy -o locks/mcpproxy.lock
-clean:
+clean:  ## remove what was installed here; your hub's home stays
 	rm -rf .venv .venv-* $(BOOT)
 
 $(UV):
 	$(PY) -m pip install -q --disable-pip-version-check --target $(BOOT) 'uv>=0.8,<1'
-$(VENV)/bin/python: | $(UV)
-	$(UV) venv -q -p $(PY) $(VENV)
-$(VENV)/.core: locks/core.lock pyproject.toml | $(VENV)/bin/python
+# Made anew where its python is gone: an upgrade took it, or the first run was cut short.
+$(VENV)/pyvenv.cfg: $(if $(shell test -x $(VENV)/bin/python && echo there),,anew) | $(UV)
+	$(UV) venv -q --clear -p $(PY) $(VENV)
+$(VENV)/.core: locks/core.lock pyproject.toml $(VENV)/pyvenv.cfg
 	$(INSTALL) $(VENV)/bin/python --require-hashes -r locks/core.lock
 	$(INSTALL) $(VENV)/bin/python --no-deps -e .
 	$(VENV)/bin/python -m compileall -q src
 	@touch $@
-$(VENV)/.dev: locks/dev.lock pyproject.toml | $(VENV)/bin/python
+$(VENV)/.dev: locks/dev.lock pyproject.toml $(VENV)/pyvenv.cfg
 	$(INSTALL) $(VENV)/bin/python --require-hashes -r locks/dev.lock
 	$(INSTALL) $(VENV)/bin/python --no-deps -e .
 	@touch $@ $(VENV)/.core

@@ -49,6 +49,8 @@ def mcp(argv: list[str]) -> int:
     except Unfit as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    if os.isatty(0):
+        sys.stderr.write("dragoman mcp is what an IDE starts: it speaks MCP here; Ctrl-D ends it\n")
     from dragoman.mcp.relay import main as relay
 
     return relay(home, *_take_stdio())

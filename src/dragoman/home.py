@@ -40,13 +40,14 @@ class Held(Exception):
         self.pid = pid
         self.daemon = daemon
         who = "another process" if pid is None else f"process {pid}"
-        if daemon is not None:
-            what = "a daemon" if daemon.mode == "daemon" else "the hub of a `dragoman mcp`"
+        end = "stop that one"
+        if daemon is not None and daemon.mode == "daemon":
             at = daemon.url or daemon.socket
-            who = f"process {daemon.pid} ({what} since {daemon.started_at}, at {at})"
-        super().__init__(
-            f'"{home}" is held by {who}; stop that one, or give this one a home of its own.'
-        )
+            who = f"process {daemon.pid} (a daemon since {daemon.started_at}, at {at})"
+        elif daemon is not None:
+            who = f"process {daemon.pid} (the hub of a `dragoman mcp` since {daemon.started_at})"
+            end = "close the IDEs that share it"
+        super().__init__(f'"{home}" is held by {who}; {end}, or give this one a home of its own.')
 
 
 class Daemon:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.server
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -147,3 +148,48 @@ def test_what_is_wrong_is_said_in_a_bounded_number_of_words() -> None:
     validate = compile_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
     problem = validate({"a": "x" * 100_000})
     assert problem is not None and len(problem) <= 300 and problem.endswith("...")
+
+
+def doubling(levels: int, word: str) -> dict[str, Any]:
+    """Each part asks for the next one twice."""
+    parts: dict[str, Any] = {
+        f"p{n}": {word: [{"$ref": f"#/$defs/p{n + 1}"}] * 2} for n in range(levels)
+    }
+    return {"type": "object", "$defs": {**parts, f"p{levels}": {}}, "$ref": "#/$defs/p0"}
+
+
+@pytest.mark.parametrize("word", ["allOf", "anyOf", "oneOf"])
+def test_a_short_schema_that_comes_to_very_many_parts_is_refused(word: str) -> None:
+    with pytest.raises(ValueError, match="with its references"):
+        compile_schema(doubling(60, word))
+    assert compile_schema(doubling(6, word))
+
+
+def test_a_chain_of_references_that_leads_too_deep_is_refused() -> None:
+    parts: dict[str, Any] = {f"p{n}": {"$ref": f"#/$defs/p{n + 1}"} for n in range(5_000)}
+    with pytest.raises(ValueError, match="too deep"):
+        compile_schema({"type": "object", "$defs": {**parts, "p5000": {}}, "$ref": "#/$defs/p0"})
+
+
+def test_references_by_name_are_left_to_the_server() -> None:
+    named = {"$anchor": "it", "type": "object", "required": ["a"]}
+    schema = {"type": "object", "$defs": {"n": named}, "$ref": "#it"}
+    assert compile_schema(schema)({}) is None
+
+
+def test_what_is_wrong_with_a_deep_tree_or_a_long_list_is_said_at_once() -> None:
+    tree = {
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": {"type": "string"}, "in": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}},
+    }
+    deep: dict[str, Any] = {"kind": 5}
+    for _ in range(40):
+        deep = {"kind": "x", "in": deep}
+    wide = {"type": "object", "properties": {"l": {"items": {"anyOf": [{"type": "null"}] * 4}}}}
+    begun = time.monotonic()
+    assert compile_schema(tree)(deep) == "they do not match the schema"
+    assert compile_schema(tree)({"kind": 5}) == 'kind: 5 is not of type "string"'
+    assert compile_schema(tree)({"kind": "x", "in": {"kind": "y"}}) is None
+    assert "l/0" in (compile_schema(wide)({"l": list(range(100_000))}) or "")
+    assert time.monotonic() - begun < 1

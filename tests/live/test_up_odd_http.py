@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -169,3 +170,152 @@ def test_a_server_that_opens_no_session_for_a_while_is_used_again_when_it_does(h
         ill.clear()
         until(lambda: "isError" not in running.call("s.one")["result"], 4)
         assert len(sessions) == 2
+
+
+@pytest.mark.promise("B7")
+def test_a_session_that_expires_under_many_calls_is_opened_once_and_each_is_made_again(
+    hub: Start,
+) -> None:
+    over = threading.Event()
+    opened: list[str] = []
+    known: set[str] = set()
+    at = {name: threading.Event() for name in ("A", "B", "second greeting")}
+    go = {name: threading.Event() for name in at}
+
+    class Renewing(Odd):
+        def do_GET(self) -> None:
+            self.reply(405)
+
+        def do_DELETE(self) -> None:
+            self.reply(200)
+
+        def do_POST(self) -> None:
+            message = self.message()
+            who = ((message.get("params") or {}).get("arguments") or {}).get("who")
+            session = self.headers.get("mcp-session-id")
+            if message["method"] == "initialize":
+                if opened:
+                    at["second greeting"].set()
+                    go["second greeting"].wait(10)
+                opened.append(f"s{len(opened)}")
+                known.add(opened[-1])
+                self.reply(200, answer_to(message), Mcp_Session_Id=opened[-1])
+                return
+            if who in go and session == "s0":
+                at[who].set()
+                go[who].wait(10)
+            if session not in known:
+                self.reply(400 if session is None else 404)
+            elif "id" in message:
+                self.reply(200, answer_to(message))
+            else:
+                self.reply(202)
+
+    with serving(Renewing, over) as url, ThreadPoolExecutor(4) as pool:
+        running = hub([server_entry("s", "http", f"{url}/mcp")])
+        running.wait_connected("s")
+
+        def call(who: str) -> Any:
+            return pool.submit(running.call, "s.one", {"who": who})
+
+        first, last = call("A"), call("B")
+        assert at["A"].wait(5) and at["B"].wait(5)
+        known.clear()
+        second = call("C")
+        assert at["second greeting"].wait(5)
+        go["A"].set()  # is told that its session is gone while the new one is being opened
+        during = call("D")  # and one that comes meanwhile waits for it
+        assert not wait([first, second, during], timeout=0.3).done
+        go["second greeting"].set()
+        assert [text_of(one.result(5)) for one in (first, second, during)] == ["1"] * 3
+        go["B"].set()  # is told so long after
+        assert text_of(last.result(5)) == "1"
+        assert opened == ["s0", "s1"]
+
+
+class Listless(Odd):
+    """Keeps sessions and says that its tools change, but has no stream to say so on: 404, which is
+    what a web framework answers for a method that was not routed."""
+
+    opened: list[str]
+    calls: list[str]
+
+    def do_GET(self) -> None:
+        self.reply(404, b"Cannot GET /mcp")
+
+    def do_DELETE(self) -> None:
+        self.reply(404)
+
+    def do_POST(self) -> None:
+        message = self.message()
+        if message["method"] == "initialize":
+            self.opened.append(f"s{len(self.opened)}")
+            result = {**result_of("initialize"), "capabilities": {"tools": {"listChanged": True}}}
+            answer = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
+            self.reply(200, answer.encode(), Mcp_Session_Id=self.opened[-1])
+        elif message["method"] == "server/discover":
+            self.reply(400, b"no session")
+        elif "id" not in message:
+            self.reply(202)
+        else:
+            self.answer(message)
+
+    def answer(self, message: Mapping[str, Any]) -> None:
+        self.reply(200, answer_to(message))
+
+
+@pytest.mark.promise("B7")
+def test_a_server_without_a_stream_for_changes_is_not_taken_for_one_that_forgot_the_session(
+    hub: Start,
+) -> None:
+    class NoStream(Listless):
+        opened: list[str] = []
+
+    with serving(NoStream, threading.Event()) as url:
+        running = hub([server_entry("s", "http", f"{url}/mcp")])
+        running.wait_connected("s")
+        assert text_of(running.call("s.one")) == "1"
+        time.sleep(1)  # nothing to wait for: nothing must happen
+        assert NoStream.opened == ["s0"]
+
+
+@pytest.mark.promise("B7")
+def test_a_server_that_forgets_every_session_at_once_is_not_asked_for_new_ones_all_the_time(
+    hub: Start,
+) -> None:
+    class Amnesic(Listless):
+        opened: list[str] = []
+
+        def answer(self, message: Mapping[str, Any]) -> None:
+            if message["method"] == "tools/list":
+                self.reply(200, answer_to(message))
+            else:
+                self.reply(404)
+
+    with serving(Amnesic, threading.Event()) as url:
+        running = hub([server_entry("s", "http", f"{url}/mcp")])
+        running.wait_connected("s")
+        time.sleep(1.5)
+        assert 1 <= len(Amnesic.opened) < 6
+
+
+@pytest.mark.promise("B7")
+def test_an_error_that_happens_to_name_a_session_is_no_reason_to_call_again(hub: Start) -> None:
+    class Particular(Listless):
+        opened: list[str] = []
+        calls: list[str] = []
+
+        def answer(self, message: Mapping[str, Any]) -> None:
+            if message["method"] != "tools/call":
+                self.reply(200, answer_to(message))
+                return
+            self.calls.append("one")
+            error = {"code": -32602, "message": "your shopping session is full"}
+            body = {"jsonrpc": "2.0", "id": message["id"], "error": error}
+            self.reply(400, json.dumps(body).encode())
+
+    with serving(Particular, threading.Event()) as url:
+        running = hub([server_entry("s", "http", f"{url}/mcp")])
+        running.wait_connected("s")
+        assert "shopping session" in json.dumps(running.call("s.one"))
+        assert Particular.calls == ["one"] and Particular.opened == ["s0"]

@@ -89,11 +89,12 @@ def tail(
         found = wanted.newest(reader, lines)
     except HubError as error:
         stop_for(error)
+    if not found and not follow and not as_json:
+        say("no such records" if any(asdict(wanted).values()) else "no records yet")
+        return
     if not as_json:
         print(styled(_line(dict(zip(COLUMNS, map(str.upper, COLUMNS), strict=True))), bold=True))
     _print([_shown(record) for record in reversed(found)], as_json)
-    if not found and not follow and not as_json:
-        say("no such records" if any(asdict(wanted).values()) else "no records yet")
     if follow:
         _follow(reader, wanted, as_json)
 
@@ -203,4 +204,5 @@ def verify(home: str | None, as_json: bool) -> None:
         raise SystemExit(0 if verdict.ok else FAILED)
     if not verdict.ok:
         stop(f"the audit is not whole: {verdict.problem}")
-    print(f"ok: {verdict.entries} entries, {verdict.first_seq} to {verdict.last_seq}")
+    entries = "1 entry" if verdict.entries == 1 else f"{verdict.entries} entries"
+    print(f"ok: {entries}, {verdict.first_seq} to {verdict.last_seq}")

@@ -235,7 +235,7 @@ def audit(found: Situation) -> Iterator[Finding]:
         return
     verdict = verify(found.place)
     if verdict.ok:
-        yield Finding("audit", "ok", f"all {verdict.entries} entries are as they were written")
+        yield Finding("audit", "ok", f"every entry is as it was written ({verdict.entries})")
     else:
         yield Finding("audit", "problem", f"it is not whole: {verdict.problem}", fix)
 

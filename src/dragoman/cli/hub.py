@@ -102,9 +102,8 @@ def _up(pid: int, url: str | None, place: str, **more: str) -> dict[str, object]
 def _detach(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
     daemon = running(place)
     if daemon is not None:
-        stop(
-            f"a hub is running already: process {daemon.pid}, {daemon.url or daemon.socket}", NO_HUB
-        )
+        inside = "inside a `dragoman mcp`; it ends with the IDEs that share it"
+        stop(f"a hub is running already: process {daemon.pid}, {daemon.url or inside}", NO_HUB)
     try:
         home.prepare(place)
     except home.Unfit as unfit:
@@ -183,7 +182,8 @@ def stop_command(home: str | None, as_json: bool) -> None:
     if daemon.mode == "mcp":
         stop(
             f"the hub runs inside process {daemon.pid}, a `dragoman mcp` that an IDE started or "
-            f"another command; it ends with that one, or with: kill {daemon.pid}",
+            "another command; it ends with that one, and another IDE that shares it goes on with "
+            f"it: close them, or: kill {daemon.pid}",
             NO_HUB,
         )
     os.kill(daemon.pid, signal.SIGTERM)

@@ -131,6 +131,8 @@ class Work:
 def _collect(source: str | None, work: Work) -> list[Found]:
     if source is not None and source not in CLIENTS:
         if not Path(source).exists():
+            if "/" in source or "." in source:
+                raise click.UsageError(f'there is no file "{source}"')
             raise unknown(source, " and no file")
         return found_in_file(Path(source))
     if source is not None:
@@ -208,7 +210,11 @@ def _printed(work: Work) -> None:
 
 def _sure(work: Work) -> bool:
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return click.confirm(f"Add these to {work.config_path}?", default=True)
+        try:
+            return click.confirm(f"Add these to {work.config_path}?", default=True)
+        except click.Abort:
+            click.echo()  # the question's own line
+            raise
     return False
 
 

@@ -51,9 +51,15 @@ def hub_command(*, gui: bool, environ: Mapping[str, str] = os.environ) -> tuple[
     if script is None:
         return sys.executable, ["-m", "dragoman", "mcp"]
     named = shutil.which("dragoman", path=environ.get("PATH"))
-    if not gui and named and os.path.realpath(named) == os.path.realpath(script):
+    # What is activated here is not in the next terminal.
+    lasting = named is not None and not _is_below(named, environ.get("VIRTUAL_ENV"))
+    if not gui and named and lasting and os.path.realpath(named) == os.path.realpath(script):
         return "dragoman", ["mcp"]
     return str(script), ["mcp"]
+
+
+def _is_below(path: str, folder: str | None) -> bool:
+    return bool(folder) and Path(path).absolute().is_relative_to(os.path.abspath(str(folder)))
 
 
 def _entry(client: Client, home: str | None) -> dict[str, Any]:
@@ -269,8 +275,8 @@ def install(
 
     The entry starts "dragoman mcp". Clients with a window are given the absolute path of this
     dragoman, because what is started from a dock has another PATH than your shell; clients of the
-    terminal get plain "dragoman" if your PATH leads to this one. If --home or DRAGOMAN_HOME is set,
-    the entry carries it.
+    terminal get plain "dragoman" if your PATH leads to this one, activated environments apart. If
+    --home or DRAGOMAN_HOME is set, the entry carries it.
 
     Everything else in the file stays as it is. The file as it was is kept beside it as
     NAME.bak-TIME (the last 5); --remove gives back the very bytes of before where that is still

@@ -35,7 +35,7 @@ class Tool:
     name: str
     """Canonical, `target.tool`: on the bus and in the audit, whatever alias was used."""
     alias: str
-    """The name the seeds give it; may be shared by several tools, and is then refused."""
+    """`mcp_{server}_{tool}`; may be shared by several tools, and is then refused."""
     remote_name: str
     """What its target calls it."""
     description: str = ""

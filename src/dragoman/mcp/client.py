@@ -286,7 +286,8 @@ class Session:
                     await wire.listen("", None, self._tools_changed)
                 failures = 0
             except SessionExpired:
-                await self._reopen(OPEN_SECONDS)  # which follows the new one instead
+                with contextlib.suppress(HubError):  # then the wire is lost, and that is noticed
+                    await self._reopen(OPEN_SECONDS)  # which follows the new one instead
                 return
             except HttpStatus as error:
                 if error.status in (400, 404, 405, 406, 501):
@@ -303,6 +304,16 @@ class Session:
                 pause = FIRST_PAUSE
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _knows_session(self) -> bool:
+        """Whether the server still does. If not, that opens another, which is followed instead."""
+        try:
+            await self.request("ping", {}, OPEN_SECONDS)
+        except (Unreachable, TimedOut):
+            return False
+        except HubError:
+            pass
+        return True
 
     async def _follow_duplex(self) -> None:
         while True:

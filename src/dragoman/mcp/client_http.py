@@ -209,9 +209,7 @@ class HttpWire:
         data = await reply.body.read(MAX_BYTES)
         if reply.status == 200:
             return self._result(self._decoded(data, method), id, method), len(data)
-        if in_session and (
-            reply.status == 404 or (reply.status == 400 and b"session" in data[:2000].lower())
-        ):
+        if in_session and (reply.status == 404 or (reply.status == 400 and _no_session(data, id))):
             raise self._expired()
         self._raise_status(reply, data, method)
 
@@ -317,9 +315,21 @@ class HttpWire:
         if method == "ping":
             message = rpc.result(id, {})
         else:  # the connection is shared, so no client's features were declared
-            message = rpc.error(id, rpc.METHOD_NOT_FOUND, f'"{method}" is not offered here')
+            message = rpc.error(id, rpc.METHOD_NOT_FOUND, f'"{method[:100]}" is not offered here')
         reply = await self._post(self._headers("", None), message, 10)
         reply.body.close()
+
+
+def _no_session(data: bytes, id: int) -> bool:
+    """Whether a 400 is about the session. An error under the request's own id is about that, and
+    the request may have been worked on."""
+    if b"session" not in data[:2000].lower():
+        return False
+    try:
+        error = decode(data)
+    except Malformed:
+        return True
+    return not (isinstance(error, dict) and error.get("id") == id)
 
 
 def _is_stream(reply: Reply) -> bool:

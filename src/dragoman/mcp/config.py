@@ -66,7 +66,7 @@ class McpSettings(Struct, frozen=True, kw_only=True):
 
 
 def namespace(server: str) -> str:
-    """Names that lead to the same seed names are one name."""
+    """Names that lead to the same aliases are one name."""
     return server.lower().replace("-", "_").replace(" ", "_")
 
 

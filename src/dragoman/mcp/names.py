@@ -1,4 +1,4 @@
-"""What a server's tool is called in the hub: the canonical `server.tool`, and the seeds' alias."""
+"""What a server's tool is called in the hub: the canonical `server.tool`, and the listed alias."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def canonical_name(server: str, tool: str) -> str:
 
 
 def alias_name(server: str, tool: str) -> str:
-    """The seeds' name, in characters and length that every revision takes."""
-    seed = format_mcp_tool_name(server, tool)
-    return _fit(_UNSAFE.sub("_", seed), seed)
+    """`mcp_{server}_{tool}`, in characters and length that every revision takes."""
+    name = format_mcp_tool_name(server, tool)
+    return _fit(_UNSAFE.sub("_", name), name)
 
 
 def _fit(safe: str, original: str) -> str:

@@ -66,7 +66,7 @@ def server_info(revision: int) -> dict[str, Any]:
 
 
 def initialize_result(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to `initialize`. Without a version, as seed 003 shows it, the oldest is spoken."""
+    """The answer to `initialize`. Without a version the oldest is spoken."""
     revision = negotiate(params.get("protocolVersion"))
     return {
         "protocolVersion": NAMES[revision],

@@ -72,7 +72,7 @@ class Servers:
         return next(iter(difflib.get_close_matches(name, self._running, n=1)), None)
 
     def snapshot(self) -> dict[str, Any]:
-        """As seed 003 has it: `configured` and `connected`, with the reason for one that is not."""
+        """`configured` and `connected`, with the reason for one that is not."""
         connected = [self._state(entry) for entry in self._entries]
         return {
             "configured": [_configured(entry) for entry in self._entries],

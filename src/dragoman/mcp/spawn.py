@@ -96,8 +96,8 @@ class Child:
         self._stdin: asyncio.WriteTransport | None = None
         self._stdout: asyncio.ReadTransport | None = None
         self._paused = False
-        self._closed = ""
-        """The first of its pipes that it closed."""
+        self._closed: list[str] = []
+        """The pipes that it has closed, in that order."""
         self._grace: asyncio.TimerHandle | None = None
         self._pidfd = -1
 
@@ -197,12 +197,13 @@ class Child:
 
     def _over(self, pipe: str) -> None:
         """It has exited (`pipe` is empty) or closed one of its pipes: it is of no more use."""
-        self._closed = self._closed or pipe
-        if not pipe:
+        if pipe:
+            self._closed.append(pipe)
+        else:
             self._unwatch()
         if self.exited.done():
             return
-        if pipe != "input" and self._closed == "output" and self.process.poll() is not None:
+        if "output" in self._closed and self.process.poll() is not None:
             self._ended()
         elif self._grace is None:
             loop = asyncio.get_running_loop()
@@ -215,7 +216,7 @@ class Child:
     def _exit_words(self) -> str:
         code = self.process.poll()
         if code is None:
-            how = f"it closed its {self._closed or 'input'}"
+            how = f"it closed its {self._closed[0] if self._closed else 'input'}"
         elif code < 0:
             how = f"it was ended by signal {signal.Signals(-code).name}"
         else:

@@ -121,4 +121,6 @@ def _in_words(error: Exception) -> str:
         return f"its certificate is not trusted ({error.verify_message})"
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there"
+    if isinstance(error, socket.gaierror):
+        return f"its name leads to no address ({error.strerror})"
     return str(error) or type(error).__name__
