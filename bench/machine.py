@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.places import BENCH_PYTHON, FASTMCP_PYTHON, MCPPROXY_PYTHON, PYTHON
 
 ENVIRONMENTS = {
-    "hub": (PYTHON, ["dragoman-hub", "uvicorn", "uvloop", "httptools", "msgspec"]),
+    "hub": (PYTHON, ["dragoman-hub", "uvloop", "httptools", "msgspec", "jsonschema-rs"]),
     "SDK-made gateway, limits": (
         BENCH_PYTHON,
         ["mcp", "uvicorn", "uvloop", "httptools", "msgspec", "aiohttp"],

@@ -90,8 +90,10 @@ class Instance:
         self._seen = _stamps(place)  # before the first watch: what changes meanwhile is seen too
         self._lookup = _lookup(place)
 
-        self.audit = SqliteAudit(place, durable=config.audit.durable)
+        key = _key(place)
         self.keys = KeyStore(place)
+        # After all that may fail: nobody would close it, and this process may try again.
+        self.audit = SqliteAudit(place, durable=config.audit.durable)
         self.bus = Bus()
         self.catalog = Catalog()
         self.hub = Hub(self.catalog, self.bus, guards.standard(self.audit, self.bus, config.limits))
@@ -113,7 +115,7 @@ class Instance:
         self.servers = Servers(self._upstream, self.catalog)
 
         self.face = Face(self.hub)
-        self.http_face = HttpFace(self.face, _key(place))
+        self.http_face = HttpFace(self.face, key)
         self._stdio: set[Connection] = set()
         self._stdio_view = View(tuple(config.mcp.stdio_expose))
         self._listeners: list[Listener] = []
@@ -196,10 +198,11 @@ class Instance:
         await asyncio.gather(*drains, return_exceptions=True)
         # What is still under way fails now, and whoever asked is told so.
         await _within(STOP_SECONDS, self.servers.stop())
+        await _within(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))
         for listener in self._listeners:
             listener.abort()
-        await _within(1, self.net.close())
+        await _within(LAST_SECONDS, self._concluded())
         if self.calls is not None:
             self.calls.flush()
         home.forget_daemon(str(self.place))
@@ -208,6 +211,10 @@ class Instance:
                 os.unlink(path)
         self.audit.close()
         self.keys.close()
+
+    async def _concluded(self) -> None:
+        while self.audit.unfinished:
+            await asyncio.sleep(0.005)
 
     # --- the configuration, live -----------------------------------------------------------------
 
@@ -226,8 +233,15 @@ class Instance:
                 self.config_problem = str(error)
                 log.error("the new configuration is not used: %s", error)
                 continue
+            except Exception as error:  # or no further change would be seen
+                self.config_problem = repr(error)
+                log.exception("the new configuration could not be read")
+                continue
             self.config_problem = None
-            await self._apply(config, lookup)
+            try:
+                await self._apply(config, lookup)
+            except Exception:
+                log.exception("the new configuration could not be applied in full")
 
     async def _apply(self, config: Config, lookup: Mapping[str, str]) -> None:
         self._lookup.clear()

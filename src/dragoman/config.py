@@ -56,6 +56,8 @@ def parse(text: str, name: str = "config.toml") -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply") from None
     _refuse_unknown(raw, Config, (), text, name)
     try:
         config = msgspec.convert(raw, Config)

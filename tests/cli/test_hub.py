@@ -240,4 +240,7 @@ def test_stop_leaves_a_hub_alone_that_lives_in_an_ide(terminal: Terminal) -> Non
         assert "inside dragoman mcp" in state.out
         done = terminal.run("stop")
         assert done.code == 3 and f"kill {ide.pid}" in done.err
+        for words in (["up"], ["up", "--detach"]):
+            done = terminal.run(*words)
+            assert done.code == 3 and "IDEs that share it" in done.err
         assert terminal.run("status").code == 0

@@ -114,6 +114,7 @@ BAD: dict[str, tuple[int, list[str], str]] = {
     "install: a bad name": (2, ["install", "cursor", "--name", "a b"], "letters"),
     "install: options without a client": (2, ["install", "--remove"], "which client"),
     "import: neither client nor file": (2, ["import", "nope"], "no file"),
+    "import: no such file": (2, ["import", "no/such.json"], 'there is no file "no/such.json"'),
     "import: a folder": (1, ["import", "FOLDER"], "no regular file"),
     "import: no servers in it": (1, ["import", "FILE"], "names no MCP servers"),
     "import: no JSON": (1, ["import", "BROKEN"], "line 1"),

@@ -157,13 +157,15 @@ def test_without_servers_the_way_to_some_is_shown(terminal: Terminal) -> None:
 
 def test_the_log_of_a_server_is_shown_and_an_unknown_one_is_not_found(terminal: Terminal) -> None:
     code = "import sys; sys.stderr.write('one\\ntwo\\n'); sys.exit(3)"
-    terminal.configure(server_entry("bad", "stdio", "python3", "-c", code), hello())
+    off = server_entry("off", "stdio", "x", enabled=False)
+    terminal.configure(server_entry("bad", "stdio", "python3", "-c", code), hello(), off)
     terminal.up()
     assert 'server "bad" is not connected' in terminal.run("tools").err  # it waits for that
     done = terminal.run("servers", "logs", "bad")
     assert done.code == 0 and done.out.endswith("one\ntwo\n")
     assert terminal.run("servers", "logs", "bad", "--json").json()["name"] == "bad"
-    assert "has written nothing" in terminal.run("servers", "logs", "hello").out
+    for silent in ("hello", "off"):
+        assert "has written nothing" in terminal.run("servers", "logs", silent).out
     unknown = terminal.run("servers", "logs", "bat")
     assert unknown.code == 5 and 'did you mean "bad"?' in unknown.err
 

@@ -124,3 +124,12 @@ def test_listeners_hear_of_changes_until_they_stop() -> None:
 
 def test_an_unknown_name_of_any_length_makes_a_short_message() -> None:
     assert len(str(error_of(Catalog(), "x" * 10_000))) < 250
+
+
+@pytest.mark.promise("B3")
+def test_a_tool_whose_alias_is_the_name_of_another_is_shown_by_its_own_name() -> None:
+    catalog = Catalog()
+    catalog.offer("a", [tool("a.b.c", "mcp_a_b.c")])
+    catalog.offer("mcp_a_b", [tool("mcp_a_b.c", "mcp_mcp_a_b_c")])
+    assert catalog.shared(catalog.find("a.b.c"))
+    assert not catalog.shared(catalog.find("mcp_a_b.c"))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.call import ABSENT, Call, Result
-from dragoman.core.errors import BadReply, NotFound
+from dragoman.core.errors import BadReply, NotFound, WorkFailed
 from dragoman.core.pipeline import compose
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import tool_nowhere
@@ -106,3 +106,29 @@ async def test_a_result_known_to_be_small_passes_unweighed_and_a_large_one_does_
     assert (await cut(text("x"), size=CAP)).content == (text("x"),)
     result = await cut(text("x" * 60_000), size=60_100)
     assert "[cut:" in result.content[0]["text"]
+
+
+async def test_an_error_of_the_far_side_is_kept_to_the_same_size() -> None:
+    async def fail(native: dict[str, Any]) -> dict[str, Any] | None:
+        async def target(call: Call) -> Result:
+            raise WorkFailed("no", native)
+
+        call = Call(
+            caller=OWNER,
+            tool=tool_nowhere("files.read", NotFound("nowhere")),
+            asked_as="x",
+            arguments={},
+            trace=new_trace(),
+            door="test",
+            extra={},
+        )
+        with pytest.raises(WorkFailed) as error:
+            await compose([Cut(CAP)], target)(call)
+        return error.value.native
+
+    short = {"code": 7, "message": "no", "data": {"a": [1]}, "more": 1}
+    assert await fail(short) == short
+    long = await fail({"code": 7, "message": "x" * (CAP + 1), "data": ["y" * CAP]})
+    assert long is not None and long["code"] == 7
+    assert long["message"] == "x" * CAP + "\n[cut: 1 of 50001 characters left out]"
+    assert long["data"] == "[cut: more than 50000 characters left out]"

@@ -19,7 +19,11 @@ from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.lasting import kind_of, text_of, until, words_of
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
-from tests.peers.process import alive, server_entry, wait_for_log, wait_until_gone
+from tests.peers.process import HttpPeer, alive, server_entry, wait_for_log, wait_until_gone
+
+from dragoman.assembly import Instance
+from dragoman.config import Config
+from dragoman.core.errors import ConfigError
 
 EXPOSE = '[mcp]\nstdio_expose = ["*"]\n'
 
@@ -241,3 +245,34 @@ def test_a_hub_that_was_killed_leaves_nothing_that_stops_the_next(
     wait_until_gone([child], 5)
     with UnixClient(second.home) as client:
         assert client.request("ping")["result"] == {}
+
+
+@pytest.mark.promise("N1")
+def test_a_call_that_a_remote_server_never_answers_has_its_outcome_recorded_at_the_end(
+    hub: Callable[..., RunningHub], short_tmp: Path
+) -> None:
+    log = short_tmp / "log"
+    with HttpPeer("rude_http", "--log", log) as peer:
+        entry = server_entry("far", "http", f"{peer.url}/after/hang-headers", timeout_secs=60)
+        running = hub([entry], config=EXPOSE)
+        running.wait_connected("far")
+        with running.relay() as ide:
+            ide.initialize()
+            ide.send(wire.request(7, "tools/call", {"name": "far.echo", "arguments": {}}))
+            until(lambda: b'"tools/call"' in log.read_bytes())
+            assert running.stop() == 0
+            answer = ide.read()
+            assert answer["id"] == 7 and ("error" in answer or answer["result"]["isError"])
+    (record,) = running.audit()
+    assert record["outcome"] == "target_failed"
+
+
+@pytest.mark.promise("F2")
+async def test_a_hub_that_could_not_be_made_lets_go_of_all_it_had(short_tmp: Path) -> None:
+    (short_tmp / "hub.key").write_bytes(b"short")
+    for _ in range(2):  # a relay tries again in the same process
+        with pytest.raises(ConfigError, match=r"hub\.key is damaged"):
+            Instance(short_tmp, Config(), "mcp")
+    (short_tmp / "hub.key").unlink()
+    instance = Instance(short_tmp, Config(), "mcp")
+    await instance.stop()

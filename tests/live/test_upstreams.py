@@ -31,14 +31,13 @@ from tests.peers.process import (
     HttpPeer,
     processes_at_home,
     read_log,
-    run_client,
     server_entry,
     wait_for_log,
 )
 
 ALL = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old", "mcp1")
 SDK = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old")
-TIMEOUT = 1.5
+TIMEOUT = 1.0
 
 
 @dataclass
@@ -98,7 +97,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             server_entry("by-localhost", "http", f"http://localhost:{plain.port}/ok"),
         ]  # fmt: skip
         env = {"SECRET": "s3cret", "NAMED": "named value", "UNNAMED": "not for children"}
-        config = '[limits]\ntool_timeout_secs = 3\n[mcp]\nstdio_expose = ["*"]\n'
+        config = '[limits]\ntool_timeout_secs = 2\n[mcp]\nstdio_expose = ["*"]\n'
         begun = time.monotonic()
         hub = stack.enter_context(lasting_hub(servers, config, env))
         hub.wait_connected(*ALL, "my-server")
@@ -380,17 +379,6 @@ def test_an_error_of_the_servers_own_comes_through_as_it_put_it(world: World) ->
     until(lambda: "mcp_http_old_toggled" not in tools_of(world.hub, "http-old"))
 
 
-def test_sdk_clients_of_both_generations_see_and_call_the_servers_tools(world: World) -> None:
-    for client in ("sdk_client", "mcp1_client"):
-        seen = run_client(
-            client, "--http", world.hub.mcp_url,
-            "--call", "mcp_stdio_new_progress", "--arguments", '{"steps": 3}',
-        )  # fmt: skip
-        assert seen["result"]["content"][0]["text"] == "3 steps"
-        assert [[int(p), int(t), m] for p, t, m in seen["progress"]] == STEPS
-        assert "mcp_mcp1_echo" in [tool["name"] for tool in seen["tools"]]
-
-
 # --- changes
 
 
@@ -439,7 +427,7 @@ def test_a_server_that_takes_too_long_is_told_to_cancel_and_stays_connected(
     answer = world.hub.call(f"{server}.slow", {"seconds": 30})
     assert TIMEOUT - 0.1 < time.monotonic() - begun < TIMEOUT + 1
     assert kind_of(answer) == "TimedOut"
-    assert f'did not answer "tools/call" within {TIMEOUT} s' in words_of(answer)
+    assert f'did not answer "tools/call" within {TIMEOUT:g} s' in words_of(answer)
     wait_for_log(file, event="cancelled", count=before + 1)
     assert text_of(world.hub.call(f"{server}.echo", {"text": "alive"})) == "alive"
     assert state_of(world.hub, server)["restarts"] == restarts
@@ -470,9 +458,9 @@ def test_a_caller_who_leaves_cancels_the_work(world: World, server: str) -> None
 def test_no_tool_takes_longer_than_the_hubs_own_limit(world: World) -> None:
     begun = time.monotonic()
     answer = world.hub.call("stdio-new.slow", {"seconds": 30})  # its timeout_secs is 30
-    assert 2.9 < time.monotonic() - begun < 4.5
+    assert 1.9 < time.monotonic() - begun < 3.5
     assert kind_of(answer) == "TimedOut"
-    assert "took longer than 3 s and was told to stop; raise [limits] tool_timeout_secs" in (
+    assert "took longer than 2 s and was told to stop; raise [limits] tool_timeout_secs" in (
         words_of(answer)
     )
     wait_for_log(world.log("stdio-new"), event="cancelled")

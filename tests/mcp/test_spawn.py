@@ -258,3 +258,15 @@ def test_a_ring_keeps_the_last_bytes_however_they_come() -> None:
     ring.write(b"!")
     assert ring.text() == "\N{REPLACEMENT CHARACTER}éééé!"  # cut in the middle of one
     assert Ring().last_line() == ""
+
+
+def test_what_kills_all_that_carries_a_mark_spares_itself() -> None:
+    code = (
+        "from dragoman.mcp.spawn import kill_marked\n"
+        "kill_marked('hub'); kill_marked('hub:shell'); print('lives')"
+    )
+    env = {**os.environ, MARK: "hub:shell"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "lives\n"

@@ -263,7 +263,7 @@ def test_a_rude_server_that_floods_or_starts_slowly(tmp_path: Path) -> None:
     with rude("stderr-flood", "--megabytes", 2) as peer:
         peer.initialize()
         assert peer.request("tools/call", ECHO)["result"] == HI
-        assert len(peer.stderr) == 2 << 20
+    assert len(peer.stderr) == 2 << 20  # at the end: its reader may lag behind
     with rude("slow-start", "--seconds", 0.5) as peer:
         peer.send(wire.request(1, "initialize", wire.initialize_params()))
         assert peer.silent(0.2)

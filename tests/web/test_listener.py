@@ -560,3 +560,56 @@ async def test_a_client_that_does_not_read_its_stream_is_cut_off(
                 here.face.sessions.tell_changed()
             assert (await reader.read()).endswith(b"0\r\n\r\n")
         writer.close()
+
+
+@pytest.mark.promise("N1")
+async def test_a_client_that_reads_nothing_for_long_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http1, "UNREAD_SECONDS", 0.1)
+    ended = asyncio.Event()
+
+    class Talker:
+        def admit(self, request: http1.Request) -> bool:
+            return True
+
+        async def answer(self, request: http1.Request) -> None:
+            request.start(200, [])
+            while not request.gone.done():
+                await request.write(b"x" * 65536)
+            ended.set()
+
+    sock = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(Talker(), sock)
+    await listener.start()
+    _, writer = await asyncio.open_connection(*sock.getsockname(), limit=1024)
+    writer.write(get("/"))
+    async with asyncio.timeout(5):
+        await ended.wait()
+    writer.close()
+    listener.stop_accepting()
+
+
+@pytest.mark.promise("N1")
+async def test_a_body_in_very_small_pieces_takes_no_more_than_its_size() -> None:
+    bodies: list[bytes] = []
+
+    class Taker:
+        def admit(self, request: http1.Request) -> bool:
+            return True
+
+        async def answer(self, request: http1.Request) -> None:
+            bodies.append(request.body)
+            request.reply(200, [], b"")
+
+    sock = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(Taker(), sock)
+    await listener.start()
+    reader, writer = await asyncio.open_connection(*sock.getsockname())
+    head = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(head + b"2\r\nab\r\n" * 10_000 + b"0\r\n\r\n")
+    async with asyncio.timeout(5):
+        await reader.readuntil(b"\r\n\r\n")
+    assert bodies == [b"ab" * 10_000] and type(bodies[0]) is bytes
+    writer.close()
+    listener.stop_accepting()

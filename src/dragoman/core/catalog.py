@@ -66,8 +66,9 @@ class Catalog:
         return tool_nowhere(name, AmbiguousName(problem))
 
     def shared(self, tool: Tool) -> bool:
-        """Whether another tool has the same alias, so that only the canonical name reaches it."""
-        return len(self._by_alias[tool.alias]) > 1
+        """Whether the alias is another tool's too, so that only the canonical name reaches it."""
+        sharers = self._by_alias[tool.alias]
+        return len(sharers) > 1 or self._by_name.get(tool.alias, tool) is not tool
 
     def tools(self) -> tuple[Tool, ...]:
         """All tools, in the order of their names: the same catalog always reads the same."""

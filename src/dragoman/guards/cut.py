@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dragoman.core.call import ABSENT, Call, Result
-from dragoman.core.errors import BadReply
+from dragoman.core.errors import BadReply, WorkFailed
 from dragoman.core.pipeline import Next
 from dragoman.wire.json import encode
 
@@ -16,7 +16,11 @@ class Cut:
         self.chars = chars
 
     async def __call__(self, call: Call, next: Next) -> Result:
-        result = await next(call)
+        try:
+            result = await next(call)
+        except WorkFailed as error:
+            self._cut_native(error)
+            raise
         if 0 <= result.size <= self.chars:
             return result  # nothing in it can be longer than the whole
         if result.structured is not ABSENT and self._too_long(result.structured):
@@ -27,6 +31,18 @@ class Cut:
         if any(self._long(block) for block in result.content):
             return replace(result, content=[self._cut(block) for block in result.content])
         return result
+
+    def _cut_native(self, error: WorkFailed) -> None:
+        """The far side's own error reaches the caller too, and is as long as it likes."""
+        native = error.native
+        if native is None:
+            return
+        kept = dict(native)
+        if "message" in kept:
+            kept["message"] = self._cut({"text": str(kept["message"])})["text"]
+        if "data" in kept and self._too_long(kept["data"]):
+            kept["data"] = f"[cut: more than {self.chars} characters left out]"
+        error.native = kept
 
     def _too_long(self, value: Any) -> bool:
         encoded = encode(value)

@@ -286,9 +286,12 @@ class Session:
                     await wire.listen("", None, self._tools_changed)
                 failures = 0
             except SessionExpired:
-                with contextlib.suppress(HubError):  # then the wire is lost, and that is noticed
-                    await self._reopen(OPEN_SECONDS)  # which follows the new one instead
-                return
+                # The more often it forgets, the later it is asked; calls do not wait for this.
+                await asyncio.sleep(min(LONGEST_PAUSE, self._openings))
+                if await self._knows_session():
+                    return  # there is none: 404 is also what a framework says of a missing route
+                if wire.lost.done():
+                    return
             except HttpStatus as error:
                 if error.status in (400, 404, 405, 406, 501):
                     return  # there is none

@@ -15,7 +15,15 @@ from typing import Any, NoReturn
 from dragoman.core.call import Updates, discard
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
-from dragoman.mcp.duplex import CANCELLED, PROGRESS, Heard, Pace, failure, progress_of
+from dragoman.mcp.duplex import (
+    CANCELLED,
+    LINES_AN_EVENT,
+    PROGRESS,
+    Heard,
+    Pace,
+    failure,
+    progress_of,
+)
 from dragoman.mcp.revisions import NAMES, R2506, R2607
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import MAX_BYTES, MAX_REPLY_TOKENS, Malformed, decode
@@ -292,7 +300,7 @@ class HttpWire:
                 for item in message if isinstance(message, list) else [message]:
                     if isinstance(item, dict):
                         yield item, len(event.data)
-            if pause := pace.pause(len(events)):
+            if pause := pace.pause(len(events) + chunk.count(b"\n") // LINES_AN_EVENT):
                 await asyncio.sleep(pause)
 
     def _asked(

@@ -12,7 +12,7 @@ from dragoman.core.call import Updates, discard
 from dragoman.core.errors import BadReply, HubError, Unreachable
 from dragoman.core.ports import HttpClient, Reply
 from dragoman.mcp.client_http import JSON_TYPE, STREAM_TYPE, HttpStatus
-from dragoman.mcp.duplex import Duplex, Heard, Pace
+from dragoman.mcp.duplex import LINES_AN_EVENT, Duplex, Heard, Pace
 from dragoman.wire import sse
 from dragoman.wire.json import MAX_BYTES
 
@@ -145,7 +145,8 @@ class SseWire:
                         told.set_result(event.data.decode("utf-8", "replace").strip())
                     elif event.event == "message":
                         self._duplex.receive(event.data)
-                if pause := pace.pause(self._duplex.unasked - before):
+                lines = chunk.count(b"\n") // LINES_AN_EVENT
+                if pause := pace.pause(self._duplex.unasked - before + lines):
                     await asyncio.sleep(pause)
         except (HubError, sse.TooLong) as error:
             reason = str(error)

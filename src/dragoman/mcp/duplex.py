@@ -90,6 +90,10 @@ class Pace:
         return min(1.0, self._unasked / UNASKED_PER_SECOND - 1.0 + 0.05)
 
 
+LINES_AN_EVENT = 16
+"""So many lines of a stream of events count as one message: comments are work too."""
+
+
 class Pending:
     __slots__ = ("future", "highest", "method", "timer", "updates")
 

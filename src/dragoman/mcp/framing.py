@@ -30,6 +30,7 @@ PREFIX = 4 * 1024
 _BOM = b"\xef\xbb\xbf"
 _HEADER = re.compile(rb"([A-Za-z][A-Za-z0-9-]*)[ \t]*:(.*)")
 _NUMBER = re.compile(rb"[0-9]{1,15}")
+_BLANK = re.compile(rb"[ \t\r\n]*\n")
 
 
 class Frame:
@@ -146,6 +147,8 @@ class Deframer:
             payload = bytes(memoryview(buf)[start:end])
             if payload and not payload.isspace():
                 out.append(Frame(payload, LINE))
+            elif blank := _BLANK.match(buf, newline + 1):
+                return blank.end()  # all such lines at once: there may be very many
         return newline + 1
 
     def _unfinished(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:

@@ -66,7 +66,9 @@ class Servers:
 
     def log(self, name: str) -> str | None:
         upstream = self._running.get(name)
-        return upstream.stderr.text() if upstream else None
+        if upstream is None:  # switched off: it says nothing
+            return "" if any(entry.name == name for entry in self._entries) else None
+        return upstream.stderr.text()
 
     def nearest(self, name: str) -> str | None:
         return next(iter(difflib.get_close_matches(name, self._running, n=1)), None)
@@ -134,5 +136,10 @@ def _configured(entry: ServerEntry) -> dict[str, Any]:
         names = [name for name, _ in header_pairs(entry.transport.headers)]
         shown["transport"]["headers"] = dict.fromkeys(names, "(hidden)")
         address, query, _ = entry.transport.url.partition("?")
+        scheme, mark, rest = address.partition("://")
+        place, slash, path = rest.partition("/")
+        if "@" in place:  # refused when it is connected to, and shown here all the same
+            place = f"(hidden)@{place.rpartition('@')[2]}"
+        address = f"{scheme}{mark}{place}{slash}{path}"
         shown["transport"]["url"] = f"{address}?(hidden)" if query else address
     return shown

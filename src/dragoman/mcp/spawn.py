@@ -271,10 +271,15 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def kill_marked(mark: str) -> int:
-    """Kills every process that carries `mark`, wherever it has fled to. Needs /proc."""
+    """Kills every process that carries `mark`, wherever it has fled to. Needs /proc.
+
+    Never this one: a hub may have been started by what a child of an earlier hub had started.
+    """
     wanted = f"{MARK}={mark}".encode()
     killed = 0
     for entry in Path("/proc").glob("[0-9]*"):
+        if entry.name == str(os.getpid()):
+            continue
         try:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:

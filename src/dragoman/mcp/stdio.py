@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256
 """Calls of one client under way; more wait unread."""
+UNREAD_BYTES = 1024 * 1024
+"""What may wait for a client that does not read, before it is told nothing more unasked."""
 CHANGE_PAUSE = 0.05
 """Changes of the list that come together are told together."""
 
@@ -95,6 +97,10 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message, framing))
 
+    def _unread(self) -> bool:
+        transport = self._transport
+        return transport is not None and transport.get_write_buffer_size() > UNREAD_BYTES
+
     def _hold(self, change: int) -> None:
         before, self._held = self._held, self._held + change
         if self._transport is None or self._transport.is_closing():
@@ -132,7 +138,8 @@ class Connection(asyncio.Protocol):
         self.peer.view = self._view()
 
         def push(update: bytes) -> None:
-            self._write(update, framing)
+            if not self._unread():
+                self._write(update, framing)
 
         if isinstance(message, list):
             self._run(object(), answer_batch(self.face, message, self.peer, push), framing)
@@ -219,6 +226,9 @@ class Connection(asyncio.Protocol):
 
     def _tell(self) -> None:
         self._telling = None
+        if self._unread():
+            self._telling = asyncio.get_running_loop().call_later(1, self._tell)
+            return
         self._write(LIST_CHANGED, self._framing)
 
     async def drain(self) -> None:

@@ -195,6 +195,9 @@ class Upstream:
                 reason = await self._serve(session)
                 if reason is not None:
                     log.warning('server "%s" was lost: %s', self.name, reason)
+            except Exception as error:  # or nobody would look after it any more
+                log.exception('server "%s" could not be kept connected', self.name)
+                reason = repr(error)
             finally:
                 self.session = None
                 await session.close()
@@ -297,9 +300,10 @@ class Upstream:
                 continue
             taken[tool.name] = tool.remote_name
             tools.append(tool)
-        self.problems = problems[:MAX_PROBLEMS]
+        known, self.problems = self.problems, problems[:MAX_PROBLEMS]
         for problem in self.problems:
-            log.warning('server "%s": %s', self.name, problem)
+            if problem not in known:  # said once, however often it is listed
+                log.warning('server "%s": %s', self.name, problem)
         self._definitions = definitions
         try:
             self._catalog.offer(self.name, tools)

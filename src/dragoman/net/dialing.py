@@ -18,6 +18,7 @@ from dragoman.net.addresses import Judgement, Verdict, judge
 from dragoman.net.urls import Url
 
 CONNECT_SECONDS = 5.0
+KEEPALIVE_SECONDS = 60
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -107,13 +108,24 @@ async def _connect(
         share = (deadline - loop.time()) / (len(addresses) - tried)
         try:
             async with asyncio.timeout(share):
-                _, protocol = await loop.create_connection(
+                transport, protocol = await loop.create_connection(
                     make, address, url.origin.port, ssl=context, server_hostname=name
                 )
+                _keep_alive(transport)
                 return protocol
         except OSError as error:
             problem = error
     raise problem
+
+
+def _keep_alive(transport: asyncio.BaseTransport) -> None:
+    """A stream may be silent for days; that its other end is gone must be noticed all the same."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS // 4)
 
 
 def _in_words(error: Exception) -> str:

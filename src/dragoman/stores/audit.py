@@ -123,6 +123,11 @@ class SqliteAudit:
         if not self._scheduled:
             self._later(OUTCOME_SECONDS)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a call has begun whose outcome is still to come."""
+        return bool(self._running) or any(entry.waiter is not None for entry in self._pending)
+
     def flush(self) -> None:
         """Writes now what is pending; raises `Full` when it cannot be written."""
         if not self._write():

@@ -33,6 +33,8 @@ DRAIN_BYTES = 4 * BODY_BYTES
 MAX_PIPELINED = 16
 UNREAD_BYTES = 1024 * 1024
 """What may wait for a client that does not read, before its stream waits too."""
+UNREAD_SECONDS = 60.0
+"""A client that has read nothing for so long does not read."""
 
 NEVER = float("inf")
 
@@ -162,7 +164,7 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._fields: dict[bytes, bytes] = {}
         self._repeated: frozenset[bytes] = frozenset()
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._size = 0
         self._head_bytes = 0
         self._closing = False
@@ -191,7 +193,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         self._queue.clear()
         self._reading = None
-        self._body.clear()
+        self._body = b""
         del self._parser  # it holds this connection, and neither would go without the collector
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -253,7 +255,7 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._fields = {}
         self._repeated = frozenset()
-        self._body = []
+        self._body = b""
         self._size = 0
 
     def on_url(self, url: bytes) -> None:
@@ -305,14 +307,20 @@ class Connection(asyncio.Protocol):
             return
         self._size += len(body)
         if self._size > BODY_BYTES:
-            self._body.clear()
+            self._body = b""
             request.too_large = True
             if self._size > DRAIN_BYTES:
                 request.keep_alive = False
                 self._closing = True
                 self._ready(request)
             return
-        self._body.append(body)
+        # One buffer, not a list of pieces: chunks of two bytes would take twenty times their size.
+        if not self._body:
+            self._body = body
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
 
     def on_message_complete(self) -> None:
         if self._offer:
@@ -322,8 +330,8 @@ class Connection(asyncio.Protocol):
         request = self._reading
         if request is None or (self._closing and request.too_large):
             return
-        body, self._body = self._body, []
-        request.body = body[0] if len(body) == 1 else b"".join(body)
+        body, self._body = self._body, b""
+        request.body = body if isinstance(body, bytes) else bytes(body)
         self._ready(request)
 
     # --- requests, one after the other -----------------------------------------------------------
@@ -404,8 +412,12 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     async def writable(self) -> None:
-        if self._drained is not None:
-            await asyncio.shield(self._drained)
+        while (drained := self._drained) is not None and not self.lost:
+            unread = self._transport.get_write_buffer_size()
+            await asyncio.wait([drained], timeout=UNREAD_SECONDS)
+            if not drained.done() and self._transport.get_write_buffer_size() >= unread:
+                self._transport.abort()
+                return
 
     def _time(self, seconds: float) -> None:
         self._due = due = self.loop.time() + seconds
