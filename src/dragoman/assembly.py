@@ -66,7 +66,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-WATCH_SECONDS = 0.5
+WATCH_SECONDS = 0.2
 """How often the configuration file is looked at."""
 PRUNE_SECONDS = 3600
 SETTLE_SECONDS = 3.0
@@ -220,13 +220,18 @@ class Instance:
 
     async def _watch(self) -> None:
         file = self.place / "config.toml"
-        seen = self._seen
+        seen = before = self._seen
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = _stamps(self.place)
-            if now == seen:
-                continue
+            settled, before = now == before, now
+            if now == seen or not settled:
+                continue  # or somebody is just writing it
             seen = now
+            if not file.exists():
+                self.config_problem = f"{file} is gone; what it said last is still used"
+                log.error("%s", self.config_problem)
+                continue
             try:
                 config, lookup = load(file), _lookup(self.place)
             except ConfigError as error:

@@ -184,3 +184,20 @@ def test_a_stubborn_server_does_not_keep_another_from_being_added(hub: Start) ->
     assert time.monotonic() - begun < 2
     assert alive(pid)  # still being ended
     until(lambda: not alive(pid), 5)
+
+
+def test_a_file_that_is_gone_or_half_written_takes_no_server_away(hub: Start) -> None:
+    entry = odd_entry("stays", "plain")
+    running = hub([entry])
+    running.wait_connected("stays")
+    pid = pid_of(running, "stays")
+    file = running.home / "config.toml"
+    whole = file.read_text(encoding="utf-8")
+    file.unlink()
+    until(lambda: "is gone" in (running.api("/api/status")["config_problem"] or ""), 5)
+    assert names(running) == ["stays"] and pid_of(running, "stays") == pid
+    with file.open("w", encoding="utf-8") as half:  # as an editor that truncates first writes it
+        half.flush()
+        half.write(whole)
+    until(lambda: running.api("/api/status")["config_problem"] is None, 5)
+    assert names(running) == ["stays"] and pid_of(running, "stays") == pid

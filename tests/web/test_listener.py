@@ -580,14 +580,14 @@ async def test_a_client_that_reads_nothing_for_long_is_left(
             ended.set()
 
     sock = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(Talker(), sock)
-    await listener.start()
+    serving = Listener(Talker(), sock)
+    await serving.start()
     _, writer = await asyncio.open_connection(*sock.getsockname(), limit=1024)
     writer.write(get("/"))
     async with asyncio.timeout(5):
         await ended.wait()
     writer.close()
-    listener.stop_accepting()
+    serving.stop_accepting()
 
 
 @pytest.mark.promise("N1")
@@ -603,8 +603,8 @@ async def test_a_body_in_very_small_pieces_takes_no_more_than_its_size() -> None
             request.reply(200, [], b"")
 
     sock = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(Taker(), sock)
-    await listener.start()
+    serving = Listener(Taker(), sock)
+    await serving.start()
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     head = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     writer.write(head + b"2\r\nab\r\n" * 10_000 + b"0\r\n\r\n")
@@ -612,4 +612,4 @@ async def test_a_body_in_very_small_pieces_takes_no_more_than_its_size() -> None
         await reader.readuntil(b"\r\n\r\n")
     assert bodies == [b"ab" * 10_000] and type(bodies[0]) is bytes
     writer.close()
-    listener.stop_accepting()
+    serving.stop_accepting()
