@@ -37,7 +37,8 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _tree(root: type[HubError], depth: int = 0) -> list[tuple[int, type[HubError]]]:
     found = [(depth, root)]
     for child in root.__subclasses__():
-        found += _tree(child, depth + 1)
+        if "kind" not in vars(child):  # as `errors.leaves`
+            found += _tree(child, depth + 1)
     return found
 
 
