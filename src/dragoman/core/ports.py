@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import Future
+from asyncio import AbstractEventLoop, Future
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -84,6 +84,10 @@ class HttpRequest(Protocol):
     fields: dict[bytes, bytes]
     """The headers, names in lower case."""
     body: bytes
+
+    @property
+    def loop(self) -> AbstractEventLoop:
+        """The loop it is served on. To ask for the running one costs a system call each time."""
 
     @property
     def gone(self) -> Future[None]:

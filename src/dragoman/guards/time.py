@@ -12,11 +12,15 @@ from dragoman.core.pipeline import Next
 class Time:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, call: Call, next: Next) -> Result:
         # What `asyncio.timeout` does, in a third of its time: this is on every call's way.
-        task = asyncio.current_task()
-        assert task is not None
+        task = asyncio.current_task(self._loop) if self._loop is not None else None
+        if task is None:
+            self._loop = asyncio.get_running_loop()
+            task = asyncio.current_task(self._loop)
+            assert task is not None
         expired = False
         pending = task.cancelling()
 

@@ -60,8 +60,8 @@ class Answering:
 
     async def call(self, face: Face, message: Any) -> None:
         """Answers a `tools/call`."""
-        loop = asyncio.get_running_loop()
-        self._call = asyncio.current_task()
+        loop = self.request.loop
+        self._call = asyncio.current_task(loop)
         push: Push | None = None
         timer: asyncio.TimerHandle | None = None
         if self.may_stream and _wants_progress(message):

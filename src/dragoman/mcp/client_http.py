@@ -63,7 +63,8 @@ class HttpWire:
         self.url = url
         self.revision: int | None = None
         self.session: str | None = None
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
         self._http = http
         self._fixed = dict(headers)
         self._heard = heard
@@ -89,7 +90,7 @@ class HttpWire:
         name = params.get("name")
         headers = self._headers(method, name if isinstance(name, str) else None)
         try:
-            deadline = asyncio.get_running_loop().time() + timeout
+            deadline = self._loop.time() + timeout
             reply = await self._post(headers, rpc.request(id, method, params), timeout)
             if reply.status != 200 or not _is_stream(reply):
                 return await self._answer(reply, id, method, SESSION in headers)

@@ -82,6 +82,7 @@ class SqliteAudit:
         self._running: dict[int, None] = {}
         """Intents that await their outcome, the oldest first."""
         self._scheduled = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._failure: str | None = None
@@ -103,7 +104,9 @@ class SqliteAudit:
             raise self._refusal()
         if len(self._pending) >= MAX_PENDING:
             raise Full(f"the call was refused: {MAX_PENDING} entries wait for the audit; try again")
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            loop = self._loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._pending.append(Pending(INTENT, None, time.time(), self._encode(entry), waiter))
         if not self._scheduled:

@@ -124,6 +124,10 @@ class Request:
             self._finish()
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._connection.loop
+
+    @property
     def gone(self) -> asyncio.Future[None]:
         """Done when the client has gone away."""
         if self._gone is None:
