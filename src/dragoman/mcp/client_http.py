@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from dragoman.core.call import Updates, discard
-from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.mcp.duplex import (
     CANCELLED,
@@ -350,8 +350,3 @@ def header_value(text: str) -> str:
     if text.isascii() and text.isprintable() and text == text.strip():
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
-
-
-def is_refusal(error: HubError) -> bool:
-    """Whether the server is there and simply does not do this."""
-    return isinstance(error, WorkFailed | HttpStatus)
