@@ -30,6 +30,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
+from dragoman.core.questions import Handles
 from dragoman.core.view import View
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import ServerEntry
@@ -96,7 +97,9 @@ class Instance:
         self.audit = SqliteAudit(place, durable=config.audit.durable)
         self.bus = Bus()
         self.catalog = Catalog()
-        self.hub = Hub(self.catalog, self.bus, guards.standard(self.audit, self.bus, config.limits))
+        handles = Handles(key, config.limits.question_secs)
+        stages = guards.standard(self.audit, self.bus, config.limits, handles)
+        self.hub = Hub(self.catalog, self.bus, stages)
         self.metrics_ = Metrics(self.bus)
         # A line a call is information: `up --quiet` goes without, and so does a hub that a command
         # runs for itself.

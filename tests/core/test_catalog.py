@@ -58,11 +58,11 @@ def test_an_alias_of_several_tools_leads_nowhere_and_names_them() -> None:
     assert str(error) == (
         '"mcp_a_b_c" stands for several tools; ask for one by its full name: "a.b_c", "a_b.c"'
     )
-    assert all(catalog.shared(one) for one in catalog.tools())
+    assert all(catalog.shown(one) == one.name for one in catalog.tools())
     assert catalog.find("a.b_c").name == "a.b_c"
     catalog.withdraw("a")
     assert catalog.find("mcp_a_b_c").name == "a_b.c"
-    assert not any(catalog.shared(one) for one in catalog.tools())
+    assert not any(catalog.shown(one) == one.name for one in catalog.tools())
 
 
 def test_a_name_goes_before_an_alias() -> None:
@@ -131,5 +131,5 @@ def test_a_tool_whose_alias_is_the_name_of_another_is_shown_by_its_own_name() ->
     catalog = Catalog()
     catalog.offer("a", [tool("a.b.c", "mcp_a_b.c")])
     catalog.offer("mcp_a_b", [tool("mcp_a_b.c", "mcp_mcp_a_b_c")])
-    assert catalog.shared(catalog.find("a.b.c"))
-    assert not catalog.shared(catalog.find("mcp_a_b.c"))
+    assert catalog.shown(catalog.find("a.b.c")) == "a.b.c"
+    assert catalog.shown(catalog.find("mcp_a_b.c")) != "a.b.c"

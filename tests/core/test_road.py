@@ -12,7 +12,7 @@ from dragoman.core.errors import AmbiguousName, HubError, NotFound, Unreachable,
 from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Next, Stage, compose
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.tool import Tool
+from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, Tool
 from dragoman.core.trace import Trace, new_trace
 from dragoman.core.view import EVERYTHING, View
 
@@ -184,3 +184,69 @@ def test_every_kind_of_error_that_can_be_raised_is_a_leaf_and_no_group_is() -> N
     assert {"Denied", "Full", "NotFound", "AmbiguousName", "TimedOut", "BadReply"} <= names
     assert not names & {"HubError", "Refused", "TargetFailed"}
     assert all(issubclass(kind, HubError) for kind in leaves())
+
+
+def offered(hub: Hub, kind: str, *addresses: str, server: str = "place") -> Place:
+    place = Place()
+    place.name = server
+    hub.catalogs[kind].offer(
+        server,
+        [
+            Tool(name=f"{server}.{a}", alias=a, remote_name=a, kind=kind, target=place)
+            for a in addresses
+        ],
+    )
+    return place
+
+
+async def test_each_kind_has_a_catalog_and_a_name_leads_nowhere_in_another() -> None:
+    hub = hub_of(Place())
+    prompts = offered(hub, PROMPT, "echo")
+    await call(hub, "echo", kind=PROMPT)
+    assert prompts.calls[0].tool.kind == PROMPT
+    with pytest.raises(NotFound, match='there is no prompt "add"'):
+        await call(hub, "add", kind=PROMPT)
+    with pytest.raises(NotFound, match='there is no resource "echo"'):
+        await call(hub, "echo", kind=RESOURCE)
+
+
+async def test_a_resource_is_read_and_followed_by_its_address_or_its_full_name() -> None:
+    hub = hub_of(Place())
+    place = offered(hub, RESOURCE, "test://a")
+    for name, kind in (("test://a", RESOURCE), ("place.test://a", RESOURCE)):
+        await call(hub, name, kind=kind)
+        assert place.calls[-1].tool.remote_name == "test://a"
+    await call(hub, "test://a", kind=SUBSCRIPTION)
+    assert place.calls[-1].tool.kind == SUBSCRIPTION
+
+
+async def test_a_resource_that_only_a_template_leads_to_is_read_from_its_server() -> None:
+    hub = hub_of(Place())
+    other = offered(hub, RESOURCE, "y://1", server="other")
+    place = offered(hub, TEMPLATE, "x://{id}")
+    await call(hub, "x://7", kind=RESOURCE)
+    assert place.calls[-1].tool.name == "place.x://7" and not other.calls
+    with pytest.raises(NotFound):
+        await call(hub, "x://7", view=View(("other.*",)), kind=RESOURCE)
+
+
+async def test_one_address_of_two_servers_is_refused_and_each_is_read_by_its_full_name() -> None:
+    hub = hub_of(Place())
+    offered(hub, RESOURCE, "x://1", server="a")
+    offered(hub, TEMPLATE, "x://{id}", server="a")
+    second = offered(hub, RESOURCE, "x://1", server="b")
+    with pytest.raises(AmbiguousName, match=r'"a\.x://1", "b\.x://1"'):
+        await call(hub, "x://1", kind=RESOURCE)
+    await call(hub, "b.x://1", kind=RESOURCE)
+    assert second.calls[-1].tool.remote_name == "x://1"
+
+
+async def test_an_argument_is_completed_for_a_prompt_or_a_template() -> None:
+    hub = hub_of(Place())
+    prompts = offered(hub, PROMPT, "ask")
+    templates = offered(hub, TEMPLATE, "x://{id}", server="other")
+    await call(hub, "ask", kind=COMPLETION)
+    await call(hub, "x://{id}", kind=COMPLETION)
+    assert prompts.calls[0].tool.kind == templates.calls[0].tool.kind == COMPLETION
+    with pytest.raises(NotFound):
+        await call(hub, "none", kind=COMPLETION)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -8,7 +9,17 @@ import pytest
 
 import dragoman
 from dragoman import extract_mcp_server, format_mcp_tool_name, is_mcp_tool
-from dragoman.mcp.names import MAX_NAME, alias_name, canonical_name, distinct
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import NotFound
+from dragoman.core.tool import Nowhere, Tool
+from dragoman.mcp.names import (
+    MAX_NAME,
+    alias_name,
+    canonical_name,
+    distinct,
+    other_names,
+    safe_name,
+)
 
 pytestmark = pytest.mark.promise("B3")
 
@@ -85,3 +96,53 @@ def test_a_name_made_distinct_fits_and_depends_on_the_tool_alone() -> None:
     assert distinct(name, "a b") != distinct(name, "a/b")
     assert distinct(name, "a b") == distinct(name, "a b")
     assert len(distinct("s." + "x" * 126, "y")) == MAX_NAME
+
+
+def test_each_style_of_naming_has_a_name_of_its_own_and_a_prefix_takes_the_servers_place() -> None:
+    assert other_names("Git-Hub", None, "create.issue", "Git-Hub.create.issue") == {
+        "dotted": "Git-Hub.create.issue",
+        "safe": "Git-Hub_create_issue",
+        "safe!": "Git-Hub_create_issue_" + digest("Git-Hub.create.issue"),
+    }
+    prefixed = other_names("github", "gh", "Create-Issue", "github.Create-Issue")
+    assert prefixed["dotted"] == "gh.Create-Issue"
+    assert prefixed["seed"] == "mcp_gh_create_issue"
+    assert prefixed["safe"] == "gh_Create-Issue"
+    untouched = other_names("github", "", "create issue", "github.create_issue")
+    assert untouched["dotted"] == untouched["seed"] == "create issue"
+    assert untouched["safe"] == "create_issue"
+
+
+def test_a_safe_name_is_one_that_every_models_api_takes() -> None:
+    for server, tool in [("s" * 64, "t" * 128), ("a", "é ü"), ("x.y", "z/1:2"), ("", "t" * 64)]:
+        names = other_names(server, server, tool, f"{server}.{tool}")
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe"]), names
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe!"]), names
+    assert safe_name("s", "t" * 100) != safe_name("s", "t" * 101)
+
+
+def test_in_a_catalog_every_form_is_accepted_and_a_shared_safe_name_is_told_apart() -> None:
+    catalog = Catalog()
+    for server, tool in (("a_b", "c"), ("a", "b_c"), ("a", "d")):
+        catalog.offer(server, [*catalog.offered_by(server), made(server, tool)])
+    for name in ("a.d", "mcp_a_d", "a_d"):
+        assert catalog.find(name).name == "a.d"
+    one, other = catalog.find("a_b.c"), catalog.find("a.b_c")
+    shown = {catalog.shown(one, "safe"), catalog.shown(other, "safe")}
+    assert len(shown) == 2 and all("." not in name for name in shown)
+    assert {catalog.find(name).name for name in shown} == {"a_b.c", "a.b_c"}
+    assert catalog.shown(catalog.find("a.d"), "safe") == "a_d"
+    assert catalog.shown(catalog.find("a.d"), "dotted") == "a.d"
+    assert catalog.shown(catalog.find("a.d")) == "mcp_a_d"
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def made(server: str, tool: str) -> Tool:
+    canonical = canonical_name(server, tool)
+    return Tool(
+        name=canonical, alias=alias_name(server, tool), remote_name=tool,
+        other_names=other_names(server, None, tool, canonical), target=Nowhere(NotFound("-")),
+    )  # fmt: skip

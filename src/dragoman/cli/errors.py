@@ -21,6 +21,7 @@ from dragoman.core.errors import (
     Full,
     HubError,
     InvalidInput,
+    NeedsInput,
     NotFound,
     TimedOut,
     Unreachable,
@@ -40,6 +41,7 @@ TABLE: dict[type[HubError], int] = {
     TimedOut: 6,
     BadReply: 6,
     WorkFailed: 6,
+    NeedsInput: 6,
     ConfigError: 7,
 }
 

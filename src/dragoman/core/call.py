@@ -35,6 +35,10 @@ ABSENT: Final = _Absent()
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+def nothing() -> Mapping[str, Any]:
+    return NOTHING
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a running call has come."""
@@ -44,11 +48,69 @@ class Progress:
     message: str | None = None
 
 
-Updates = Callable[[Progress], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something a target said of its work while it worked: a line of its log."""
+
+    level: str
+    """One of `LEVELS`."""
+    data: Any
+    logger: str | None = None
 
 
-def discard(update: Progress) -> None:
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""How grave a note is, the least grave first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lasting:
+    """The far side has made a task of the call: it goes on, perhaps for long."""
+
+    message: str | None = None
+
+
+Update = Progress | Note | Lasting
+Updates = Callable[[Update], None]
+
+
+def discard(update: Update) -> None:
     """Where updates go that nobody asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which updates the caller asked for; a target need not make others."""
+
+    progress: bool = False
+    notes: str | None = None
+    """The least grave level of notes; None for no notes."""
+    lasting: bool = False
+
+
+NO_UPDATES: Final = Wanted()
+
+FORM, URL, SAMPLING, ROOTS = "form", "url", "sampling", "roots"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a target needs to know before it can go on: a form to fill in, an address to visit, an
+    answer of the caller's model, or the caller's folders."""
+
+    kind: str
+    """FORM, URL, SAMPLING or ROOTS."""
+    body: Mapping[str, Any]
+    """What the asker said, in the words of MCP's newest revision: the `params` of its request."""
+
+    @property
+    def words(self) -> str:
+        """What is asked, for people."""
+        if self.kind == ROOTS:
+            return "the folders that you work in"
+        if self.kind == SAMPLING:
+            return "an answer of your model"
+        message = str(self.body.get("message", ""))[:500]
+        return f"{message} {self.body.get('url', '')}"[:1000].strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +126,15 @@ class Call:
     extra: Mapping[str, Any]
     """What the caller's protocol carried beside the arguments, for targets that can carry it on."""
     updates: Updates = discard
+    wanted: Wanted = NO_UPDATES
+    client: str = ""
+    """The client's session, for what belongs to it alone; empty for one that keeps none."""
+    features: Mapping[str, Any] = field(default_factory=nothing)
+    """What this caller can be asked, as its protocol says it; nothing, unless it said so."""
+    answers: Mapping[str, Any] | None = None
+    """On a continued call, to the questions of the one before, by their names there."""
+    handle: str | None = None
+    """What came with those questions: sealed, and behind the stage that opens it, the target's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +146,7 @@ class Result:
     extra: Mapping[str, Any] = field(default_factory=dict)
     size: int = -1
     """Bytes it took on the wire it came by, where known: lets small results pass unweighed."""
+    questions: Mapping[str, Question] | None = None
+    """There is no result yet: these are to be answered first, in a call that continues this one."""
+    handle: str | None = None
+    """With questions: what the continuing call brings back, as it is."""

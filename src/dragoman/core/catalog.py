@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dragoman.core.errors import AmbiguousName, ConfigError
-from dragoman.core.tool import Tool, tool_nowhere, unknown
+from dragoman.core.tool import TOOL, Tool, tool_nowhere, unknown
 
 
 class Catalog:
-    def __init__(self) -> None:
+    def __init__(self, kind: str = TOOL) -> None:
+        self.kind = kind
         self.version = 0
         """Moves with every change, so that whoever keeps something made from it can tell."""
         self._offers: dict[str, tuple[Tool, ...]] = {}
@@ -30,15 +31,17 @@ class Catalog:
             raise ConfigError(f"target {target!r} offers a name twice")
         for tool in self._offers.get(target, ()):
             del self._by_name[tool.name]
-            sharers = self._by_alias[tool.alias]
-            sharers.remove(tool)
-            if not sharers:
-                del self._by_alias[tool.alias]
+            for alias in _aliases(tool):
+                sharers = self._by_alias[alias]
+                sharers.remove(tool)
+                if not sharers:
+                    del self._by_alias[alias]
         taken = [name for name in names if name in self._by_name]
         new = tuple(tool for tool in new if tool.name not in self._by_name)
         for tool in new:
             self._by_name[tool.name] = tool
-            self._by_alias.setdefault(tool.alias, []).append(tool)
+            for alias in _aliases(tool):
+                self._by_alias.setdefault(alias, []).append(tool)
         self._offers[target] = new
         self._changed()
         if taken:
@@ -58,17 +61,21 @@ class Catalog:
             return tool
         sharers = self._by_alias.get(name)
         if sharers is None:
-            return unknown(name)
+            return unknown(name, self.kind)
         if len(sharers) == 1:
             return sharers[0]
         full = ", ".join(f'"{tool.name}"' for tool in sorted(sharers, key=lambda tool: tool.name))
-        problem = f'"{name}" stands for several tools; ask for one by its full name: {full}'
-        return tool_nowhere(name, AmbiguousName(problem))
+        problem = f'"{name}" stands for several {self.kind}s; ask for one by its full name: {full}'
+        return tool_nowhere(name, AmbiguousName(problem), self.kind)
 
-    def shared(self, tool: Tool) -> bool:
-        """Whether the alias is another tool's too, so that only the canonical name reaches it."""
-        sharers = self._by_alias[tool.alias]
-        return len(sharers) > 1 or self._by_name.get(tool.alias, tool) is not tool
+    def shown(self, tool: Tool, style: str = "") -> str:
+        """What a list calls it in that style of naming. Where that is another's name too, it is
+        the name that reaches this one alone: `{style}!` if there is such, else the canonical."""
+        alias = tool.other_names.get(style, tool.alias)
+        sharers = self._by_alias.get(alias, ())
+        if len(sharers) > 1 or self._by_name.get(alias, tool) is not tool:
+            return tool.other_names.get(f"{style}!", tool.name)
+        return alias
 
     def tools(self) -> tuple[Tool, ...]:
         """All tools, in the order of their names: the same catalog always reads the same."""
@@ -92,3 +99,7 @@ class Catalog:
         self._sorted = None
         for listener in tuple(self._listeners):
             listener()
+
+
+def _aliases(tool: Tool) -> set[str]:
+    return {tool.alias, *tool.other_names.values()}

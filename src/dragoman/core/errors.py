@@ -11,7 +11,8 @@
     │  ├─ Unreachable    no connection, or it was lost
     │  ├─ TimedOut       no answer in time
     │  ├─ BadReply       an answer that is none, or too large
-    │  └─ WorkFailed     the far side answered with an error of its own
+    │  ├─ WorkFailed     the far side answered with an error of its own
+    │  └─ NeedsInput     the far side asks what this caller cannot be asked
     └─ ConfigError     the configuration cannot be used
 
 Classes carry no wire codes: each face has one table. A message says what was asked, what stopped it
@@ -87,6 +88,17 @@ class WorkFailed(TargetFailed):
     def __init__(self, message: str, native: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.native = native
+
+
+class NeedsInput(TargetFailed):
+    """The target asks something that this caller cannot be asked; the message says what.
+
+    `missing` are the features that the caller would need, as its protocol says them.
+    """
+
+    def __init__(self, message: str, missing: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.missing = missing or {}
 
 
 class ConfigError(HubError):

@@ -46,3 +46,17 @@ class ServerChanged(Event):
     server: str
     state: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUpdated(Event):
+    """A resource that somebody follows has changed; `name` is its canonical name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone(Event):
+    """A client's session has ended; what was kept for it alone can go."""
+
+    client: str

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import NOTHING, Call, Result, Updates, discard
+from dragoman.core.call import NO_UPDATES, NOTHING, Call, Result, Updates, Wanted, discard
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import HubError, WorkFailed
+from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.pipeline import Stage, compose
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Nowhere, Tool, unknown
+from dragoman.core.templates import owner_of
+from dragoman.core.tool import (
+    COMPLETION,
+    PROMPT,
+    RESOURCE,
+    SUBSCRIPTION,
+    TEMPLATE,
+    TOOL,
+    Nowhere,
+    Tool,
+    anything,
+    unknown,
+)
 from dragoman.core.trace import Trace, new_trace
 from dragoman.core.view import EVERYTHING, View
 
@@ -29,6 +42,13 @@ async def _run(call: Call) -> Result:
 class Hub:
     def __init__(self, catalog: Catalog, bus: Bus, stages: Sequence[Stage]) -> None:
         self.catalog = catalog
+        """Of tools."""
+        self.catalogs: Mapping[str, Catalog] = {
+            TOOL: catalog,
+            PROMPT: Catalog(PROMPT),
+            RESOURCE: Catalog(RESOURCE),
+            TEMPLATE: Catalog(TEMPLATE),
+        }
         self.bus = bus
         self._road = compose(stages, _run)
 
@@ -40,21 +60,32 @@ class Hub:
         *,
         door: str,
         view: View,
+        kind: str = TOOL,
         trace: Trace | None = None,
         extra: Mapping[str, Any] = NOTHING,
         updates: Updates = discard,
+        wanted: Wanted = NO_UPDATES,
+        client: str = "",
+        features: Mapping[str, Any] = NOTHING,
+        answers: Mapping[str, Any] | None = None,
+        handle: str | None = None,
     ) -> Result:
         """Faces, the command line and tests all come here; no target can be reached otherwise."""
         trace = trace or new_trace()
         call = Call(
             caller=caller,
-            tool=self._find(name, view),
+            tool=self.find(name, view, kind),
             asked_as=name,
             arguments=arguments,
             trace=trace,
             door=door,
             extra=extra,
             updates=updates,
+            wanted=wanted,
+            client=client,
+            features=features,
+            answers=answers,
+            handle=handle,
         )
         try:
             return await self._road(call)
@@ -62,14 +93,44 @@ class Hub:
             error.trace = trace.id
             raise
 
-    def tools(self, caller: Principal, view: View) -> Sequence[Tool]:
+    def tools(self, caller: Principal, view: View, kind: str = TOOL) -> Sequence[Tool]:
         """What `caller` may see of `view`, in the order of the names."""
+        catalog = self.catalogs[kind]
         if view is EVERYTHING:
-            return self.catalog.tools()
-        return [tool for tool in self.catalog.tools() if view.includes(tool)]
+            return catalog.tools()
+        return [tool for tool in catalog.tools() if view.includes(tool)]
 
-    def _find(self, name: str, view: View) -> Tool:
-        tool = self.catalog.find(name)
+    def find(self, name: str, view: View, kind: str = TOOL) -> Tool:
+        """What a call of `kind` by that name leads to; a tool nowhere if to nothing."""
+        tool = self.catalog.find(name) if kind == TOOL else self._other(name, kind)
         if view is EVERYTHING or isinstance(tool.target, Nowhere) or view.includes(tool):
             return tool
-        return unknown(name)
+        return unknown(name, kind)
+
+    def _other(self, name: str, kind: str) -> Tool:
+        if kind == COMPLETION:
+            tool = self.catalogs[PROMPT].find(name)
+            if isinstance(tool.target, Nowhere):
+                tool = self.catalogs[TEMPLATE].find(name)
+        elif kind in (RESOURCE, SUBSCRIPTION):
+            tool = self.catalogs[RESOURCE].find(name)
+            if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):
+                tool = self._unlisted(name, tool)
+        else:
+            return self.catalogs[kind].find(name)
+        return tool if tool.kind == kind else replace(tool, kind=kind, validate=anything)
+
+    def _unlisted(self, uri: str, nowhere: Tool) -> Tool:
+        """A resource need not be listed to be read: a template may have led to it."""
+        owner = owner_of(uri, self.catalogs[TEMPLATE].tools(), self.catalogs[RESOURCE].tools())
+        if owner is None:
+            return nowhere
+        prefix = f"{owner.target.name}."
+        remote = uri.removeprefix(prefix) if owner.name.startswith(prefix) else uri
+        return Tool(
+            name=f"{prefix}{remote}",
+            alias=uri,
+            remote_name=remote,
+            kind=RESOURCE,
+            target=owner.target,
+        )

@@ -6,8 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from dragoman.core.call import Call, Result
+from dragoman.core.call import Call, Result, nothing
 from dragoman.core.errors import HubError, NotFound
+
+TOOL, PROMPT, RESOURCE, TEMPLATE = "tool", "prompt", "resource", "template"
+"""The kinds there is a catalog of."""
+COMPLETION, SUBSCRIPTION = "completion", "subscription"
+"""Other kinds of calls: to complete an argument of a prompt or template, to follow a resource."""
 
 Validator = Callable[[Mapping[str, Any]], str | None]
 """Arguments in, the first thing wrong with them out, in words; None when they fit."""
@@ -30,12 +35,16 @@ def anything(arguments: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Anything callable by name."""
+    """Anything callable by name: a tool, a prompt to be filled in, a resource to be read."""
 
     name: str
     """Canonical, `target.tool`: on the bus and in the audit, whatever alias was used."""
     alias: str
-    """`mcp_{server}_{tool}`; may be shared by several tools, and is then refused."""
+    """`mcp_{server}_{tool}`; a resource's own address. May be shared by several tools, and is then
+    refused."""
+    other_names: Mapping[str, str] = field(default_factory=nothing)
+    """What it is called in other styles of naming; each may be used to call it."""
+    kind: str = TOOL
     remote_name: str
     """What its target calls it."""
     description: str = ""
@@ -58,9 +67,11 @@ class Nowhere:
         raise type(self.error)(str(self.error))
 
 
-def unknown(asked_as: str) -> Tool:
-    return tool_nowhere(asked_as, NotFound(f'there is no tool "{asked_as[:200]}"'))
+def unknown(asked_as: str, kind: str = TOOL) -> Tool:
+    return tool_nowhere(asked_as, NotFound(f'there is no {kind} "{asked_as[:200]}"'), kind)
 
 
-def tool_nowhere(asked_as: str, error: HubError) -> Tool:
-    return Tool(name=asked_as, alias=asked_as, remote_name=asked_as, target=Nowhere(error))
+def tool_nowhere(asked_as: str, error: HubError, kind: str = TOOL) -> Tool:
+    return Tool(
+        name=asked_as, alias=asked_as, remote_name=asked_as, kind=kind, target=Nowhere(error)
+    )

@@ -8,14 +8,16 @@ if TYPE_CHECKING:
     from dragoman.core.bus import Bus
     from dragoman.core.pipeline import Stage
     from dragoman.core.ports import AuditLog
+    from dragoman.core.questions import Handles
     from dragoman.guards.config import Limits
 
 
-def standard(audit: AuditLog, bus: Bus, limits: Limits) -> list[Stage]:
+def standard(audit: AuditLog, bus: Bus, limits: Limits, handles: Handles) -> list[Stage]:
     # Imported here: whoever only reads `[limits]` need not load a schema engine.
     from dragoman.guards.announce import Announce
     from dragoman.guards.audit import Audit
     from dragoman.guards.cut import Cut
+    from dragoman.guards.questions import Questions
     from dragoman.guards.time import Time
     from dragoman.guards.validate import Validate
 
@@ -23,6 +25,7 @@ def standard(audit: AuditLog, bus: Bus, limits: Limits) -> list[Stage]:
         Audit(audit),  # one record of every call, refused and unknown ones too
         Announce(bus, limits.calls_in_flight),  # pre-verb, then post-verb; gates may refuse
         Validate(),  # arguments against the tool's schema, offline
+        Questions(handles),  # before anything leaves; and what comes back may be a question
         Cut(limits.result_chars),  # on the way back
         Time(limits.tool_timeout_secs),  # innermost: times the target, not the guards
     ]

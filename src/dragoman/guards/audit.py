@@ -27,6 +27,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import AuditLog
+from dragoman.core.tool import TOOL
 
 OUTCOMES: tuple[tuple[type[HubError], str], ...] = (
     (Refused, "refused"),
@@ -55,7 +56,10 @@ class Audit:
         conclusion: dict[str, Any] = {"outcome": "crashed"}
         try:
             result = await next(call)
-            conclusion["outcome"] = "failed" if result.failed else "completed"
+            if result.questions:
+                conclusion["outcome"] = "asked"
+            else:
+                conclusion["outcome"] = "failed" if result.failed else "completed"
             return result
         except asyncio.CancelledError:
             conclusion["outcome"] = "cancelled"
@@ -89,7 +93,7 @@ def intent_from_call(call: Call) -> dict[str, Any]:
     except Exception:  # numbers over 64 bits, lone surrogates: JSON all the same
         arguments = json.dumps(call.arguments, default=repr).encode()
     caller = call.caller
-    return {
+    entry = {
         "verb": _short(call.tool.name),
         "asked_as": _short(call.asked_as),
         "caller": _short(caller.label),
@@ -100,6 +104,9 @@ def intent_from_call(call: Call) -> dict[str, Any]:
         "args_sha256": hashlib.sha256(arguments).hexdigest(),
         "args_bytes": len(arguments),
     }
+    if call.tool.kind != TOOL:
+        entry["kind"] = call.tool.kind
+    return entry
 
 
 def conclusion_from_error(error: Exception, call: Call) -> dict[str, Any]:

@@ -18,3 +18,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     calls_in_flight: Annotated[
         int, Meta(ge=1, description="Calls under way at once; one more is refused.")
     ] = 1_000
+    question_secs: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Seconds in which a question of a tool can be answered."),
+    ] = 600

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -53,6 +54,24 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         Meta(ge=0, description="Stop a stdio server unused for so long; 0 keeps it running."),
     ] = 0
     enabled: Annotated[bool, Meta(description="Whether to connect to it at all.")] = True
+    prefix: Annotated[
+        str | None,
+        Meta(
+            max_length=64,
+            description="What stands before its names in lists, instead of its own name; "
+            '"" passes its names through untouched.',
+        ),
+    ] = None
+    interactive: Annotated[
+        bool,
+        Meta(
+            description="Whether its tools ask questions: each client session that can answer "
+            "then has a connection of its own to it."
+        ),
+    ] = False
+
+
+Style = Literal["seed", "dotted", "safe"]
 
 
 class McpSettings(Struct, frozen=True, kw_only=True):
@@ -63,6 +82,25 @@ class McpSettings(Struct, frozen=True, kw_only=True):
             'Absent: agents only. ["*"] shows everything.'
         ),
     ] = []
+    names: Annotated[
+        Style,
+        Meta(
+            description="How tools are called in lists: seed (mcp_server_tool), dotted "
+            "(server.tool) or safe (server_tool, at most 64 of A-Z a-z 0-9 _ -). Calls may use "
+            "any of them."
+        ),
+    ] = "seed"
+    names_for: Annotated[
+        dict[str, Style],
+        Meta(description="The same for single clients: globs over the names they give."),
+    ] = {}
+
+    def style_for(self, client: str) -> Style:
+        """How tools are called for the client of that name."""
+        for pattern, style in self.names_for.items():
+            if fnmatchcase(client.lower(), pattern.lower()):
+                return style
+        return self.names
 
 
 def namespace(server: str) -> str:

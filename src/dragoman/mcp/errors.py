@@ -13,6 +13,7 @@ from dragoman.core.errors import (
     Full,
     HubError,
     InvalidInput,
+    NeedsInput,
     NotFound,
     TimedOut,
     Unreachable,
@@ -46,6 +47,8 @@ TABLE: dict[type[HubError], Row] = {
     TimedOut: Row(R2024),
     BadReply: Row(R2024),
     WorkFailed: Row(R2024),
+    # 2026-07-28: MissingRequiredClientCapability; older clients' models read what was asked
+    NeedsInput: Row(R2024, modern=-32021),
     ConfigError: Row(NEVER),
 }
 

@@ -103,7 +103,7 @@ class Servers:
             "tools_count": len(tools),
             "tools": [
                 {
-                    "name": tool.name if self._catalog.shared(tool) else tool.alias,
+                    "name": self._catalog.shown(tool),
                     "description": tool.description,
                 }
                 for tool in tools

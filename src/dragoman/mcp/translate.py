@@ -9,7 +9,7 @@ from dragoman.core.call import ABSENT, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import Target, Tool
-from dragoman.mcp.names import alias_name, canonical_name, distinct
+from dragoman.mcp.names import alias_name, canonical_name, distinct, other_names
 from dragoman.wire.json import encode
 
 MAX_NAME = 256
@@ -21,7 +21,11 @@ class BadTool(ValueError):
 
 
 def tool_from_definition(
-    definition: Any, target: Target, taken: Mapping[str, str], compile_schema: SchemaCompiler
+    definition: Any,
+    target: Target,
+    taken: Mapping[str, str],
+    compile_schema: SchemaCompiler,
+    prefix: str | None = None,
 ) -> Tool:
     """A server's tool as the hub offers it. `taken` are the names given already, and to which."""
     if not isinstance(definition, dict):
@@ -44,9 +48,11 @@ def tool_from_definition(
         canonical = distinct(canonical, name)
     if canonical in taken:
         raise BadTool(f'"{name}" is listed twice')
+    others = other_names(target.name, prefix, name, canonical)
     return Tool(
         name=canonical,
-        alias=alias_name(target.name, name),
+        alias=others.pop("seed", "") or alias_name(target.name, name),
+        other_names=others,
         remote_name=name,
         description=f"[MCP:{target.name}] {description or ''}".rstrip(),
         definition=definition,

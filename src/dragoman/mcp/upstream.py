@@ -294,7 +294,9 @@ class Upstream:
                 await asyncio.sleep(0)
                 begun = monotonic()
             try:
-                tool = tool_from_definition(definition, self, taken, self._compile)
+                tool = tool_from_definition(
+                    definition, self, taken, self._compile, self.entry.prefix
+                )
             except BadTool as error:
                 problems.append(f"tool {position + 1} is left out: {error}")
                 continue

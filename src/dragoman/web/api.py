@@ -155,7 +155,7 @@ class Api:
 
     def _summary(self, tool: Tool) -> dict[str, Any]:
         return {
-            "name": tool.name if self._hub.catalog.shared(tool) else tool.alias,
+            "name": self._hub.catalog.shown(tool),
             "id": tool.name,
             "description": tool.description,
             "source": "mcp",

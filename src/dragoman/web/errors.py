@@ -10,6 +10,7 @@ from dragoman.core.errors import (
     Full,
     HubError,
     InvalidInput,
+    NeedsInput,
     NotFound,
     TimedOut,
     Unreachable,
@@ -26,6 +27,7 @@ TABLE: dict[type[HubError], int] = {
     TimedOut: 504,
     BadReply: 502,
     WorkFailed: 502,
+    NeedsInput: 409,
     ConfigError: 500,
 }
 

@@ -1,0 +1,121 @@
+"""Handles: what ties the answers to a question to the call that asked it.
+
+A handle is sealed with the hub's key and bound to the caller, to what was called with which
+arguments, and to a time; and it is good for once. Whoever brings it back brings nothing else of
+the hub's with it, so nothing need be kept for a question but by the target that asked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from secrets import token_hex
+from time import time
+from typing import Any
+
+from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question
+from dragoman.core.errors import Full, InvalidInput, NeedsInput
+
+MAX_HANDLE = 256 * 1024
+MAX_USED = 100_000
+MAX_QUESTIONS = 16
+
+
+class Handles:
+    def __init__(self, key: bytes, seconds: float, clock: Callable[[], float] = time) -> None:
+        self._key = hmac.digest(key, b"handles of questions", "sha256")
+        self._seconds = seconds
+        self._clock = clock
+        self._used: OrderedDict[str, float] = OrderedDict()
+        """Those that were brought back, until their time is over."""
+
+    def seal(self, call: Call, state: str) -> str:
+        """`state` is the target's own; it comes back to it as it is."""
+        expiry = self._clock() + self._seconds
+        body = json.dumps([token_hex(8), round(expiry, 3), state]).encode()
+        text = base64.urlsafe_b64encode(self._mac(call, body) + body).decode()
+        if len(text) > MAX_HANDLE:
+            raise Full(f'"{call.tool.name}" asks with a state of more than {MAX_HANDLE} bytes')
+        return text
+
+    def open(self, call: Call) -> str:
+        """The state behind the handle of `call`; it cannot be opened again."""
+        handle = call.handle or ""
+        try:
+            raw = base64.b64decode(handle[:MAX_HANDLE], b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise _not_yours() from None
+        mac, body = raw[:32], raw[32:]
+        if not hmac.compare_digest(mac, self._mac(call, body)):
+            raise _not_yours()
+        nonce, expiry, state = json.loads(body)
+        now = self._clock()
+        self._forget(now)
+        if now > expiry:
+            raise InvalidInput("the question was not answered in time; begin the call again")
+        if nonce in self._used:
+            raise InvalidInput("the question was answered already; begin the call again")
+        if len(self._used) >= MAX_USED:
+            raise Full("too many questions are being answered; try again shortly")
+        self._used[nonce] = expiry
+        return str(state)
+
+    def _forget(self, now: float) -> None:
+        while self._used and next(iter(self._used.values())) < now:
+            self._used.popitem(last=False)
+
+    def _mac(self, call: Call, body: bytes) -> bytes:
+        caller = call.caller
+        bound = [caller.kind, caller.org, caller.id, call.tool.kind, call.tool.name]
+        arguments = json.dumps(call.arguments, sort_keys=True, default=repr)
+        bound.append(hashlib.sha256(arguments.encode("utf-8", "replace")).hexdigest())
+        return hmac.digest(self._key, json.dumps(bound).encode() + b"\n" + body, "sha256")
+
+
+def _not_yours() -> InvalidInput:
+    return InvalidInput(
+        "the handle of the question is none that was given to this caller for this call; "
+        "begin the call again"
+    )
+
+
+NEEDS: Mapping[str, Mapping[str, Any]] = {
+    FORM: {"elicitation": {"form": {}}},
+    URL: {"elicitation": {"url": {}}},
+    SAMPLING: {"sampling": {}},
+    ROOTS: {"roots": {}},
+}
+"""What a caller must have said that it can do, to be asked a question of each kind."""
+
+
+def can_answer(kind: str, features: Mapping[str, Any]) -> bool:
+    if kind in (SAMPLING, ROOTS):
+        return isinstance(features.get(kind), dict)
+    elicitation = features.get("elicitation")
+    if not isinstance(elicitation, dict):
+        return False
+    if kind == URL:
+        return "url" in elicitation
+    return "form" in elicitation or "url" not in elicitation  # bare means forms
+
+
+def unanswerable(questions: Mapping[str, Question], call: Call) -> NeedsInput | None:
+    """The error for a caller who cannot be asked one of these."""
+    missing: dict[str, Any] = {}
+    words = []
+    for question in questions.values():
+        if not can_answer(question.kind, call.features):
+            words.append(question.words)
+            for feature, needed in NEEDS[question.kind].items():
+                missing[feature] = {**missing.get(feature, {}), **needed}
+    if not missing:
+        return None
+    asked = "; ".join(words)
+    return NeedsInput(
+        f'"{call.tool.name}" asks for something that this client cannot answer: {asked}', missing
+    )

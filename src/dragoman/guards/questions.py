@@ -1,0 +1,37 @@
+"""Questions of a target: their handle is sealed on the way back, and opened when it is answered.
+
+A caller who cannot be asked is told what was asked, and one who brings a handle that is another's,
+old, for something else or used already is refused before anything leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dragoman.core.call import Call, Question, Result
+from dragoman.core.errors import BadReply
+from dragoman.core.pipeline import Next
+from dragoman.core.questions import MAX_QUESTIONS, Handles, unanswerable
+
+
+class Questions:
+    def __init__(self, handles: Handles) -> None:
+        self._handles = handles
+
+    async def __call__(self, call: Call, next: Next) -> Result:
+        opened = call
+        if call.handle is not None:
+            opened = replace(call, handle=self._handles.open(call))
+        result = await next(opened)
+        return result if result.questions is None else self._asking(call, result.questions, result)
+
+    def _asking(self, call: Call, questions: Mapping[str, Question], result: Result) -> Result:
+        if len(questions) > MAX_QUESTIONS:
+            raise BadReply(
+                f'"{call.tool.name}" asks {len(questions)} questions at once; '
+                f"{MAX_QUESTIONS} are allowed"
+            )
+        if problem := unanswerable(questions, call):
+            raise problem
+        return replace(result, handle=self._handles.seal(call, result.handle or ""))

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
+from dragoman.core.errors import Full, InvalidInput, NeedsInput
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.questions import MAX_HANDLE, Handles, can_answer, unanswerable
+from dragoman.core.tool import Tool
+from dragoman.core.trace import new_trace
+
+KEY = b"k" * 32
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Place:
+    name = "place"
+
+    async def run(self, call: Call) -> Result:
+        return Result()
+
+
+def call_of(name: str = "a.x", caller: Principal = OWNER, **arguments: Any) -> Call:
+    tool = Tool(name=name, alias=name, remote_name=name, target=Place())
+    return Call(
+        caller=caller, tool=tool, asked_as=name, arguments=arguments, trace=new_trace(),
+        door="test", extra={},
+    )  # fmt: skip
+
+
+def test_the_state_comes_back_to_whom_it_was_given_for() -> None:
+    handles = Handles(KEY, 60)
+    call = call_of(a=1, b="é")
+    handle = handles.seal(call, "state ☂")
+    assert handles.open(replace(call, handle=handle)) == "state ☂"
+
+
+OTHERS = {
+    "another principal": call_of(caller=Principal("key", "mallory"), a=1),
+    "another tool": call_of("a.y", a=1),
+    "other arguments": call_of(a=2),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+def test_a_handle_is_refused_to_anybody_and_for_anything_else(other: Call) -> None:
+    handles = Handles(KEY, 60)
+    call = call_of(a=1)
+    handle = handles.seal(call, "s")
+    with pytest.raises(InvalidInput, match="none that was given to this caller"):
+        handles.open(replace(other, handle=handle))
+    assert handles.open(replace(call, handle=handle)) == "s", "and is still good where it belongs"
+
+
+def test_a_handle_is_good_for_once_and_for_its_time() -> None:
+    clock = Clock()
+    handles = Handles(KEY, 60, clock)
+    call = call_of()
+    used, late = handles.seal(call, "1"), handles.seal(call, "2")
+    handles.open(replace(call, handle=used))
+    with pytest.raises(InvalidInput, match="answered already"):
+        handles.open(replace(call, handle=used))
+    clock.now += 61
+    with pytest.raises(InvalidInput, match="not answered in time"):
+        handles.open(replace(call, handle=late))
+    with pytest.raises(InvalidInput, match="not answered in time"):
+        handles.open(replace(call, handle=used))
+
+
+def test_forged_and_damaged_handles_are_refused() -> None:
+    call = call_of()
+    handle = Handles(KEY, 60).seal(call, "s")
+    raw = bytearray(base64.urlsafe_b64decode(handle))
+    raw[-3] ^= 1
+    damaged = base64.urlsafe_b64encode(bytes(raw)).decode()
+    foreign = Handles(b"o" * 32, 60).seal(call, "s")
+    for bad in ("", "x", "%%%", damaged, foreign, handle[:-4], "é"):
+        with pytest.raises(InvalidInput):
+            Handles(KEY, 60).open(replace(call, handle=bad))
+
+
+def test_a_state_that_is_too_large_to_be_carried_is_refused() -> None:
+    with pytest.raises(Full):
+        Handles(KEY, 60).seal(call_of(), "s" * MAX_HANDLE)
+
+
+CAN = [
+    (FORM, {"elicitation": {}}, True),
+    (FORM, {"elicitation": {"form": {}}}, True),
+    (FORM, {"elicitation": {"url": {}}}, False),
+    (URL, {"elicitation": {}}, False),
+    (URL, {"elicitation": {"form": {}, "url": {}}}, True),
+    (SAMPLING, {"sampling": {}}, True),
+    (SAMPLING, {"roots": {}}, False),
+    (ROOTS, {"roots": {"listChanged": True}}, True),
+    (ROOTS, {"roots": None}, False),
+    (FORM, {"elicitation": True}, False),
+    (FORM, {}, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "features", "can"), CAN)
+def test_a_caller_can_be_asked_what_it_said_it_can(
+    kind: str, features: dict[str, Any], can: bool
+) -> None:
+    assert can_answer(kind, features) is can
+
+
+def test_who_cannot_be_asked_is_told_what_was_asked() -> None:
+    questions = {
+        "1": Question(FORM, {"message": "Your name?"}),
+        "2": Question(URL, {"message": "Sign in", "url": "https://x.example/login"}),
+        "3": Question(ROOTS, {}),
+    }
+    call = replace(call_of(), features={"roots": {}})
+    error = unanswerable(questions, call)
+    assert isinstance(error, NeedsInput)
+    assert "Your name?" in str(error) and "Sign in https://x.example/login" in str(error)
+    assert error.missing == {"elicitation": {"form": {}, "url": {}}}
+    assert unanswerable({"3": questions["3"]}, call) is None

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import FORM, Call, Question, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import BadReply, InvalidInput, NeedsInput
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.questions import MAX_QUESTIONS, Handles
+from dragoman.core.tool import Tool
+from dragoman.core.view import EVERYTHING
+from dragoman.guards.questions import Questions
+
+CAN = {"elicitation": {}}
+
+
+class Asker:
+    """Asks for a name, twice if it is empty, and greets."""
+
+    name = "asker"
+
+    def __init__(self, questions: int = 1) -> None:
+        self.calls: list[Call] = []
+        self.questions = questions
+
+    async def run(self, call: Call) -> Result:
+        self.calls.append(call)
+        if call.handle is not None and call.answers:
+            assert call.handle == "the asker's own"
+            return Result(content=[{"type": "text", "text": call.answers["0"]["content"]["name"]}])
+        asked = {
+            str(n): Question(FORM, {"message": "Your name?", "requestedSchema": {}})
+            for n in range(self.questions)
+        }
+        return Result(questions=asked, handle="the asker's own")
+
+
+def hub_of(asker: Asker) -> Hub:
+    catalog = Catalog()
+    catalog.offer(
+        "asker", [Tool(name="asker.greet", alias="greet", remote_name="greet", target=asker)]
+    )
+    return Hub(catalog, Bus(), [Questions(Handles(b"k" * 32, 60))])
+
+
+async def test_a_question_goes_out_sealed_and_its_answer_comes_back_to_the_asker() -> None:
+    asker = Asker()
+    hub = hub_of(asker)
+    asking = await hub.call(OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
+    assert asking.questions is not None and asking.handle is not None
+    assert "own" not in asking.handle
+    answers = {"0": {"action": "accept", "content": {"name": "Ada"}}}
+    done = await hub.call(
+        OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN,
+        answers=answers, handle=asking.handle,
+    )  # fmt: skip
+    assert done.questions is None and done.content[0]["text"] == "Ada"
+
+
+async def test_a_handle_that_is_replayed_never_reaches_the_target() -> None:
+    asker = Asker()
+    hub = hub_of(asker)
+    asking = await hub.call(OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
+    answers = {"0": {"action": "accept", "content": {"name": "Ada"}}}
+    for caller in (Principal("key", "mallory"), OWNER, OWNER):
+        try:
+            await hub.call(
+                caller, "greet", {}, door="t", view=EVERYTHING, features=CAN,
+                answers=answers, handle=asking.handle,
+            )  # fmt: skip
+        except InvalidInput:
+            continue
+        assert caller is OWNER
+    assert len(asker.calls) == 2, "the question, and one answer"
+
+
+async def test_a_caller_who_cannot_be_asked_gets_the_question_as_an_error() -> None:
+    with pytest.raises(NeedsInput, match="Your name"):
+        await hub_of(Asker()).call(OWNER, "greet", {}, door="t", view=EVERYTHING)
+
+
+async def test_a_flood_of_questions_is_no_reply() -> None:
+    hub = hub_of(Asker(MAX_QUESTIONS + 1))
+    with pytest.raises(BadReply, match="questions at once"):
+        await hub.call(OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
