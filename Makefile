@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_LINK_MODE := copy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check fix bench docs lock clean help anew
+.PHONY: up test check fix bench conformance docs lock clean help anew
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -e 's/:.*## /\t/'
 up: $(VENV)/.core  ## run the hub in the foreground
@@ -19,15 +19,17 @@ up: $(VENV)/.core  ## run the hub in the foreground
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
 	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile
 check: $(VENV)/.dev  ## format, lint, types, architecture
-	$(VENV)/bin/ruff format --check src tests bench examples
-	$(VENV)/bin/ruff check src tests bench examples
+	$(VENV)/bin/ruff format --check src tests bench conformance examples
+	$(VENV)/bin/ruff check src tests bench conformance examples
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py tests/test_promises.py tests/test_docs.py
 fix: $(VENV)/.dev  ## format and mend what can be mended
-	$(VENV)/bin/ruff format src tests bench examples
-	$(VENV)/bin/ruff check --fix src tests bench examples
+	$(VENV)/bin/ruff format src tests bench conformance examples
+	$(VENV)/bin/ruff check --fix src tests bench conformance examples
 bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
+conformance: $(VENV)/.core .venv-conformance/.done conformance/node_modules/.done  ## the official suites; writes docs/conformance.md
+	$(VENV)/bin/python -m conformance
 docs: $(VENV)/.dev  ## write the generated pages again
 	$(VENV)/bin/python -m tests.generate_docs
 lock: | $(UV)  ## choose versions anew
@@ -37,8 +39,9 @@ lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench -o locks/bench.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-fastmcp -o locks/fastmcp.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-mcp-proxy -o locks/mcpproxy.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group conformance -o locks/conformance.lock
 clean:  ## remove what was installed here; your hub's home stays
-	rm -rf .venv .venv-* $(BOOT)
+	rm -rf .venv .venv-* $(BOOT) conformance/node_modules conformance/build
 
 $(UV):
 	$(PY) -m pip install -q --disable-pip-version-check --target $(BOOT) 'uv>=0.8,<1'
@@ -57,4 +60,7 @@ $(VENV)/.dev: locks/dev.lock pyproject.toml $(VENV)/pyvenv.cfg
 .venv-%/.done: locks/%.lock | $(UV)
 	$(UV) venv -q --clear -p $(PY) .venv-$*
 	$(INSTALL) .venv-$*/bin/python --require-hashes -r $<
+	@touch $@
+conformance/node_modules/.done: conformance/package-lock.json conformance/.npmrc .venv-conformance/.done
+	cd conformance && PATH="$(CURDIR)/.venv-conformance/bin:$$PATH" npm_config_cache="$(CURDIR)/$(BOOT)/npm" npm ci --ignore-scripts --loglevel=error
 	@touch $@

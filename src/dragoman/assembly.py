@@ -9,12 +9,10 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-import ipaddress
 import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
@@ -31,6 +29,7 @@ from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.questions import Handles
+from dragoman.core.tasks import Tasks
 from dragoman.core.view import View
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import ServerEntry
@@ -39,6 +38,7 @@ from dragoman.mcp.http import HttpFace
 from dragoman.mcp.server import Face
 from dragoman.mcp.servers import Servers
 from dragoman.mcp.spawn import kill_marked
+from dragoman.mcp.sse import SseFace
 from dragoman.mcp.stdio import Connection
 from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
@@ -47,10 +47,11 @@ from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
 from dragoman.stores.verify import Verdict, verify
 from dragoman.web.api import Api
-from dragoman.web.app import App, OwnerApp
+from dragoman.web.app import App, Mounted, OwnerApp
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
 from dragoman.web.metrics import Metrics
+from dragoman.web.sockets import is_loopback, tcp_socket, unix_socket
 
 __all__ = [
     "LOG_FORMAT",
@@ -115,10 +116,22 @@ class Instance:
             self._lookup,
             lambda url, private: self.net.reaching(url, allow_private=private),
         )
-        self.servers = Servers(self._upstream, self.catalog)
+        self.servers = Servers(self._upstream, self.hub.catalogs, self.bus)
 
-        self.face = Face(self.hub)
+        limits = config.limits
+        self.tasks = Tasks(
+            most=limits.tasks, most_each=limits.tasks_each, ttl=2 * limits.task_timeout_secs
+        )
+        self.face = Face(
+            self.hub,
+            key,
+            lambda client: self.config.mcp.style_for(client),
+            limits.question_secs,
+            self.tasks,
+            config.mcp.task_after_secs,
+        )
         self.http_face = HttpFace(self.face, key)
+        self.sse_face = SseFace(self.face)
         self._stdio: set[Connection] = set()
         self._stdio_view = View(tuple(config.mcp.stdio_expose))
         self._listeners: list[Listener] = []
@@ -127,24 +140,31 @@ class Instance:
         self._tasks: list[asyncio.Task[None]] = []
 
     def _upstream(self, entry: ServerEntry) -> Upstream:
-        return Upstream(entry, self._connector, self.catalog, self.bus, compile_schema)
+        return Upstream(
+            entry,
+            self._connector,
+            self.hub.catalogs,
+            self.bus,
+            compile_schema,
+            self.config.limits.question_secs,
+        )
 
     # --- from start to end ---------------------------------------------------------------------
 
     async def start(self) -> None:
         http_path, mcp_path = home.socket_paths(str(self.place))
         api = Api(self.hub, self)
-        mounts = {"/mcp": self.http_face}
+        mounts: dict[str, Mounted] = {"/mcp": self.http_face, **self.sse_face.mounts}
         if self.mode == "daemon":
             await self._listen_tcp(api, mounts)
-        self._listeners.append(Listener(OwnerApp(OWNER, mounts, api), _unix_socket(http_path)))
+        self._listeners.append(Listener(OwnerApp(OWNER, mounts, api), unix_socket(http_path)))
         for listener in self._listeners:
             await listener.start()
         loop = asyncio.get_running_loop()
         await self.servers.apply(self.config.mcp_servers)
         self._settled = loop.create_task(_within(SETTLE_SECONDS, self.servers.settled()))
         self._mcp_server = await loop.create_unix_server(
-            self._connection, sock=_unix_socket(mcp_path), backlog=512
+            self._connection, sock=unix_socket(mcp_path), backlog=512
         )
         home.write_daemon(
             str(self.place),
@@ -166,12 +186,12 @@ class Instance:
     async def _listen_tcp(self, api: Api, mounts: Mapping[str, Any]) -> None:
         settings = self.config.server
         auth = Authenticator(self.config.api_key, self._find_key, self.keys.any)
-        if not auth.required and not _is_loopback(settings.host):
+        if not auth.required and not is_loopback(settings.host):
             raise ConfigError(
                 f'[server] host = "{settings.host}" can be reached from outside, which needs a '
                 "key: set api_key, or run: dragoman keys create NAME"
             )
-        sock = _tcp_socket(settings.host, settings.port)
+        sock = tcp_socket(settings.host, settings.port)
         port = sock.getsockname()[1]
         # Everywhere is no name to call the hub by.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
@@ -195,10 +215,13 @@ class Instance:
             self._mcp_server.close()
         for listener in self._listeners:
             listener.stop_accepting()
+        self.face.close()
         self.http_face.close()
+        self.sse_face.close()
         drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
         drains += [_within(DRAIN_SECONDS, connection.drain()) for connection in self._stdio]
         await asyncio.gather(*drains, return_exceptions=True)
+        await _within(STOP_SECONDS, self.tasks.close())
         # What is still under way fails now, and whoever asked is told so.
         await _within(STOP_SECONDS, self.servers.stop())
         await _within(1, self.net.close())
@@ -291,7 +314,11 @@ class Instance:
                 "starting": self.servers.starting,
             },
             "tools": len(self.catalog),
-            "clients": {"http_sessions": len(self.http_face.sessions), "stdio": len(self._stdio)},
+            "clients": {
+                "http_sessions": len(self.http_face.sessions),
+                "sse": len(self.sse_face),
+                "stdio": len(self._stdio),
+            },
             "config_problem": self.config_problem,
         }
 
@@ -436,45 +463,6 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _unix_socket(path: str) -> socket.socket:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # the home is held: whoever made it is gone
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        sock.bind(path)
-    finally:
-        os.umask(before)
-    return sock
-
-
-def _tcp_socket(host: str, port: int) -> socket.socket:
-    sock: socket.socket | None = None
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; stop what uses it, "
-            "or set another [server] port"
-        ) from None
-    sock.setblocking(False)
-    return sock
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _settle_garbage() -> None:

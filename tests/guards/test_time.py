@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
-from dragoman.core.call import Call, Result
+from dragoman.core.call import Call, Lasting, Note, Progress, Result, Update, Wanted
 from dragoman.core.errors import NotFound, TimedOut
 from dragoman.core.pipeline import Next, compose
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import tool_nowhere
+from dragoman.core.tool import Tool, tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
 from dragoman.guards.time import Time
@@ -86,3 +87,97 @@ async def test_a_caller_who_leaves_is_gone_and_not_timed_out() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+class Lasts:
+    """A target whose calls may become tasks of the far side."""
+
+    name = "lasts"
+    may_last = True
+
+    async def run(self, call: Call) -> Result:
+        raise AssertionError
+
+
+def a_call_that_may_last() -> Call:
+    return replace(a_call(), tool=Tool(name="t.x", alias="x", remote_name="x", target=Lasts()))
+
+
+async def reports(call: Call, update: Update, every: float, until: float) -> Result:
+    end = time.monotonic() + until
+    while time.monotonic() < end:
+        call.updates(update)
+        await asyncio.sleep(every)
+    return Result(content=["done"])
+
+
+async def test_progress_gives_a_tool_its_time_again() -> None:
+    async def target(call: Call) -> Result:
+        return await reports(call, Progress(progress=1), 0.05, 0.5)
+
+    heard: list[Update] = []
+    call = replace(a_call(), wanted=Wanted(progress=True), updates=heard.append)
+    road = compose([Time(0.2, 5)], target)
+    assert (await road(call)).content == ["done"]
+    assert len(heard) > 2, "and the caller still hears of it"
+
+
+async def test_progress_helps_up_to_a_maximum() -> None:
+    async def target(call: Call) -> Result:
+        return await reports(call, Progress(progress=1), 0.05, 30)
+
+    begun = time.monotonic()
+    call = replace(a_call(), wanted=Wanted(progress=True))
+    with pytest.raises(TimedOut, match=r"longer than 0.5 s .* progress_timeout_secs"):
+        await compose([Time(0.2, 0.5)], target)(call)
+    assert 0.4 < time.monotonic() - begun < 5
+
+
+async def test_a_tool_that_was_silent_after_its_progress_is_stopped() -> None:
+    async def target(call: Call) -> Result:
+        call.updates(Progress(progress=1))
+        return await asyncio.sleep(30, Result())
+
+    begun = time.monotonic()
+    call = replace(a_call(), wanted=Wanted(progress=True))
+    with pytest.raises(TimedOut, match="tool_timeout_secs"):
+        await compose([Time(0.2, 20)], target)(call)
+    assert time.monotonic() - begun < 5
+
+
+async def test_what_a_tool_says_of_its_work_gives_it_no_time() -> None:
+    async def target(call: Call) -> Result:
+        return await reports(call, Note(level="info", data="x"), 0.05, 30)
+
+    call = replace(a_call(), wanted=Wanted(notes="debug"))
+    with pytest.raises(TimedOut):
+        await compose([Time(0.2, 20)], target)(call)
+
+
+async def test_a_call_that_became_a_task_has_a_tasks_time_though_nobody_asked_for_updates() -> None:
+    async def target(call: Call) -> Result:
+        call.updates(Lasting())
+        return await asyncio.sleep(0.5, Result(content=["done"]))
+
+    assert (await compose([Time(0.1, 0.2, 5)], target)(a_call_that_may_last())).content == ["done"]
+    with pytest.raises(TimedOut, match=r"longer than 0.3 s .* task_timeout_secs"):
+        await compose([Time(0.1, 0.2, 0.3)], target)(a_call_that_may_last())
+
+
+async def test_a_timeout_of_the_targets_own_stays_its_own_where_time_may_grow() -> None:
+    async def fails(call: Call) -> Result:
+        raise TimeoutError("mine")
+
+    with pytest.raises(TimeoutError, match="mine"):
+        await compose([Time(60)], fails)(a_call_that_may_last())
+
+
+async def test_an_update_that_comes_too_late_changes_nothing() -> None:
+    kept: list[Call] = []
+
+    async def target(call: Call) -> Result:
+        kept.append(call)
+        return Result()
+
+    await compose([Time(0.2, 20, 20)], target)(a_call_that_may_last())
+    kept[0].updates(Lasting())

@@ -108,7 +108,7 @@ def test_a_revision_that_is_not_spoken_is_refused_with_those_that_are(hub: Runni
 
 @pytest.mark.promise("F6", "G2")
 def test_an_unknown_method_is_404_in_the_new_era_and_200_before(hub: RunningHub) -> None:
-    for method in ("no/such", "ping", "initialize", "resources/list"):
+    for method in ("no/such", "ping", "initialize", "resources/subscribe"):
         answer = modern(hub, {}, method)
         assert (answer.status, answer.json()["error"]["code"]) == (404, -32601), method
     old = wire.post(hub.mcp_url, wire.request(1, "no/such"), {"Mcp-Protocol-Version": "2025-11-25"})

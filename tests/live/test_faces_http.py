@@ -154,7 +154,7 @@ def test_a_stream_tells_of_a_changed_list_once(hub: RunningHub) -> None:
         assert wire.http_request("DELETE", hub.mcp_url, None, session.headers).status == 200
         for stream in (first, second):  # ended properly, and the second was told nothing
             with pytest.raises(EOFError):
-                stream.next()
+                stream.next_json()
 
 
 @pytest.mark.promise("N1")

@@ -114,7 +114,9 @@ def test_each_revision_is_told_of_errors_in_its_own_way(
     assert call("mcp_s_do_thing", {})["error"]["code"] == -32602, "two tools share that name"
     assert call(7, {})["error"]["code"] == -32602
     assert call("mcp_s_echo", [])["error"]["code"] == -32602
-    assert ask("resources/read", {"uri": "a:b"})["error"]["code"] == -32601
+    missing = ask("resources/read", {"uri": "a:b"})["error"]["code"]
+    assert missing == (-32602 if revision == wire.MODERN else -32002)
+    assert ask("no/such")["error"]["code"] == -32601
     pinged = ask("ping")
     if revision == wire.MODERN:
         assert pinged["error"]["code"] == -32601

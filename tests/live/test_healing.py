@@ -162,7 +162,7 @@ def test_clients_are_not_told_of_a_change_where_a_server_comes_back_with_the_sam
         kill(ward.hub, "plain-child", pid_of(ward.hub, "plain-child"))
         assert pid_of(ward.hub, "plain-child")
         with pytest.raises(TimeoutError):
-            heard.next()
+            heard.next_json()
 
 
 @pytest.mark.promise("B7")

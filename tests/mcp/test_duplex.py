@@ -12,6 +12,7 @@ import pytest
 from dragoman.core.call import Progress
 from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
 from dragoman.mcp.duplex import UNASKED_PER_SECOND, Duplex, Pace
+from dragoman.mcp.hearing import Listener
 
 
 class Far:
@@ -142,8 +143,8 @@ async def test_a_caller_who_leaves_cancels_the_request() -> None:
 @pytest.mark.promise("B12")
 async def test_progress_goes_to_the_one_who_asked_for_it_and_only_forwards() -> None:
     far = Far()
-    seen: list[Progress] = []
-    task, other = far.ask(updates=seen.append), far.ask()
+    seen: list[Any] = []
+    task, other = far.ask(listener=Listener(seen.append, progress=True)), far.ask()
     await asyncio.sleep(0)
     first, second = far.sent
     assert first["params"] == {"name": "x", "_meta": {"progressToken": 1}}

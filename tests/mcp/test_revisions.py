@@ -6,10 +6,11 @@ import copy
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dragoman.core import errors as e
-from dragoman.mcp.errors import TABLE, as_error, as_result
+from dragoman.mcp.errors import TABLE, as_error, as_result, understood
 from dragoman.mcp.revisions import (
     HANDSHAKE,
     METHODS,
@@ -23,14 +24,18 @@ from dragoman.mcp.revisions import (
     SERVER_KEY,
     discover_result,
     initialize_result,
+    is_wrapped,
     knows,
     list_tail,
     shape_content,
+    shape_prompt,
+    shape_resource,
     shape_result,
     shape_tool,
 )
 
 ALL = range(5)
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SINCE_2503 = {R2503, R2506, R2511, R2607}
 SINCE_2506 = {R2506, R2511, R2607}
 SINCE_2511 = {R2511, R2607}
@@ -46,7 +51,7 @@ TOOL: dict[str, Any] = {
     "outputSchema": {"type": "object", "properties": {}},
     "_meta": {"example.com/x": 1},
     "icons": [{"src": "data:,"}],
-    "execution": {"taskSupport": "required"},
+    "execution": {"taskSupport": "optional"},
     "example.com/unknown": 1,
 }
 TOOL_FIELD_SEEN_BY = {
@@ -58,7 +63,7 @@ TOOL_FIELD_SEEN_BY = {
     "outputSchema": SINCE_2506,
     "_meta": SINCE_2506,
     "icons": SINCE_2511,
-    "execution": set(),  # nobody: the hub does not keep that promise
+    "execution": {R2511},
     "example.com/unknown": set(ALL),
 }
 
@@ -74,15 +79,90 @@ def test_a_tool_shows_the_fields_of_the_revision(field: str, revision: int) -> N
     assert before == TOOL
 
 
-@pytest.mark.parametrize(
-    "schema", [{"type": "array"}, {"anyOf": []}, {"type": ["object", "null"]}, True, {}, None, 7]
-)
+@pytest.mark.parametrize("said", [None, "required", "optional", "forbidden", 7])
+def test_any_tool_may_be_called_as_a_task_and_none_must(said: Any) -> None:
+    tool = {"name": "t", "execution": {"taskSupport": said}} if said else {"name": "t"}
+    assert shape_tool(tool, R2511)["execution"] == {"taskSupport": "optional"}
+    for revision in set(ALL) - {R2511}:
+        assert "execution" not in shape_tool(tool, revision)
+
+
+OTHER_SCHEMAS: list[Any] = [
+    {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "integer"}}},
+    {"anyOf": [{"type": "object"}, {"$ref": "#"}], "$schema": DIALECT},
+    {"type": ["object", "null"]},
+    {"type": "array", "$id": "https://example.com/s", "items": {"$ref": "#/$defs/n"}, "$defs": {}},
+    {"type": "string"},
+    True,
+    {},
+]
+
+
+@pytest.mark.parametrize("schema", OTHER_SCHEMAS)
 @pytest.mark.parametrize("revision", ALL)
-def test_only_the_newest_sees_an_output_schema_that_is_no_object(
+def test_an_output_schema_that_is_no_object_is_wrapped_for_those_who_know_no_other(
+    schema: Any, revision: int
+) -> None:
+    before = copy.deepcopy(schema)
+    shaped = shape_tool({**TOOL, "outputSchema": schema}, revision)
+    if revision == R2607:
+        assert shaped["outputSchema"] == schema
+    elif revision < R2506:
+        assert "outputSchema" not in shaped
+    else:
+        wrapper = shaped["outputSchema"]
+        assert wrapper["type"] == "object" and wrapper["required"] == ["result"]
+        inner = wrapper["properties"]["result"]
+        if isinstance(schema, dict):
+            assert wrapper.get("$schema") == schema.get("$schema")
+            for key in schema.keys() - {"$schema"}:
+                assert inner[key] == schema[key]
+        else:
+            assert inner is schema
+    assert schema == before
+
+
+@pytest.mark.parametrize("schema", [None, 7, "x", []])
+@pytest.mark.parametrize("revision", ALL)
+def test_an_output_schema_that_is_none_is_shown_to_the_newest_only(
     schema: Any, revision: int
 ) -> None:
     shaped = shape_tool({**TOOL, "outputSchema": schema}, revision)
     assert ("outputSchema" in shaped) == (revision == R2607)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (OTHER_SCHEMAS[0], [1, 2], ["x"]),
+        ({**OTHER_SCHEMAS[0], "$schema": DIALECT}, [1], [None]),
+        ({"type": ["object", "null"]}, None, 7),
+        ({"type": "array", "items": {"$ref": "#"}}, [[], [[]]], [[7]]),
+        ({"type": "string"}, "x", 7),
+    ],
+)
+@pytest.mark.parametrize("revision", [R2506, R2511])
+def test_a_client_that_validates_finds_the_wrapped_value_as_its_schema_says(
+    schema: Any, good: Any, bad: Any, revision: int
+) -> None:
+    wrapper = shape_tool({**TOOL, "outputSchema": schema}, revision)["outputSchema"]
+    check = jsonschema.validators.validator_for(wrapper)(wrapper).is_valid
+    result = {"content": [], "structuredContent": good}
+    assert check(shape_result(result, revision, wrapped=True)["structuredContent"])
+    assert not check({"result": bad})
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [1], "x", 7, None])
+@pytest.mark.parametrize("revision", ALL)
+def test_whether_a_value_is_wrapped_follows_from_its_schema_first(
+    value: Any, revision: int
+) -> None:
+    result = {"content": [], "structuredContent": value}
+    for schema, wrapped in (*((one, True) for one in OTHER_SCHEMAS), ({"type": "object"}, False)):
+        assert is_wrapped(schema, revision) == (wrapped and revision != R2607)
+    shaped = shape_result(result, revision, wrapped=True)
+    if revision in (R2506, R2511):
+        assert shaped["structuredContent"] == {"result": value}
 
 
 @pytest.mark.parametrize("revision", ALL)
@@ -145,9 +225,10 @@ def test_fields_of_content_are_those_of_the_revision(revision: int) -> None:
 @pytest.mark.parametrize("value", [{"a": 1}, [1], "x", 7, None, True])
 def test_structured_content_is_shown_where_it_is_known(revision: int, value: Any) -> None:
     shaped = shape_result({"content": [], "structuredContent": value}, revision)
-    known = revision == R2607 or (revision in SINCE_2506 and isinstance(value, dict))
-    assert ("structuredContent" in shaped) == known
-    assert shaped.get("structuredContent", value) == value
+    assert ("structuredContent" in shaped) == (revision in SINCE_2506)
+    plain = revision == R2607 or isinstance(value, dict)
+    expected = value if plain else {"result": value}
+    assert shaped.get("structuredContent", expected) == expected
 
 
 MODERN_MEMBERS = {"resultType": "complete", "ttlMs": 5, "cacheScope": "public"}
@@ -198,7 +279,22 @@ METHODS_KNOWN_BY = {
     "server/discover": {R2607},
     "tools/list": set(ALL),
     "tools/call": set(ALL),
-    "logging/setLevel": set(),
+    "prompts/list": set(ALL),
+    "prompts/get": set(ALL),
+    "resources/list": set(ALL),
+    "resources/templates/list": set(ALL),
+    "resources/read": set(ALL),
+    "resources/subscribe": set(ALL) - {R2607},
+    "resources/unsubscribe": set(ALL) - {R2607},
+    "subscriptions/listen": {R2607},
+    "completion/complete": set(ALL),
+    "logging/setLevel": set(ALL) - {R2607},
+    "tasks/get": {R2511, R2607},
+    "tasks/cancel": {R2511, R2607},
+    "tasks/update": {R2607},
+    "tasks/result": {R2511},
+    "tasks/list": {R2511},
+    "roots/list": set(),
     "no/such": set(),
     "": set(),
 }
@@ -228,7 +324,12 @@ def test_the_handshake_settles_on_a_revision_both_speak(wanted: Any, spoken: str
     result = initialize_result({"protocolVersion": wanted})
     assert result["protocolVersion"] == spoken
     assert ("title" in result["serverInfo"]) == (spoken >= "2025-06-18")
-    assert result["capabilities"]["tools"] == {"listChanged": True}
+    able = result["capabilities"]
+    assert able["tools"] == able["prompts"] == {"listChanged": True}
+    assert able["resources"] == {"subscribe": True, "listChanged": True}
+    assert able["logging"] == {}
+    assert ("completions" in able) == (spoken >= "2025-03-26")
+    assert ("tasks" in able) == (spoken == "2025-11-25") and "extensions" not in able
 
 
 @pytest.mark.promise("F6")
@@ -241,9 +342,69 @@ def test_discovery_names_every_revision() -> None:
     assert found["supportedVersions"] == list(NAMES) == [*HANDSHAKE, *MODERN]
     assert found["resultType"] == "complete"
     assert found["_meta"][SERVER_KEY]["name"] == "dragoman"
+    able = found["capabilities"]
+    common = {"tools", "resources", "prompts", "logging", "completions"}
+    assert set(able) == {*common, "extensions"}
+    assert able["extensions"] == {"io.modelcontextprotocol/tasks": {}}
+
+
+PROMPT: dict[str, Any] = {
+    "name": "p",
+    "description": "d",
+    "arguments": [{"name": "a", "description": "d", "required": True, "title": "A"}, 7],
+    "title": "P",
+    "_meta": {"example.com/x": 1},
+    "icons": [{"src": "data:,"}],
+    "example.com/unknown": 1,
+}
+RESOURCE: dict[str, Any] = {
+    "uri": "a:b",
+    "uriTemplate": "a:{b}",
+    "name": "r",
+    "description": "d",
+    "mimeType": "text/plain",
+    "size": 7,
+    "annotations": {"audience": ["user"], "priority": 1, "lastModified": "2025-01-12T15:00:58Z"},
+    "title": "R",
+    "_meta": {"example.com/x": 1},
+    "icons": [{"src": "data:,"}],
+    "example.com/unknown": 1,
+}
+SEEN_BY = {"title": SINCE_2506, "_meta": SINCE_2506, "icons": SINCE_2511}
+
+
+@pytest.mark.parametrize("field", RESOURCE)
+@pytest.mark.parametrize("revision", ALL)
+def test_a_resource_shows_the_fields_of_the_revision(field: str, revision: int) -> None:
+    before = copy.deepcopy(RESOURCE)
+    shaped = shape_resource(RESOURCE, revision)
+    assert (field in shaped) == (revision in SEEN_BY.get(field, set(ALL)))
+    if field == "annotations":
+        seen = {"audience", "priority"} | ({"lastModified"} if revision in SINCE_2506 else set())
+        assert set(shaped[field]) == seen
+    else:
+        assert shaped.get(field, RESOURCE[field]) == RESOURCE[field]
+    assert before == RESOURCE
+
+
+@pytest.mark.parametrize("field", PROMPT)
+@pytest.mark.parametrize("revision", ALL)
+def test_a_prompt_shows_the_fields_of_the_revision(field: str, revision: int) -> None:
+    before = copy.deepcopy(PROMPT)
+    shaped = shape_prompt(PROMPT, revision)
+    assert (field in shaped) == (revision in SEEN_BY.get(field, set(ALL)))
+    if field == "arguments":
+        first, odd = shaped[field]
+        assert ("title" in first) == (revision in SINCE_2506)
+        assert first["required"] is True and odd == 7
+    else:
+        assert shaped.get(field, PROMPT[field]) == PROMPT[field]
+    assert before == PROMPT
 
 
 # --- errors: a code, or a result that a model can read
+
+ITS_OWN = range(-32022, -32019)
 
 CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     #            24      03      06      11        26
@@ -256,6 +417,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     e.TimedOut: ("result",) * 5,
     e.BadReply: ("result",) * 5,
     e.WorkFailed: ("result",) * 5,
+    e.NeedsInput: ("result", "result", "result", "result", -32021),
     e.ConfigError: (-32603,) * 5,
 }
 
@@ -281,9 +443,35 @@ def test_each_error_is_a_code_or_a_result_as_the_revision_has_it(
         answer = json.loads(as_error(1, error, revision))["error"]
         assert answer["code"] == expected
         assert answer["message"] == "it did not work (trace 01234567)"
-        assert answer["data"] == {"kind": kind.__name__, "trace": error.trace}
-    if revision == R2607 and isinstance(expected, int):
+        told = {"requiredCapabilities": {}} if kind is e.NeedsInput else {}
+        assert answer["data"] == {"kind": kind.__name__, "trace": error.trace, **told}
+    if revision == R2607 and isinstance(expected, int) and expected not in ITS_OWN:
         assert not -32099 <= expected <= -32000, "that range is the specification's"
+
+
+@pytest.mark.parametrize("revision", ALL)
+def test_what_a_client_would_need_is_said_in_the_words_of_capabilities(revision: int) -> None:
+    error = e.NeedsInput("it asks for a form", {"elicitation": {"form": {}}})
+    answer = json.loads(as_error(1, error, revision))["error"]
+    assert answer["code"] == (-32021 if revision == R2607 else -32603)
+    assert answer["data"]["requiredCapabilities"] == {"elicitation": {"form": {}}}
+
+
+@pytest.mark.parametrize("revision", ALL)
+def test_a_resource_that_is_not_there_has_a_code_of_its_own_until_the_newest(revision: int) -> None:
+    code = -32602 if revision == R2607 else -32002
+    error = json.loads(as_error(1, e.NotFound("no such"), revision, "a:b"))["error"]
+    assert (error["code"], error["data"]["uri"]) == (code, "a:b")
+    for native in (
+        {"code": -32002, "message": "m"},
+        {"code": -32002, "message": "m", "data": {"uri": "a:b"}},
+        {"code": -32602, "message": "m", "data": {"uri": "a:b"}},
+    ):
+        answer = as_error(1, e.WorkFailed("it failed", native), revision, "a:b")
+        error = json.loads(answer)["error"]
+        assert (error["code"], error["data"]["uri"]) == (code, "a:b")
+    other = e.WorkFailed("it failed", {"code": -32602, "message": "m"})
+    assert json.loads(as_error(1, other, revision, "a:b"))["error"]["code"] == -32602
 
 
 @pytest.mark.parametrize("revision", ALL)
@@ -299,6 +487,39 @@ def test_a_servers_own_error_goes_through_as_it_is(code: Any, newest: int, revis
     assert answer["id"] == "a"
     old = code if isinstance(code, int) else -32603
     assert answer["error"] == {**native, "code": newest if revision == R2607 else old}
+
+
+PAGE = {"mode": "url", "url": "https://example.com/go", "message": "Go", "elicitationId": "e"}
+
+
+@pytest.mark.parametrize("revision", ALL)
+def test_what_a_server_of_another_revision_needs_is_said_so_that_it_is_understood(
+    revision: int,
+) -> None:
+    able = {"elicitation": {"url": {}}}
+    form = {"elicitation": {"form": {}}}
+    lacks = e.WorkFailed(
+        "x", {"code": -32021, "message": "A form!", "data": {"requiredCapabilities": form}}
+    )
+    page = e.WorkFailed("x", {"code": -32042, "message": "Go!", "data": {"elicitations": [PAGE]}})
+    lacks.trace = page.trace = "t"
+    shown = understood(lacks, revision, {})
+    if revision == R2607:
+        assert shown is lacks  # its own
+    else:
+        assert isinstance(shown, e.NeedsInput)
+        assert (str(shown), shown.missing, shown.trace) == ("A form!", form, "t")
+    shown = understood(page, revision, able)
+    if revision == R2511:
+        assert shown is page
+        shown = understood(page, revision, {"elicitation": {}})
+    assert isinstance(shown, e.NeedsInput)
+    assert "https://example.com/go" in str(shown) and shown.missing == able
+    for other in (e.WorkFailed("x"), e.WorkFailed("x", {"code": 7}), e.Denied("x")):
+        assert understood(other, revision, {}) is other
+    for odd in (None, 7, {}, {"requiredCapabilities": 7}, {"elicitations": [7, {}]}):
+        for code in (-32021, -32042):
+            understood(e.WorkFailed("x", {"code": code, "data": odd}), revision, {})
 
 
 def test_the_oldest_revision_is_number_zero() -> None:

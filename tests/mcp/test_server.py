@@ -20,10 +20,11 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import Denied, Unreachable
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import Tool
+from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.core.view import EVERYTHING, View
-from dragoman.mcp import server as module
-from dragoman.mcp.revisions import NAMES, R2024, R2503, R2511, R2607
+from dragoman.mcp import lists
+from dragoman.mcp.revisions import METHODS as KNOWN
+from dragoman.mcp.revisions import NAMES, R2024, R2503, R2506, R2511, R2607
 from dragoman.mcp.server import Face, Peer, answer_batch
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
@@ -104,11 +105,18 @@ async def test_a_list_is_in_the_order_of_the_names_whatever_order_they_came_in()
 
 async def test_a_list_is_kept_encoded_until_the_catalog_changes() -> None:
     made = face("a", "b")
-    first = made._pages(peer(), R2511)
-    assert made._pages(peer(), R2511) is first
-    assert made._pages(peer(R2024), R2024) is not first
+
+    def pages(revision: int = R2511, style: str = "seed") -> Any:
+        return made.lists.pages(TOOL, OWNER, EVERYTHING, revision, style)
+
+    first = pages()
+    assert pages() is first
+    assert pages(R2024) is not first
+    assert pages(style="dotted") is not first
+    made.hub.catalogs[PROMPT].offer("desk", [])
+    assert pages() is first
     made.hub.catalog.offer("desk", [tool("z", Desk())])
-    after = made._pages(peer(), R2511)
+    after = pages()
     assert after is not first
     assert [t["name"] for t in json.loads(after[0][1])["tools"]] == ["mcp_desk_z"]
 
@@ -146,7 +154,7 @@ async def test_a_list_over_8_mb_comes_in_pages_that_miss_nothing_and_repeat_noth
 async def test_a_tool_that_fills_a_page_alone_does_not_stop_the_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PAGE_BYTES", 10)
+    monkeypatch.setattr(lists, "PAGE_BYTES", 10)
     made = face("a", "b", "c")
     got, cursor = [], None
     for _ in range(3):
@@ -158,7 +166,7 @@ async def test_a_tool_that_fills_a_page_alone_does_not_stop_the_list(
 
 
 async def test_a_cursor_goes_on_after_tools_came_and_went(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE_BYTES", 10)
+    monkeypatch.setattr(lists, "PAGE_BYTES", 10)
     made = face("a", "b", "c", "d")
     first = (await ask(made, "tools/list"))["result"]
     made.hub.catalog.offer("desk", [tool(name, Desk()) for name in "bcd"])
@@ -166,9 +174,15 @@ async def test_a_cursor_goes_on_after_tools_came_and_went(monkeypatch: pytest.Mo
     assert second["tools"][0]["name"] == "mcp_desk_b"
 
 
+FORGED = [
+    base64.urlsafe_b64encode(raw).decode()
+    for raw in (b"\xff\xfe", b"desk.a", bytes(16) + b"desk.a", bytes(16))
+]
+
+
 @pytest.mark.parametrize(
     "cursor",
-    ["!!!!", "abc", "abcd", "é", "a b=", base64.b64encode(b"\xff\xfe").decode(), 7, [], {}, True],
+    ["", "!!!!", "abc", "abcd", "é", "a b=", *FORGED, 7, [], {}, True],
 )
 async def test_a_cursor_that_was_not_given_out_is_refused(cursor: Any) -> None:
     answer = await ask(face("a"), "tools/list", cursor=cursor)
@@ -255,7 +269,8 @@ async def test_progress_is_pushed_to_who_asked_for_it_in_the_words_of_the_revisi
 async def test_a_result_full_of_oddities_still_becomes_an_answer(revision: int) -> None:
     answer = await ask(face("odd"), "tools/call", revision, name="desk.odd")
     assert len(answer["result"]["content"]) == 5
-    assert ("structuredContent" in answer["result"]) == (revision == R2607)
+    shown = {R2506: {"result": None}, R2511: {"result": None}, R2607: None}
+    assert answer["result"].get("structuredContent", "none") == shown.get(revision, "none")
 
 
 async def test_a_call_that_crashes_the_hub_is_answered(caplog: pytest.LogCaptureFixture) -> None:
@@ -422,9 +437,7 @@ JSON: st.SearchStrategy[Any] = st.deferred(
         *(st.lists(JSON, max_size=4), st.dictionaries(st.text(), JSON, max_size=4)),
     )
 )
-METHODS = st.sampled_from(
-    ["initialize", "ping", "tools/list", "tools/call", "server/discover", "notifications/x", "x"]
-)
+METHODS = st.sampled_from([*KNOWN, "notifications/x", "x"])
 MAYBE_META = st.one_of(
     JSON, st.just(MODERN_META), st.dictionaries(st.sampled_from([*MODERN_META]), JSON)
 )
@@ -436,6 +449,15 @@ PARAMS = st.one_of(
             "name": st.one_of(JSON, st.sampled_from(["desk.a", "desk.odd", "desk.deny", "x"])),
             "arguments": JSON,
             "cursor": JSON,
+            "uri": JSON,
+            "level": JSON,
+            "ref": st.one_of(JSON, st.fixed_dictionaries({"type": JSON, "name": JSON})),
+            "argument": JSON,
+            "notifications": JSON,
+            "inputResponses": JSON,
+            "requestState": JSON,
+            "capabilities": JSON,
+            "clientInfo": JSON,
             "_meta": MAYBE_META,
             "protocolVersion": st.one_of(JSON, st.sampled_from(NAMES)),
         },

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 
+from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
+from dragoman.core.questions import can_answer
 from dragoman.core.view import EVERYTHING
 from dragoman.mcp import sessions as module
-from dragoman.mcp.revisions import R2024, R2506, R2511
-from dragoman.mcp.server import LIST_CHANGED
-from dragoman.mcp.sessions import Sessions
+from dragoman.mcp.peer import Peer
+from dragoman.mcp.revisions import R2024, R2503, R2506, R2511
+from dragoman.mcp.sessions import Session, Sessions
+from dragoman.mcp.streams import UNASKED, Kept, Stream
 
 KEY = bytes(range(32))
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
@@ -19,20 +23,70 @@ ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 pytestmark = pytest.mark.promise("G2")
 
 
-def made(key: bytes = KEY) -> Sessions:
-    return Sessions(key, EVERYTHING)
+class Audience:
+    def __init__(self) -> None:
+        self.there: list[Peer] = []
+
+    def join(self, peer: Peer) -> None:
+        self.there.append(peer)
+
+    def leave(self, peer: Peer) -> None:
+        self.there.remove(peer)
+
+
+class Pipe:
+    """A request whose client reads, or does not, or has gone."""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self.reads = True
+        self.sent: list[bytes] = []
+        self.ended = False
+
+    def start(self, status: int, headers: Any) -> None: ...
+
+    def send(self, data: bytes) -> bool:
+        if not self.reads or self.lost or self.ended:
+            return False
+        self.sent.append(data)
+        return True
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def made(key: bytes = KEY, audience: Audience | None = None) -> Sessions:
+    return Sessions(key, EVERYTHING, audience or Audience())
+
+
+def shaken(
+    principal: Principal, revision: int, features: Mapping[str, Any] | None = None, info: str = ""
+) -> Peer:
+    peer = Peer(principal, "mcp-http", EVERYTHING, revision)
+    peer.features = features or {}
+    peer.info = info
+    return peer
+
+
+def open_stream(session: Session) -> Pipe:
+    pipe = Pipe()
+    request = cast(HttpRequest, pipe)
+    session.streams.append(
+        Kept(request, session.shelf, UNASKED) if session.resumable else Stream(request)
+    )
+    return pipe
 
 
 def test_a_session_is_found_by_its_owner_alone() -> None:
     sessions = made()
-    session = sessions.begin(ALICE, R2506)
+    session = sessions.begin(shaken(ALICE, R2506))
     assert sessions.find(session.id, ALICE) is session
     for other in (BOB, Principal("local", "alice"), Principal("key", "alice", "other-org")):
         assert sessions.find(session.id, other) is None
 
 
 def test_a_session_outlives_the_hub_that_began_it_for_its_owner_alone() -> None:
-    id = made().begin(ALICE, R2506).id
+    id = made().begin(shaken(ALICE, R2506)).id
     later = made()
     assert later.find(id, BOB) is None
     found = later.find(id, ALICE)
@@ -41,36 +95,80 @@ def test_a_session_outlives_the_hub_that_began_it_for_its_owner_alone() -> None:
     assert made(bytes(32)).find(id, ALICE) is None
 
 
+@pytest.mark.promise("B12")
+@pytest.mark.parametrize(
+    "features",
+    [
+        {},
+        {"elicitation": {}},
+        {"elicitation": {"form": {}}},
+        {"elicitation": {"url": {}}, "roots": {"listChanged": True}},
+        {"elicitation": {"form": {"x": 1}, "url": {}}, "sampling": {}},
+        {"sampling": {"tools": {}}, "experimental": {"x": {}}},
+        {"sampling": {"context": {}}, "roots": {}},
+        {"sampling": {"tools": {}, "context": {}}},
+        {"sampling": None, "roots": [], "elicitation": "yes"},
+    ],
+)
+def test_what_a_client_can_be_asked_and_its_name_outlive_the_hub(features: dict[str, Any]) -> None:
+    first = made().begin(shaken(ALICE, R2511, features, "Été IDE"))
+    assert first.features == features
+    assert len(first.id) < 256 and first.id.isascii() and first.id.isalnum()
+    later = made().find(first.id, ALICE)
+    assert later is not None
+    for kind in ("form", "url", "sampling", "roots"):
+        assert can_answer(kind, later.features) == can_answer(kind, features), kind
+    sampling = features.get("sampling") or {}
+    assert later.features.get("sampling", {}).keys() == sampling.keys()
+    assert (later.info, later.client) == ("Été IDE", first.client)
+    assert first.client and first.client != first.id
+    raised = "3" + ("3f" if first.id[1:3] != "3f" else "00") + first.id[3:]
+    assert made().find(raised, ALICE) is None, "nobody gives himself features"
+
+
+def test_a_very_long_name_is_cut() -> None:
+    session = made().begin(shaken(ALICE, R2511, {}, "é" * 1000))
+    assert len(session.id) < 256
+    later = made().find(session.id, ALICE)
+    assert later is not None and later.info == "é" * 32
+
+
 def test_an_id_cannot_be_made_up_or_changed() -> None:
     sessions = made()
-    id = sessions.begin(ALICE, R2024).id
+    id = sessions.begin(shaken(ALICE, R2024)).id
     fresh = made()
     forged = [
         "",
         "x",
-        "0" * 65,
+        "0" * 67,
         "3" + id[1:],
         id[:-1] + ("0" if id[-1] != "0" else "1"),
         id[:5] + ("0" if id[5] != "0" else "1") + id[6:],
         id + "0",
+        id + "41",
         id[:-1],
         "4" + id[1:],
         "²" + id[1:],
-        "é" * 65,
-        id.upper() if id.upper() != id else "X" * 65,
+        "é" * 67,
+        id.upper() if id.upper() != id else "X" * 67,
     ]
     for bad in forged:
         assert fresh.find(bad, ALICE) is None, bad
     assert fresh.find(id, ALICE) is not None
 
 
-def test_a_session_that_was_ended_is_gone() -> None:
-    sessions = made()
-    session = sessions.begin(ALICE, R2511)
-    heard: list[Any] = []
-    session.streams.append(heard.append)
+def test_a_session_that_was_ended_is_gone_and_with_it_all_that_was_under_way() -> None:
+    audience = Audience()
+    sessions = made(audience=audience)
+    session = sessions.begin(shaken(ALICE, R2511))
+    assert audience.there == [session]
+    pipe = open_stream(session)
+    cancelled: list[int] = []
+    session.running[1] = lambda: cancelled.append(1)
     sessions.end(session)
-    assert heard == [None], "its stream is ended with it"
+    assert pipe.ended, "its stream is ended with it"
+    assert cancelled == [1]
+    assert audience.there == []
     assert sessions.find(session.id, ALICE) is None
     assert len(sessions) == 0
 
@@ -81,49 +179,91 @@ def test_sessions_are_bounded_and_the_longest_unused_goes_first(
 ) -> None:
     monkeypatch.setattr(module, "MAX_SESSIONS", 3)
     monkeypatch.setattr(module, "MAX_ENDED", 3)
-    sessions = made()
-    first, second, third = (sessions.begin(ALICE, R2511) for _ in range(3))
-    ended: list[Any] = []
-    second.streams.append(ended.append)
+    audience = Audience()
+    sessions = made(audience=audience)
+    first, second, third = (sessions.begin(shaken(ALICE, R2511)) for _ in range(3))
     assert sessions.find(first.id, ALICE) is first
-    sessions.begin(ALICE, R2511)
-    assert len(sessions) == 3
-    assert ended == [None]
+    sessions.begin(shaken(ALICE, R2511))
+    assert len(sessions) == len(audience.there) == 3
+    assert second not in audience.there
     assert sessions.find(first.id, ALICE) is first
     assert sessions.find(third.id, ALICE) is third
     again = sessions.find(second.id, ALICE)
     assert again is not None and again is not second, "its owner takes it up again"
     for _ in range(10):
-        sessions.end(sessions.begin(ALICE, R2511))
+        sessions.end(sessions.begin(shaken(ALICE, R2511)))
     assert len(sessions._ended) == 3
 
 
-def test_idle_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.promise("N1")
+def test_a_session_in_use_goes_last_and_goes_when_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SESSIONS", 3)
+    sessions = made()
+    used = sessions.begin(shaken(ALICE, R2511))
+    pipe = open_stream(used)
+    for _ in range(10):
+        sessions.begin(shaken(BOB, R2511))
+    assert sessions.find(used.id, ALICE) is used and not pipe.ended
+    pipes = [open_stream(sessions.begin(shaken(BOB, R2511))) for _ in range(30)]
+    assert len(sessions) == 3
+    assert sum(not one.ended for one in (pipe, *pipes)) == 3
+
+
+def test_idle_sessions_are_forgotten_unless_they_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(module, "monotonic", lambda: now)
     sessions = made()
-    idle, used = sessions.begin(ALICE, R2511), sessions.begin(ALICE, R2511)
-    ended: list[Any] = []
-    idle.streams.append(ended.append)
+    idle, used, listening, working = (sessions.begin(shaken(ALICE, R2511)) for _ in range(4))
+    pipe = open_stream(listening)
+    working.running[1] = lambda: None
     now += module.IDLE_SECONDS - 1
     sessions.find(used.id, ALICE)
     now += 2
-    sessions.begin(BOB, R2511)
-    assert len(sessions) == 2
-    assert ended == [None]
-    assert sessions.find(used.id, ALICE) is used
+    sessions.begin(shaken(BOB, R2511))
+    assert len(sessions) == 4
+    assert not pipe.ended
+    for one in (used, listening, working):
+        assert sessions.find(one.id, ALICE) is one
+    assert sessions.find(idle.id, ALICE) is not idle
 
 
-def test_a_change_is_told_once_a_session() -> None:
+def test_what_is_said_unasked_goes_to_the_first_open_stream_alone() -> None:
     sessions = made()
-    heard: list[tuple[str, Any]] = []
-    for name in "ab":
-        session = sessions.begin(ALICE, R2511)
-        session.streams += [
-            lambda message, name=name: heard.append((f"{name}1", message)),
-            lambda message, name=name: heard.append((f"{name}2", message)),
-        ]
-    sessions.tell_changed()
-    assert heard == [("a1", LIST_CHANGED), ("b1", LIST_CHANGED)]
+    session = sessions.begin(shaken(ALICE, R2511))
+    first, second = open_stream(session), open_stream(session)
+    session.tell(b"1")
+    first.lost = True
+    session.tell(b"2")
+    assert [b"data: 1" in one for one in first.sent] == [True]
+    assert [b"data: 2" in one for one in second.sent] == [True]
+    second.reads = False
+    session.tell(b"3")
+    assert second.ended, "who does not read is cut off, and can come again"
     sessions.close()
-    assert heard[2:] == [("a1", None), ("a2", None), ("b1", None), ("b2", None)]
+    assert first.ended
+
+
+def test_what_is_said_while_nobody_listens_waits_a_while_where_streams_can_be_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+    for revision, kept in ((R2024, False), (R2503, True), (R2511, True)):
+        session = made().begin(shaken(ALICE, revision))
+        session.tell(b"too old")
+        now += module.UNSENT_SECONDS + 1
+        for _ in range(5):
+            session.tell(b"same")
+        for number in range(module.MAX_UNSENT - 2):
+            session.tell(b"%d" % number)
+        pipe = open_stream(session)
+        session.catch_up(session.streams[0])
+        texts = [one.split(b"data: ")[1].strip() for one in pipe.sent]
+        more = [b"%d" % number for number in range(module.MAX_UNSENT - 2)]
+        assert texts == ([b"same", *more] if kept else [])
+        session.catch_up(session.streams[0])
+        assert len(pipe.sent) == len(texts)
+        session.streams.clear()
+        for number in range(100):
+            session.tell(b"%d" % number)
+        assert len(session.unsent) == (module.MAX_UNSENT if kept else 0)

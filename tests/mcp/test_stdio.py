@@ -1,22 +1,33 @@
-"""The face on a stream, with a client that has stopped reading."""
+"""The face on a stream: one connection is one client, which may also have stopped reading."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import socket
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call, Progress, Result
+from dragoman.core.call import ROOTS, Call, Note, Progress, Question, Result
 from dragoman.core.catalog import Catalog
+from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import Tool
+from dragoman.core.questions import Handles
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.view import EVERYTHING
+from dragoman.guards.questions import Questions
+from dragoman.mcp import stdio
 from dragoman.mcp.server import Face
 from dragoman.mcp.stdio import UNREAD_BYTES, Connection
 from dragoman.wire import rpc
+
+META = "io.modelcontextprotocol/"
+MODERN_META = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
 
 
 class Talkative:
@@ -53,3 +64,268 @@ async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
         assert UNREAD_BYTES / 2 < transport.get_write_buffer_size() < 2 * UNREAD_BYTES
         transport.abort()
         await asyncio.sleep(0)
+
+
+# --- a client that reads
+
+
+class Server:
+    """Its tools and prompts do what their names say; its resources can be followed."""
+
+    name = "server"
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.last: Call | None = None
+
+    async def run(self, call: Call) -> Result:
+        self.last = call
+        if call.tool.remote_name == "wait":
+            self.begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        if call.tool.remote_name == "ask" and call.handle is None:
+            return Result(questions={"q": Question(ROOTS, {})}, handle="h")
+        if call.tool.remote_name == "log":
+            call.updates(Note(level="warning", data="careful"))
+        return Result(content=[{"type": "text", "text": json.dumps(call.answers)}])
+
+
+def offered(kind: str, name: str, target: Any) -> Tool:
+    return Tool(name=f"server.{name}", alias=name, kind=kind, remote_name=name, target=target)
+
+
+class Client:
+    def __init__(self, face: Face, reader: asyncio.StreamReader, writer: Any) -> None:
+        self.face = face
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, message: Any) -> None:
+        self.writer.write(json.dumps(message).encode() + b"\n")
+
+    def request(self, id: Any, method: str, **params: Any) -> None:
+        self.send({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+
+    def notify(self, method: str, **params: Any) -> None:
+        self.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def hear(self) -> Any:
+        async with asyncio.timeout(5):
+            return json.loads(await self.reader.readline())
+
+    async def shake(self, version: str = "2025-11-25", **capabilities: Any) -> None:
+        self.request(0, "initialize", protocolVersion=version, capabilities=capabilities)
+        assert (await self.hear())["result"]["protocolVersion"] == version
+        self.notify("notifications/initialized")
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    target: Any, settled: asyncio.Future[None] | None = None
+) -> AsyncIterator[Client]:
+    loop = asyncio.get_running_loop()
+    hub = Hub(Catalog(), Bus(), [Questions(Handles(b"k" * 32, 60))])
+    names = {TOOL: ("wait", "ask", "log"), PROMPT: ("ask",), RESOURCE: ("a:b",)}
+    for kind, some in names.items():
+        hub.catalogs[kind].offer("server", [offered(kind, name, target) for name in some])
+    if settled is None:
+        settled = loop.create_future()
+        settled.set_result(None)
+    face = Face(hub)
+    ours, theirs = socket.socketpair()
+    transport, _ = await loop.create_connection(
+        lambda: Connection(face, OWNER, lambda: EVERYTHING, set(), settled), sock=ours
+    )
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    try:
+        await reader.readline()  # what the hub says of itself
+        yield Client(face, reader, writer)
+    finally:
+        writer.close()
+        transport.abort()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.promise("B12")
+@pytest.mark.parametrize(
+    ("kind", "list"),
+    [(TOOL, "tools"), (PROMPT, "prompts"), (RESOURCE, "resources"), (TEMPLATE, "resources")],
+)
+async def test_a_client_is_told_of_changes_once_it_is_initialized(kind: str, list: str) -> None:
+    target = Server()
+    async with connected(target) as client:
+        client.face.hub.catalogs[kind].offer("early", [offered(kind, "e", target)])
+        await client.shake()
+        client.request(1, "ping")
+        assert (await client.hear())["id"] == 1
+        client.face.hub.catalogs[kind].offer("more", [offered(kind, "x", target)])
+        assert (await client.hear())["method"] == f"notifications/{list}/list_changed"
+
+
+@pytest.mark.promise("B12")
+async def test_a_resource_is_followed_over_the_connection_and_no_longer_than_it_lasts() -> None:
+    target = Server()
+    async with connected(target) as client:
+        hub, gone = client.face.hub, asyncio.Event()
+        clients: list[str] = []
+
+        def left(event: ClientGone) -> None:
+            clients.append(event.client)
+            gone.set()
+
+        hub.bus.observe(ClientGone, left)
+        await client.shake()
+        client.request(1, "resources/subscribe", uri="a:b")
+        assert (await client.hear())["result"] == {}
+        hub.bus.emit(ResourceUpdated("server.a:b"))
+        told = await client.hear()
+        assert (told["method"], told["params"]) == (
+            "notifications/resources/updated",
+            {"uri": "a:b"},
+        )
+        client.writer.close()
+        async with asyncio.timeout(5):
+            await gone.wait()
+        assert target.last is not None and clients == [target.last.client]
+        assert not client.face.listening._followers
+
+
+@pytest.mark.promise("B12")
+@pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
+async def test_a_question_goes_out_and_its_answer_comes_back_on_the_same_stream(
+    method: str,
+) -> None:
+    async with connected(Server()) as client:
+        await client.shake(roots={})
+        client.request(1, method, name="ask")
+        asked = await client.hear()
+        assert asked["method"] == "roots/list"
+        client.request(2, "ping")  # others are answered meanwhile
+        assert (await client.hear())["id"] == 2
+        client.send({"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}})
+        answer = await client.hear()
+        assert answer["id"] == 1 and "roots" in json.dumps(answer["result"])
+
+
+@pytest.mark.promise("B12")
+async def test_a_question_in_a_batch_is_asked_and_taken_back_when_its_request_is_cancelled() -> (
+    None
+):
+    async with connected(Server()) as client:
+        await client.shake("2025-03-26", roots={})
+        call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "ask"}}
+        client.send([{**call, "id": 1}, {**call, "id": 2}])
+        first, second = await client.hear(), await client.hear()
+        client.notify("notifications/cancelled", requestId=1)
+        cancelled = await client.hear()
+        assert cancelled["method"] == "notifications/cancelled"
+        assert cancelled["params"]["requestId"] == first["id"]
+        client.send([{"jsonrpc": "2.0", "id": second["id"], "result": {"roots": []}}])
+        (answer,) = await client.hear()
+        assert answer["id"] == 2 and answer["result"]["content"]
+
+
+@pytest.mark.promise("B12")
+async def test_a_log_and_its_level_are_of_the_connection() -> None:
+    async with connected(Server()) as client:
+        await client.shake()
+        client.request(1, "tools/call", name="log")
+        assert (await client.hear())["params"] == {"level": "warning", "data": "careful"}
+        assert (await client.hear())["id"] == 1
+        client.request(2, "logging/setLevel", level="error")
+        client.request(3, "tools/call", name="log")
+        assert [(await client.hear())["id"], (await client.hear())["id"]] == [2, 3]
+
+
+@pytest.mark.promise("B12")
+async def test_a_modern_client_listens_beside_its_calls_and_cancels_that() -> None:
+    target = Server()
+    async with connected(target) as client:
+        hub = client.face.hub
+        for id in ("one", "two"):
+            client.request(
+                id,
+                "subscriptions/listen",
+                notifications={"toolsListChanged": True},
+                _meta=MODERN_META,
+            )
+            acknowledged = await client.hear()
+            assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+            assert acknowledged["params"]["_meta"] == {META + "subscriptionId": id}
+        client.notify("notifications/cancelled", requestId="one")
+        client.request(1, "tools/call", name="log", _meta=MODERN_META)
+        assert (await client.hear())["id"] == 1
+        hub.catalog.offer("more", [offered(TOOL, "x", target)])
+        told = await client.hear()
+        assert told["params"]["_meta"] == {META + "subscriptionId": "two"}
+        client.face.close()
+        ended = await client.hear()
+        assert ended["id"] == "two" and ended["result"]["resultType"] == "complete"
+
+
+@pytest.mark.parametrize("method", ["tools/call", "resources/read", "prompts/get"])
+async def test_any_call_can_be_cancelled(method: str) -> None:
+    target = Server()
+    async with connected(target) as client:
+        for kind in (PROMPT, RESOURCE):
+            client.face.hub.catalogs[kind].offer("server", [offered(kind, "wait", target)])
+        client.request(1, method, name="wait", uri="wait")
+        async with asyncio.timeout(5):
+            await target.begun.wait()
+            client.notify("notifications/cancelled", requestId=1)
+            await target.cancelled.wait()
+        client.request(1, "ping")
+        assert (await client.hear())["id"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "params"),
+    [
+        (TOOL, "tools/list", {}),
+        (PROMPT, "prompts/list", {}),
+        (RESOURCE, "resources/list", {}),
+        (TEMPLATE, "resources/templates/list", {}),
+        (TOOL, "tools/call", {"name": "later"}),
+        (PROMPT, "prompts/get", {"name": "later"}),
+    ],
+)
+async def test_a_list_that_comes_early_waits_for_the_servers_and_so_does_an_unknown_name(
+    kind: str, method: str, params: dict[str, Any]
+) -> None:
+    target, settled = Server(), asyncio.get_running_loop().create_future()
+    async with connected(target, settled) as client:
+        client.request(1, method, **params)
+        client.request(2, "ping")
+        assert (await client.hear())["id"] == 2
+        client.face.hub.catalogs[kind].offer("later", [offered(kind, "later", target)])
+        if not params:
+            settled.set_result(None)
+        answer = await client.hear()
+        assert answer["id"] == 1 and "result" in answer
+        if not params:
+            assert "later" in json.dumps(answer["result"])
+
+
+@pytest.mark.promise("N1")
+async def test_what_a_client_was_not_told_for_want_of_reading_it_is_told_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stdio, "UNREAD_BYTES", -1)
+    monkeypatch.setattr(stdio, "RETRY_SECONDS", 0.01)
+    target = Server()
+    async with connected(target) as client:
+        await client.shake()
+        client.request(1, "resources/subscribe", uri="a:b")
+        assert (await client.hear())["result"] == {}
+        for _ in range(3):
+            client.face.hub.bus.emit(ResourceUpdated("server.a:b"))
+        client.request(2, "tools/call", name="log", _meta={"progressToken": 1})
+        assert (await client.hear())["id"] == 2  # what belongs to a call is lost
+        monkeypatch.setattr(stdio, "UNREAD_BYTES", 1_000_000)
+        assert (await client.hear())["params"] == {"uri": "a:b"}
+        client.request(3, "ping")
+        assert (await client.hear())["id"] == 3  # once

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client import Session
 from dragoman.mcp.config import HttpTransport, ServerEntry
@@ -17,6 +19,7 @@ from dragoman.mcp.servers import Servers
 from dragoman.mcp.upstream import Upstream
 
 ENTRY = ServerEntry(name="s", transport=HttpTransport(url="http://me:secret@x.example/a?k=secret"))
+CATALOGS = {kind: Catalog(kind) for kind in (TOOL, PROMPT, RESOURCE, TEMPLATE)}
 
 
 class Wire:
@@ -34,7 +37,7 @@ class Crashing:
         self.wire = Wire()
         self.lists = 0
 
-    async def list_tools(self, timeout: float) -> list[Any]:
+    async def entries(self, method: str, member: str, timeout: float) -> list[Any]:
         self.lists += 1
         if self.lists > 1:
             raise KeyError("a mistake of ours")
@@ -48,15 +51,17 @@ class Crashing:
 async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_alone() -> None:
     opened: list[Crashing] = []
 
-    async def connect(upstream: Upstream, seconds: float) -> Session:
+    async def connect(
+        upstream: Upstream, seconds: float, features: Mapping[str, Any] | None
+    ) -> Session:
         opened.append(Crashing())
         return cast(Session, opened[-1])
 
-    upstream = Upstream(ENTRY, connect, Catalog(), Bus(), compile_schema)
+    upstream = Upstream(ENTRY, connect, CATALOGS, Bus(), compile_schema)
     upstream.start()
     async with asyncio.timeout(5):
         await upstream.tried()
-        upstream.tools_changed()
+        upstream.missed()
         while len(opened) < 2 or upstream.state != "connected":
             await asyncio.sleep(0.01)
     await upstream.stop()
@@ -64,7 +69,7 @@ async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_al
 
 @pytest.mark.promise("G3")
 async def test_no_password_and_no_query_of_a_url_is_shown() -> None:
-    servers = Servers(lambda entry: pytest.fail("it is switched off"), Catalog())
+    servers = Servers(lambda entry: pytest.fail("it is switched off"), CATALOGS, Bus())
     off = ServerEntry(name="s", transport=ENTRY.transport, enabled=False)
     await servers.apply([off])
     (shown,) = servers.snapshot()["configured"]

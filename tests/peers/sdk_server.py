@@ -3,7 +3,9 @@
 Run as a script or as `python -m tests.peers.sdk_server`. Over HTTP it says where it is in one line
 of JSON, on stdout or in the file `--ready`. What it saw goes to `--log`, one JSON object a line:
 every message (`event` "message", with method, params, version and headers), and what became of the
-calls to `slow` (`event` "started", "finished", "cancelled").
+calls to `slow` (`event` "started", "finished", "cancelled", with the `key` it was called with).
+
+`matrix_server` adds to it what else a server can have.
 """
 
 from __future__ import annotations
@@ -68,13 +70,14 @@ async def add(ctx: Context, a: Arguments) -> dict[str, Any]:
 
 
 async def slow(ctx: Context, a: Arguments) -> dict[str, Any]:
-    note(event="started", name="slow")
+    which = {"name": "slow", "key": a.get("key")}
+    note(event="started", **which)
     try:
         await anyio.sleep(a["seconds"])
     except anyio.get_cancelled_exc_class():
-        note(event="cancelled", name="slow")
+        note(event="cancelled", **which)
         raise
-    note(event="finished", name="slow")
+    note(event="finished", **which)
     return text(f"slept {a['seconds']}")
 
 
@@ -216,7 +219,7 @@ async def on_call(ctx: Context, params: t.CallToolRequestParams) -> Any:
         raise MCPError(t.INVALID_PARAMS, f"Unknown tool: {params.name}")
     result = await CODE.get(params.name, named)(ctx, params.arguments or {})
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
-        result["resultType"] = "complete"
+        result.setdefault("resultType", "complete")
     return result
 
 
@@ -241,7 +244,7 @@ async def watch(ctx: Context, call_next: Any) -> Any:
 class PeerServer(Server[Any]):
     # Over HTTP the SDK calls this without arguments: the only way to declare `listChanged` there.
     def create_initialization_options(self, *_: Any, **more: Any) -> Any:
-        return super().create_initialization_options(NotificationOptions(tools_changed=True))
+        return super().create_initialization_options(NotificationOptions(True, True, True))
 
 
 def server() -> PeerServer:
@@ -366,7 +369,7 @@ def run_http(app: Any, path: str) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--transport", choices=["stdio", "http", "sse"], default="stdio")
     parser.add_argument("--port", type=int, default=0)
@@ -378,18 +381,25 @@ def main() -> None:
     parser.add_argument("--session-ttl", type=float, default=1800.0)
     parser.add_argument("--json-response", action="store_true", help="JSON rather than SSE")
     parser.add_argument("--malformed", action="store_true", help="one tool of the list is nonsense")
-    parser.parse_args(namespace=OPTIONS)
+    return parser
+
+
+def run(made: PeerServer) -> None:
     for number in range(OPTIONS.tools):
         name = f"dummy_{number:05}"
         TOOLS[name] = {"name": name, "description": "A dummy", "inputSchema": taking()}
     note(event="start", pid=os.getpid())
-    made = server()
     if OPTIONS.transport == "stdio":
         anyio.run(run_stdio, made)
     elif OPTIONS.transport == "http":
         run_http(http_app(made), "/mcp")
     else:
         run_http(sse_app(made), "/sse")
+
+
+def main() -> None:
+    arguments().parse_args(namespace=OPTIONS)
+    run(server())
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ class Answer:
     def messages(self) -> list[Any]:
         """The JSON-RPC messages in it, be it JSON or an event stream."""
         if self.headers.get("content-type", "").startswith("text/event-stream"):
-            return [event.json() for event in self.events()]
+            return [event.json() for event in self.events() if event.data]
         return [self.json()] if self.body else []
 
     def rpc(self) -> Any:
@@ -287,7 +287,11 @@ class Stream:
         raise EOFError("the stream has ended")
 
     def next_json(self) -> Any:
-        return self.next().json()
+        """The next that says something: the first event of a stream may have an id alone."""
+        event = self.next()
+        while not event.data:
+            event = self.next()
+        return event.json()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, leaves
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
-from dragoman.mcp import answering
+from dragoman.mcp import answering, streams
 from dragoman.mcp.http import HttpFace
 from dragoman.mcp.server import Face
 from dragoman.web import http1, listener
@@ -440,7 +440,7 @@ async def test_a_long_call_is_kept_alive_by_comments_and_answered_in_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(answering, "WATCH_AFTER", 0.02)
-    monkeypatch.setattr(answering, "KEEPALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.1)
     async with place() as here:
         asking = asyncio.ensure_future(here.ask(post("/mcp", call(), JSON)))
         await asyncio.wait_for(here.slow.running.wait(), 5)
@@ -463,7 +463,7 @@ async def test_a_client_that_takes_json_only_gets_it_however_long_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(answering, "WATCH_AFTER", 0.02)
-    monkeypatch.setattr(answering, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.05)
     async with place() as here:
         request = post("/mcp", call(_meta={"progressToken": 1}), JSON, "Accept: application/json")
         asking = asyncio.ensure_future(here.ask(request))
@@ -512,7 +512,7 @@ async def test_a_modern_client_that_hangs_up_has_cancelled_and_a_legacy_one_has_
 
 @pytest.mark.promise("G2")
 async def test_a_stream_is_kept_alive_and_ended_properly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.05)
     async with place() as here:
         hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
         _, headers, _ = await here.ask(post("/mcp", json.dumps(hello).encode(), JSON))
@@ -547,24 +547,33 @@ async def test_a_session_remembers_no_call_that_has_ended() -> None:
 async def test_a_client_that_does_not_read_its_stream_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answering, "MAX_QUEUED", 4)
+    monkeypatch.setattr(http1, "UNREAD_BYTES", 10_000)
     async with place() as here:
         hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
         _, headers, _ = await here.ask(post("/mcp", json.dumps(hello).encode(), JSON))
-        session = f"Mcp-Session-Id: {headers['mcp-session-id']}"
+        id = headers["mcp-session-id"]
         reader, writer = await here.connect()
-        writer.write(get("/mcp", session, "Accept: text/event-stream"))
+        writer.write(get("/mcp", f"Mcp-Session-Id: {id}", "Accept: text/event-stream"))
         async with asyncio.timeout(5):
             await reader.readuntil(b": keep-alive\n\n")
-            for _ in range(6):  # at once, so that nothing of it can be sent in between
-                here.face.sessions.tell_changed()
-            assert (await reader.read()).endswith(b"0\r\n\r\n")
+            session = here.face.sessions.find(id, LOCAL)
+            assert session is not None
+            told = 0
+            while session.streams and told < 10_000:
+                session.tell(b"x" * 5_000)  # at once, so that nothing can be read in between
+                told += 1
+                if told % 1_000 == 0:
+                    await asyncio.sleep(0)
+            assert told < 10_000
+            rest = await reader.read()
+        assert rest.endswith(b"0\r\n\r\n") and rest.count(b"event: message") < told
         writer.close()
 
 
 @pytest.mark.promise("N1")
+@pytest.mark.parametrize("waits", [True, False])
 async def test_a_client_that_reads_nothing_for_long_is_left(
-    monkeypatch: pytest.MonkeyPatch,
+    waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http1, "UNREAD_SECONDS", 0.1)
     ended = asyncio.Event()
@@ -576,7 +585,11 @@ async def test_a_client_that_reads_nothing_for_long_is_left(
         async def answer(self, request: http1.Request) -> None:
             request.start(200, [])
             while not request.gone.done():
-                await request.write(b"x" * 65536)
+                if waits:
+                    await request.write(b"x" * 65536)
+                elif not request.send(b"x" * 65536):
+                    assert not request.reads
+                    await asyncio.sleep(0.01)
             ended.set()
 
     sock = socket.create_server(("127.0.0.1", 0))

@@ -122,7 +122,7 @@ class Call:
     arguments: Mapping[str, Any]
     trace: Trace
     door: str
-    """The face that brought it: `mcp-http`, `mcp-stdio`, `api`."""
+    """The face that brought it: `mcp-http`, `mcp-sse`, `mcp-stdio`, `api`."""
     extra: Mapping[str, Any]
     """What the caller's protocol carried beside the arguments, for targets that can carry it on."""
     updates: Updates = discard

@@ -81,6 +81,8 @@ class HttpRequest(Protocol):
     method: str
     path: str
     """As it was sent, without the query."""
+    query: bytes
+    """What follows the question mark, as it was sent."""
     fields: dict[bytes, bytes]
     """The headers, names in lower case."""
     body: bytes
@@ -93,13 +95,25 @@ class HttpRequest(Protocol):
     def gone(self) -> Future[None]:
         """Done when the client has gone away."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether it has."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether the client is there and takes what it is sent; one that has not for long is
+        left."""
+
     def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """The whole answer, in one write."""
 
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head of an answer whose body comes in pieces."""
+        """The head of an answer whose body comes in pieces; `fields` and `body` are let go."""
 
     async def write(self, data: bytes) -> None:
         """A piece of the body; waits while the client does not read."""
+
+    def send(self, data: bytes) -> bool:
+        """A piece of the body, at once, where the client reads; whether it was sent."""
 
     def end(self) -> None: ...

@@ -27,5 +27,7 @@ def standard(audit: AuditLog, bus: Bus, limits: Limits, handles: Handles) -> lis
         Validate(),  # arguments against the tool's schema, offline
         Questions(handles),  # before anything leaves; and what comes back may be a question
         Cut(limits.result_chars),  # on the way back
-        Time(limits.tool_timeout_secs),  # innermost: times the target, not the guards
+        Time(  # innermost: times the target, not the guards
+            limits.tool_timeout_secs, limits.progress_timeout_secs, limits.task_timeout_secs
+        ),
     ]

@@ -11,6 +11,30 @@ class Limits(Struct, frozen=True, kw_only=True):
     tool_timeout_secs: Annotated[
         float, Meta(gt=0, le=86_400, description="Seconds a tool may take, whatever it is.")
     ] = 60
+    progress_timeout_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds a tool may take in all that reports progress, which gives it "
+            "tool_timeout_secs anew each time.",
+        ),
+    ] = 600
+    task_timeout_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=604_800,
+            description="Seconds a call may take of which its server has made a task; tasks are "
+            "kept twice as long.",
+        ),
+    ] = 3_600
+    tasks: Annotated[
+        int, Meta(ge=1, le=100_000, description="Tasks kept at once, those under way and others.")
+    ] = 1_000
+    tasks_each: Annotated[
+        int, Meta(ge=1, le=100_000, description="Of these, how many of one caller.")
+    ] = 100
     result_chars: Annotated[
         int,
         Meta(ge=1_000, description="Characters of a text in a result; what is longer is cut."),

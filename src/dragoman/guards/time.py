@@ -1,20 +1,35 @@
-"""How long a target may take. Innermost: times the target, not the guards."""
+"""How long a target may take. Innermost: times the target, not the guards.
+
+A target that reports progress is given its time again, up to a maximum, and one that says that the
+far side has made a task of the call has the time of a task. While a question is open no call is
+under way, so no clock runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-from dragoman.core.call import Call, Result
+from dragoman.core.call import NO_UPDATES, Call, Lasting, Progress, Result, Update
 from dragoman.core.errors import TimedOut
 from dragoman.core.pipeline import Next
 
 
 class Time:
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, with_progress: float = 0.0, as_task: float = 0.0) -> None:
         self.seconds = seconds
+        self.with_progress = max(with_progress, seconds)
+        """In all, for a target that reports progress."""
+        self.as_task = max(as_task, self.with_progress)
+        """In all, for one that lasts."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, call: Call, next: Next) -> Result:
+        wanted = call.wanted
+        if wanted is not NO_UPDATES and (wanted.progress or wanted.lasting):
+            return await _Clock(self).run(call, next)
+        if getattr(call.tool.target, "may_last", False):
+            return await _Clock(self).run(call, next)
         # What `asyncio.timeout` does, in a third of its time: this is on every call's way.
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         if task is None:
@@ -35,9 +50,59 @@ class Time:
         except asyncio.CancelledError:
             if not expired or task.uncancel() > pending:
                 raise
-            raise TimedOut(
-                f'"{call.tool.name}" took longer than {self.seconds:g} s and was told to stop; '
-                "raise [limits] tool_timeout_secs if it needs more"
-            ) from None
+            raise _too_long(call, self.seconds, "tool_timeout_secs") from None
         finally:
             timer.cancel()
+
+
+class _Clock:
+    """The time of one call that may be given more of it."""
+
+    def __init__(self, limits: Time) -> None:
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._begun = self._loop.time()
+        self._seconds = limits.seconds
+        """From the beginning."""
+        self._setting = "tool_timeout_secs"
+        self._timing = asyncio.timeout_at(self._begun + self._seconds)
+        self._over = False
+
+    async def run(self, call: Call, next: Next) -> Result:
+        updates = call.updates
+
+        def hear(update: Update) -> None:
+            self._hear(update)
+            updates(update)
+
+        try:
+            async with self._timing:
+                return await next(replace(call, updates=hear))
+        except TimeoutError:
+            if not self._timing.expired():
+                raise
+            raise _too_long(call, self._seconds, self._setting) from None
+        finally:
+            self._over = True
+
+    def _hear(self, update: Update) -> None:
+        limits = self._limits
+        if self._over or self._timing.expired():
+            return
+        if isinstance(update, Lasting):
+            seconds, setting = limits.as_task, "task_timeout_secs"
+        elif isinstance(update, Progress) and self._seconds < limits.with_progress:
+            seconds, setting = self._loop.time() - self._begun + limits.seconds, self._setting
+            if seconds >= limits.with_progress:
+                seconds, setting = limits.with_progress, "progress_timeout_secs"
+        else:
+            return
+        self._seconds, self._setting = seconds, setting
+        self._timing.reschedule(self._begun + seconds)
+
+
+def _too_long(call: Call, seconds: float, setting: str) -> TimedOut:
+    return TimedOut(
+        f'"{call.tool.name}" took longer than {round(seconds, 2):g} s and was told to stop; '
+        f"raise [limits] {setting} if it needs more"
+    )

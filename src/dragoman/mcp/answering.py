@@ -1,33 +1,26 @@
 """How one answer goes out over HTTP: plain JSON, or a stream once there is something to say first.
 
-Knows nothing of sessions and headers; what is asked, and by whom, was settled before.
+What is asked, and by whom, was settled before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Coroutine
 from typing import Any
 
 from dragoman.core.ports import HttpRequest
+from dragoman.mcp.peer import Peer
 from dragoman.mcp.revisions import R2607
-from dragoman.mcp.server import Face, Peer, Push
-from dragoman.wire import rpc, sse
-
-Headers = list[tuple[bytes, bytes]]
+from dragoman.mcp.sessions import Session
+from dragoman.mcp.streams import ASKED, Beating, Beats, Headers, Kept, Stream
+from dragoman.wire import rpc
 
 CANCELLED = -32800
 WATCH_AFTER = 1.0
-"""A call that takes longer is watched for its client going away."""
-KEEPALIVE_SECONDS = 15.0
-MAX_QUEUED = 256
-"""Messages waiting for a stream whose client does not read."""
+"""What takes longer is watched for its client going away."""
 
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
 BAD_REQUEST_CODES = frozenset({-32700, -32600, -32602, -32020, -32021, -32022})
 _ERROR = re.compile(
     rb'\{"jsonrpc":"2\.0","id":(?:"(?:[^"\\]|\\.)*"|[^",]*),"error":\{"code":(-?\d+)'
@@ -38,122 +31,120 @@ _ERROR = re.compile(
 class Answering:
     """One request's answer.
 
-    A plain call starts no task. One that takes long is watched: a client of the new era that goes
-    away has cancelled it, and one that accepts streams is kept from giving up by comments.
+    What is answered soon and says nothing before starts no task and no stream. What takes long is
+    watched: a client of the new era that goes away has cancelled it, and one that accepts streams
+    is kept from giving up by comments.
     """
 
     __slots__ = (
-        "_call", "cancelled", "may_stream", "must_stream", "outbox", "peer", "request", "streaming",
-        "watcher",
+        "_beat", "_beats", "_left", "_task", "_timer", "cancelled", "may_stream", "must_stream",
+        "peer", "request", "stream",
     )  # fmt: skip
 
-    def __init__(self, peer: Peer, accept: bytes, request: HttpRequest) -> None:
+    def __init__(self, peer: Peer, accept: bytes, request: HttpRequest, beats: Beats) -> None:
         self.peer = peer
         self.request = request
         self.may_stream = b"event-stream" in accept or b"*" in accept
         self.must_stream = b"json" not in accept and b"*" not in accept
-        self.streaming = False
+        self.stream: Stream | None = None
         self.cancelled = False
-        self.watcher: asyncio.Task[None] | None = None
-        self.outbox: asyncio.Queue[bytes] | None = None
-        self._call: asyncio.Task[Any] | None = None
+        self._left = False
+        self._beats = beats
+        self._beat: set[Beating] | None = None
+        """With whom it is kept alive; None until it is watched."""
+        self._task: asyncio.Task[Any] | None = None
+        """What is at work for it."""
+        self._timer: asyncio.TimerHandle
 
-    async def call(self, face: Face, message: Any) -> None:
-        """Answers a `tools/call`."""
+    async def run(self, work: Coroutine[Any, Any, bytes | None], id: rpc.Id) -> None:
+        """Answers with what comes of `work`."""
         loop = self.request.loop
-        self._call = asyncio.current_task(loop)
-        push: Push | None = None
-        timer: asyncio.TimerHandle | None = None
-        if self.may_stream and _wants_progress(message):
-            self.outbox = asyncio.Queue(MAX_QUEUED)
-            push = self._push
-            self.watcher = loop.create_task(self._watch(0))
-        else:
-            timer = loop.call_later(WATCH_AFTER, self._begin_watch)
+        self._task = asyncio.current_task(loop)
+        self._timer = loop.call_later(WATCH_AFTER, self._watch)
         try:
-            begun = face.begin(message, self.peer, push)
-            answer = begun if begun is None or isinstance(begun, bytes) else await begun
+            answer = await work
         except asyncio.CancelledError:
-            if self.watcher is not None and self.watcher.done():
+            if self._left:
                 return  # the client has gone, and with it the one to answer
-            if not self.cancelled or self._call is None:
+            if not self.cancelled or self._task is None:
                 raise
-            self._call.uncancel()
-            answer = rpc.error(rpc.id_of(message), CANCELLED, "the request was cancelled")
+            self._task.uncancel()
+            answer = rpc.error(id, CANCELLED, "the request was cancelled")
         finally:
-            self._call = None
-            if timer is not None:
-                timer.cancel()
-            if self.watcher is not None:
-                self.watcher.cancel()
-                await asyncio.gather(self.watcher, return_exceptions=True)
-        while self.outbox is not None and not self.outbox.empty():
-            await self._say(self.outbox.get_nowait())
+            self._task = None
+            self._timer.cancel()
+            if self._beat is not None:
+                self._beat.discard(self)
+                self.request.gone.remove_done_callback(self._gone)
         await self.finish(answer)
 
     def cancel(self) -> None:
         """The client wants no answer any more; the exchange must end all the same."""
-        if self._call is not None and not self.cancelled:
+        if self._task is not None and not self.cancelled:
             self.cancelled = True
-            self._call.cancel()
+            self._task.cancel()
+
+    def push(self, message: bytes) -> bool:
+        """Says something before the answer, at once. False when it could not be sent: it is all
+        over, or the client does not read."""
+        if self._task is None:
+            return False
+        if self.stream is None:
+            if self.request.lost:
+                return False  # and it has no id to come again with
+            self._start(None)
+        return self.stream is not None and self.stream.say(message)
 
     async def finish(self, answer: bytes | None, headers: Headers | None = None) -> None:
         """Sends the answer; None is that of a notification."""
-        if answer is None:
-            self.request.reply(202, headers or [], b"")
+        if self.stream is None:
+            if answer is None:
+                self.request.reply(202, headers or [], b"")
+                return
+            status = status_of(answer, self.peer.revision)
+            if not self.must_stream or status != 200:
+                send_json(self.request, status, answer, headers)
+                return
+            self._start(headers)
+        if self.stream is not None:
+            await self.stream.finish(answer)
+
+    # --- what takes long -----------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        if self._beat is not None:
             return
-        status = 200 if self.streaming else status_of(answer, self.peer.revision)
-        if self.streaming or (self.must_stream and status == 200):
-            await self._say(answer, headers)
-            self.request.end()
+        self._timer.cancel()
+        self._beat = self._beats.add(self, self.request.loop)
+        self.request.gone.add_done_callback(self._gone)
+        if self.stream is None and self.may_stream and _primed(self.peer):
+            self._start(None)  # so that it can come again for the answer
+
+    def _gone(self, _: object) -> None:
+        """From 2026-07-28 on that cancels; before, it does not."""
+        if self._task is not None and self.peer.revision == R2607:
+            self._left = True
+            self._task.cancel()
+
+    def beat(self) -> None:
+        if self.stream is None and self.may_stream:
+            self._start(None)
+        if self.stream is not None:
+            self.stream.beat()
+
+    def _start(self, headers: Headers | None) -> None:
+        peer = self.peer
+        if isinstance(peer, Session) and peer.resumable:
+            self.stream = Kept(self.request, peer.shelf, ASKED)
         else:
-            send_json(self.request, status, answer, headers)
+            self.stream = Stream(self.request)
+        self.stream.open(headers, primed=_primed(peer))
+        if self._task is not None:
+            self._watch()
 
-    def _push(self, message: bytes) -> None:
-        if self.outbox is not None and not self.outbox.full():
-            self.outbox.put_nowait(message)
 
-    def _begin_watch(self) -> None:
-        self.watcher = asyncio.get_running_loop().create_task(self._watch(WATCH_AFTER))
-
-    async def _watch(self, elapsed: float) -> None:
-        loop = asyncio.get_running_loop()
-        gone: asyncio.Future[Any] = self.request.gone
-        told: asyncio.Future[Any] | None = None
-        next_comment = loop.time() + KEEPALIVE_SECONDS - elapsed
-        try:
-            while True:
-                if self.outbox is not None and told is None:
-                    told = loop.create_task(self.outbox.get())
-                waiting = [gone] if told is None else [gone, told]
-                pause = max(0.0, next_comment - loop.time())
-                await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    if self._call is not None and self.peer.revision == R2607:
-                        self._call.cancel()
-                    return
-                if told is not None and told.done():
-                    message, told = told.result(), None
-                    await self._say(message)
-                elif loop.time() >= next_comment:
-                    next_comment = loop.time() + KEEPALIVE_SECONDS
-                    if self.may_stream:
-                        self._start_stream(None)
-                        await self.request.write(sse.KEEPALIVE)
-        finally:
-            if told is not None:
-                if told.done() and self.outbox is not None:
-                    await self._say(told.result())
-                told.cancel()
-
-    async def _say(self, message: bytes, headers: Headers | None = None) -> None:
-        self._start_stream(headers)
-        await self.request.write(sse.event(message, name="message"))
-
-    def _start_stream(self, headers: Headers | None) -> None:
-        if not self.streaming:
-            self.streaming = True
-            self.request.start(200, [*STREAM_HEADERS, *(headers or ())])
+def _primed(peer: Peer) -> bool:
+    return isinstance(peer, Session) and peer.primed
 
 
 def status_of(answer: bytes, revision: int) -> int:
@@ -169,12 +160,6 @@ def status_of(answer: bytes, revision: int) -> int:
     if code == rpc.METHOD_NOT_FOUND:
         return 404
     return 400 if code in BAD_REQUEST_CODES else 200
-
-
-def _wants_progress(message: Any) -> bool:
-    params = message.get("params")
-    meta = params.get("_meta") if isinstance(params, dict) else None
-    return isinstance(meta, dict) and isinstance(meta.get("progressToken"), str | int)
 
 
 JSON_HEADERS: Headers = [(b"content-type", b"application/json")]

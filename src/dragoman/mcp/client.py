@@ -1,28 +1,22 @@
 """One session with one server, in the era it speaks: finding that out, opening, listing, calling.
 
-Declares no client features: the session is shared by everyone who calls the server.
+One that is shared by everyone who calls the server declares no client features; one that is a
+client's own declares what that client can be asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dragoman import __version__
-from dragoman.core.call import NOTHING, Updates, discard
-from dragoman.core.errors import (
-    BadReply,
-    HubError,
-    TargetFailed,
-    TimedOut,
-    Unreachable,
-    WorkFailed,
-)
+from dragoman.core.call import LEVELS, NOTHING
+from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.mcp.client_http import HttpStatus, HttpWire, SessionExpired
 from dragoman.mcp.duplex import Wire
+from dragoman.mcp.hearing import GRAVITY, Listener
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
@@ -35,43 +29,56 @@ from dragoman.mcp.revisions import (
     R2607,
     SERVER_KEY,
 )
+from dragoman.mcp.unasked import Unasked
 
 log = logging.getLogger(__name__)
 
 MAX_PAGES = 1_000
-MAX_TOOLS = 20_000
+MAX_ENTRIES = 20_000
 MAX_LIST_BYTES = 32 * 1024 * 1024
 """All pages of a list together."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-STEADY_SECONDS = 10.0
-"""A stream that lasted so long was a good one: it is opened again soon."""
-LOST_AFTER = 3
-"""A server that cannot be reached so often in a row is lost."""
 PROBE_SECONDS = 2.0
 """How long a child may keep silent on `server/discover` before it is greeted the old way as well:
 some old servers never answer a method that they do not know."""
 OPEN_SECONDS = 30.0
-FOR_EVER = 10.0**9
 MODERN_ERRORS = frozenset({-32020, -32021, -32022})
 """Codes that only a server of the new era uses."""
 
 CLIENT_INFO = {"name": "dragoman", "title": "Dragoman", "version": __version__}
-MODERN_META = {MODERN_KEY: MODERN[-1], CAPABILITIES_KEY: {}, CLIENT_KEY: CLIENT_INFO}
+LEVEL_KEY = "io.modelcontextprotocol/logLevel"
+MODERN_META: dict[str, Any] = {
+    MODERN_KEY: MODERN[-1],
+    CAPABILITIES_KEY: {},
+    CLIENT_KEY: CLIENT_INFO,
+}
 
 
 class Session:
     """Made over a wire that is connected; `open` before use."""
 
-    def __init__(self, server: str, wire: Wire, tools_changed: Callable[[], None]) -> None:
+    meta = MODERN_META
+    """What each request of the new era says of its sender, where nobody in particular asks."""
+
+    def __init__(
+        self,
+        server: str,
+        wire: Wire,
+        missed: Callable[[], None],
+        declared: Mapping[str, Any] = NOTHING,
+    ) -> None:
         self.server = server
         self.wire = wire
+        self.declared = declared
+        """What it says that it can be asked."""
         self.revision = R2607
         self.features: dict[str, Any] = {}
         self.server_info: dict[str, Any] = {}
-        self._tools_changed = tools_changed
-        self._follower: asyncio.Task[None] | None = None
+        self.openings = 0
+        """How often the server had to be greeted again."""
+        self.unasked = Unasked(self, missed)
+        self._missed = missed
+        self._level = len(LEVELS)
         self._reopening: asyncio.Task[None] | None = None
-        self._openings = 0
 
     @property
     def modern(self) -> bool:
@@ -85,7 +92,7 @@ class Session:
             await self._find_out(timeout)
         elif modern is False or not await self._discover(timeout / 2):
             await self._initialize(timeout)
-        self._follow()
+        self.unasked.start()
 
     async def _find_out(self, timeout: float) -> None:
         """Asks the new way first. A server that keeps silent, since it is still starting or never
@@ -141,7 +148,7 @@ class Session:
             self.wire.forget_session()
         params = {
             "protocolVersion": NAMES[LATEST_HANDSHAKE],
-            "capabilities": {},
+            "capabilities": dict(self.declared),
             "clientInfo": CLIENT_INFO,
         }
         result, _ = await self.wire.request("initialize", params, timeout)
@@ -154,6 +161,7 @@ class Session:
         if isinstance(self.wire, HttpWire):
             self.wire.speak(self.revision)
         self._introduce(result, result.get("serverInfo"))
+        self._level = len(LEVELS)
         await self.wire.notify("notifications/initialized")
 
     def _introduce(self, result: dict[str, Any], info: Any) -> None:
@@ -168,21 +176,62 @@ class Session:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        updates: Updates = discard,
+        listener: Listener | None = None,
+        headers: Mapping[str, str] | None = None,
+        meta: Mapping[str, Any] = MODERN_META,
     ) -> tuple[Any, int]:
         """Asks in the era's own way. An expired session is opened again, and the request repeated:
         a server that has forgotten the session has done nothing with it."""
         if self._reopening is not None:
             await self._reopen(timeout)
         if self.modern:
-            params["_meta"] = {**params.get("_meta", NOTHING), **MODERN_META}
-        opening = self._openings
+            given = params.get("_meta")
+            params["_meta"] = {**given, **meta} if given else meta
+        opening = self.openings
         try:
-            return await self.wire.request(method, params, timeout, updates)
+            return await self.wire.request(method, params, timeout, listener, headers)
         except SessionExpired:
-            if opening == self._openings:  # else another request has seen to it meanwhile
+            if opening == self.openings:  # else another request has seen to it meanwhile
                 await self._reopen(timeout)
-            return await self.wire.request(method, params, timeout, updates)
+            return await self.wire.request(method, params, timeout, listener, headers)
+
+    def meta_for(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:
+        """What a request of the new era says where it is made for somebody: what that one can be
+        asked, and which lines of the log it wants. Extensions that the server does not know are
+        left out: nobody could carry them on."""
+        if not features and notes is None:
+            return MODERN_META
+        meta = {**MODERN_META, CAPABILITIES_KEY: self._known(features)}
+        if notes is not None:
+            meta[LEVEL_KEY] = notes
+        return meta
+
+    def _known(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        known = dict(features)
+        if known.pop("extensions", None) is not None:
+            shared = self.shared_extensions(features)
+            if shared:
+                known["extensions"] = shared
+        return known
+
+    def shared_extensions(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that both this caller and the server have declared."""
+        theirs, ours = self.features.get("extensions"), features.get("extensions")
+        if not isinstance(theirs, dict) or not isinstance(ours, dict):
+            return {}
+        return {name: value for name, value in ours.items() if name in theirs}
+
+    async def hear_notes(self, level: str, timeout: float) -> None:
+        """Has the server send such lines of its log, in the old era; said once. What a single call
+        does not want of them is kept from it later."""
+        gravity = GRAVITY[level]
+        if self.modern or gravity >= self._level or "logging" not in self.features:
+            return
+        self._level = gravity
+        try:
+            await self.request("logging/setLevel", {"level": level}, timeout)
+        except HubError as error:
+            log.debug("%s: %s", self.server, error)
 
     async def _reopen(self, timeout: float) -> None:
         """Once, however many requests found the session expired at the same time."""
@@ -208,108 +257,44 @@ class Session:
             if isinstance(self.wire, HttpWire):
                 self.wire.lose(f"it ended the session and opens no other: {error}")
             return
-        self._openings += 1
-        self._follow()
-        self._tools_changed()
+        self.openings += 1
+        self.unasked.start()
+        self._missed()
 
-    async def list_tools(self, timeout: float) -> list[Any]:
+    async def entries(self, method: str, member: str, timeout: float) -> list[Any]:
         """All pages, as the server put them."""
-        tools: list[Any] = []
+        found: list[Any] = []
         cursor: Any = None
         seen: set[str] = set()
         total = 0
         for _ in range(MAX_PAGES):
             params: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
-            result, size = await self.request("tools/list", params, timeout)
+            result, size = await self.request(method, params, timeout)
             total += size
-            page = result.get("tools") if isinstance(result, dict) else None
+            page = result.get(member) if isinstance(result, dict) else None
             if not isinstance(page, list):
-                raise BadReply(f'server "{self.server}" answered "tools/list" with no list')
-            tools += page
+                raise BadReply(f'server "{self.server}" answered "{method}" with no list')
+            found += page
             following = result.get("nextCursor")
             if not isinstance(following, str):
-                return tools[:MAX_TOOLS]
-            if following in seen or len(tools) > MAX_TOOLS or total > MAX_LIST_BYTES:
+                return found[:MAX_ENTRIES]
+            if following in seen or len(found) > MAX_ENTRIES or total > MAX_LIST_BYTES:
                 break
             seen.add(following)
             cursor = following
         log.warning(
-            'the list of tools of server "%s" does not end, or is longer than %d tools or %d '
+            'the list of %s of server "%s" does not end, or is longer than %d entries or %d '
             "bytes; the rest is left out",
+            member,
             self.server,
-            MAX_TOOLS,
+            MAX_ENTRIES,
             MAX_LIST_BYTES,
         )
-        return tools[:MAX_TOOLS]
+        return found[:MAX_ENTRIES]
 
-    async def close(self) -> None:
-        for task in (self._follower, self._reopening):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        await self.wire.close()
-
-    # --- hearing of changes --------------------------------------------------------------------
-
-    def _follow(self) -> None:
-        """Keeps a stream open for what a server says unasked, where one is needed and offered."""
-        if self._follower is not None:
-            self._follower.cancel()
-            self._follower = None
-        tools = self.features.get("tools")
-        changes = isinstance(tools, dict) and tools.get("listChanged") is True
-        if not changes:
-            return
-        if isinstance(self.wire, HttpWire):
-            work = self._follow_http(self.wire)
-        elif self.modern:
-            work = self._follow_duplex()
-        else:
-            return  # the one stream carries it unasked
-        self._follower = asyncio.get_running_loop().create_task(work)
-
-    def _listen_params(self) -> dict[str, Any]:
-        return {"notifications": {"toolsListChanged": True}, "_meta": MODERN_META}
-
-    async def _follow_http(self, wire: HttpWire) -> None:
-        """Opens the stream again and again. After each opening the tools are listed: something may
-        have been said while nobody listened."""
-        loop = asyncio.get_running_loop()
-        pause, failures = FIRST_PAUSE, 0
-        while True:
-            begun = loop.time()
-            try:
-                if self.modern:
-                    params = self._listen_params()
-                    await wire.listen("subscriptions/listen", params, self._tools_changed)
-                else:
-                    await wire.listen("", None, self._tools_changed)
-                failures = 0
-            except SessionExpired:
-                # The more often it forgets, the later it is asked; calls do not wait for this.
-                await asyncio.sleep(min(LONGEST_PAUSE, self._openings))
-                if await self._knows_session():
-                    return  # there is none: 404 is also what a framework says of a missing route
-                if wire.lost.done():
-                    return
-            except HttpStatus as error:
-                if error.status in (400, 404, 405, 406, 501):
-                    return  # there is none
-                failures = 0
-            except TargetFailed as error:
-                log.debug("%s: %s", self.server, error)
-                lasted = loop.time() - begun > STEADY_SECONDS
-                failures = 0 if lasted else failures + 1
-                if failures >= LOST_AFTER:
-                    wire.lose(f"it cannot be reached: {error}")
-                    return
-            if loop.time() - begun > STEADY_SECONDS:
-                pause = FIRST_PAUSE
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
-
-    async def _knows_session(self) -> bool:
-        """Whether the server still does. If not, that opens another, which is followed instead."""
+    async def is_known(self) -> bool:
+        """Whether the server still knows the session. If not, that opens another, whose stream is
+        followed instead."""
         try:
             await self.request("ping", {}, OPEN_SECONDS)
         except (Unreachable, TimedOut):
@@ -318,14 +303,12 @@ class Session:
             pass
         return True
 
-    async def _follow_duplex(self) -> None:
-        while True:
-            with contextlib.suppress(HubError):
-                await self.wire.request("subscriptions/listen", self._listen_params(), FOR_EVER)
-                await asyncio.sleep(FIRST_PAUSE)  # it ended the listen; the connection lives
-                self._tools_changed()
-                continue
-            return
+    async def close(self) -> None:
+        await self.unasked.close()
+        if self._reopening is not None:
+            self._reopening.cancel()
+            await asyncio.gather(self._reopening, return_exceptions=True)
+        await self.wire.close()
 
 
 def _is_modern(error: WorkFailed) -> bool:

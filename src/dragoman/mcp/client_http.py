@@ -6,25 +6,25 @@ Knows how messages travel; which era is spoken is told to it by `client`.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
-from dragoman.core.call import Updates, discard
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
-from dragoman.mcp.duplex import (
+from dragoman.mcp.duplex import LINES_AN_EVENT, Pace, failure, is_failure, put, unanswered
+from dragoman.mcp.hearing import (
+    ACKNOWLEDGED,
     CANCELLED,
-    LINES_AN_EVENT,
+    MESSAGE,
     PROGRESS,
+    Asked,
     Heard,
-    Pace,
-    failure,
-    progress_of,
+    Listener,
 )
-from dragoman.mcp.revisions import NAMES, R2506, R2607
+from dragoman.mcp.param_headers import header_value
+from dragoman.mcp.revisions import NAMES, R2503, R2506, R2607
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import MAX_BYTES, MAX_REPLY_TOKENS, Malformed, decode
 
@@ -33,6 +33,22 @@ log = logging.getLogger(__name__)
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream"
 SESSION = "mcp-session-id"
 KEPT_HEADERS = 4_096
+LONGEST_KEPT = 256
+"""Names longer than this are not kept with their headers."""
+NAMED = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
+"""2026-07-28, transports: which parameter `Mcp-Name` repeats."""
+RESUMPTIONS = 10
+"""So often in a row a stream is taken up again that brings nothing new."""
+SHORTEST_RETRY, RETRY, LONGEST_RETRY = 0.05, 1.0, 60.0
+"""Seconds before a stream is taken up again, whatever the server says, and where it says nothing.
+"""
 
 
 class SessionExpired(Unreachable):
@@ -55,6 +71,16 @@ class HttpStatus(BadReply):
         return BadReply.__name__
 
 
+class Mark:
+    """How far a stream was read."""
+
+    __slots__ = ("id", "pause")
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self.pause = RETRY
+
+
 class HttpWire:
     def __init__(
         self, server: str, http: HttpClient, url: str, headers: Mapping[str, str], heard: Heard
@@ -71,6 +97,10 @@ class HttpWire:
         self._next = 0
         self._kept: dict[tuple[str, str | None], FixedHeaders] = {}
         self._errands: set[asyncio.Task[None]] = set()
+        self._asking: dict[int, Listener] = {}
+        """Of the calls under way that can be asked something."""
+        self._refused: dict[int, Asked] = {}
+        """What the server asked of calls under way in vain."""
 
     # --- what the client calls ---------------------------------------------------------------
 
@@ -79,23 +109,28 @@ class HttpWire:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        updates: Updates = discard,
+        listener: Listener | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
         if self.lost.done():  # the session with it: nobody could tell what this belongs to
             raise Unreachable(f'server "{self.server}" is gone: {self.lost.result()}', sent=False)
         self._next += 1
         id = self._next
-        if updates is not discard:
-            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
-        name = params.get("name")
-        headers = self._headers(method, name if isinstance(name, str) else None)
+        if listener is not None:
+            if listener.progress:
+                params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
+            if listener.ask is not None:
+                self._asking[id] = listener
+        sent = self._headers(method, params.get(NAMED[method]) if method in NAMED else None)
+        in_session = SESSION in sent
         try:
             deadline = self._loop.time() + timeout
-            reply = await self._post(headers, rpc.request(id, method, params), timeout)
+            message = rpc.request(id, method, params)
+            reply = await self._post({**sent, **headers} if headers else sent, message, timeout)
             if reply.status != 200 or not _is_stream(reply):
-                return await self._answer(reply, id, method, SESSION in headers)
-            async with asyncio.timeout_at(deadline):  # a stream's reader keeps the time
-                return await self._answer_in_stream(reply, id, method, updates)
+                return await self._answer(reply, id, method, in_session)
+            async with asyncio.timeout_at(deadline) as clock:  # a stream's reader keeps the time
+                return await self._answer_in_stream(reply, id, method, listener, clock, timeout)
         except (TimedOut, TimeoutError):
             self._cancel(id, method, f"no answer within {timeout:g} s")
             raise TimedOut(
@@ -105,6 +140,11 @@ class HttpWire:
         except asyncio.CancelledError:
             self._cancel(id, method, "the caller has gone")
             raise
+        finally:
+            if listener is not None:
+                self._asking.pop(id, None)
+            if self._refused:
+                self._refused.pop(id, None)
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         message = rpc.notification(method, params)
@@ -113,7 +153,11 @@ class HttpWire:
             reply.body.close()
 
     async def listen(
-        self, method: str, params: dict[str, Any] | None, opened: Callable[[], None]
+        self,
+        method: str,
+        params: dict[str, Any] | None,
+        opened: Callable[[], None],
+        listener: Listener | None = None,
     ) -> None:
         """Follows a stream that answers nothing: a GET in the old era, a listen in the new.
 
@@ -134,10 +178,10 @@ class HttpWire:
             if reply.status != 200 or not _is_stream(reply):
                 raise HttpStatus(f"HTTP {reply.status}", reply.status)
             opened()
-            async for message_in, _ in self._messages(reply):
+            async for message_in, _ in self._messages(reply, Mark()):
                 if "method" not in message_in:
                     return  # the listen has ended
-                self._asked(message_in, None, discard, [])
+                self._asked(message_in, None, listener)
         finally:
             reply.body.close()
 
@@ -172,7 +216,9 @@ class HttpWire:
     def _post(self, headers: Mapping[str, str], message: bytes, timeout: float) -> Awaitable[Reply]:
         return self._http.request("POST", self.url, headers, message, timeout=timeout)
 
-    def _headers(self, method: str, name: str | None) -> FixedHeaders:
+    def _headers(self, method: str, name: Any) -> FixedHeaders:
+        if type(name) is not str:
+            name = None
         kept = self._kept.get((method, name))
         if kept is not None:
             return kept
@@ -187,6 +233,8 @@ class HttpWire:
                 headers["mcp-name"] = header_value(name)
         elif self.session is not None:
             headers[SESSION] = self.session
+        if name is not None and len(name) > LONGEST_KEPT:
+            return headers
         if len(self._kept) >= KEPT_HEADERS:
             self._kept.clear()
         self._kept[method, name] = headers
@@ -268,24 +316,72 @@ class HttpWire:
         )
 
     async def _answer_in_stream(
-        self, reply: Reply, id: int, method: str, updates: Updates
+        self,
+        reply: Reply,
+        id: int,
+        method: str,
+        listener: Listener | None,
+        clock: asyncio.Timeout,
+        timeout: float,
     ) -> tuple[Any, int]:
         self._note_session(reply, method)
-        highest: list[float] = []
-        try:
-            async for message, size in self._messages(reply):
-                if "method" in message:
-                    self._asked(message, id, updates, highest)
-                elif message.get("id") == id:
-                    return self._result(message, id, method), size
-        finally:
+        mark, fruitless = Mark(), 0
+        while True:
+            known = mark.id
+            try:
+                async for message, size in self._messages(reply, mark):
+                    if "method" in message:
+                        if self._asked(message, id, listener):
+                            clock.reschedule(self._loop.time() + timeout)
+                    elif message.get("id") == id:
+                        if id in self._refused and is_failure(message):
+                            raise unanswered(self.server, method, message, self._refused[id])
+                        return self._result(message, id, method), size
+            except Unreachable:
+                if not self._resumable(mark, method):
+                    raise
+            finally:
+                reply.body.close()
+            fruitless = fruitless + 1 if mark.id == known else 0
+            if not self._resumable(mark, method) or fruitless >= RESUMPTIONS:
+                raise Unreachable(
+                    f'server "{self.server}" ended the stream of "{method}" without an answer; it '
+                    "may or may not have been done"
+                )
+            reply = await self._resume(mark, method)
+
+    def _resumable(self, mark: Mark, method: str) -> bool:
+        """2025-03-26 to 2025-11-25, transports: resumability."""
+        revision = self.revision
+        known = revision is not None and R2503 <= revision < R2607
+        return known and mark.id is not None and method != "initialize"
+
+    async def _resume(self, mark: Mark, method: str) -> Reply:
+        """The rest of a stream that ended early. Whoever waits for it keeps the time."""
+        headers = dict(self._headers("", None))
+        headers["accept"] = STREAM_TYPE
+        headers["last-event-id"] = mark.id or ""
+        pause = mark.pause
+        for attempt in range(RESUMPTIONS):
+            await asyncio.sleep(pause)
+            try:
+                reply = await self._http.request("GET", self.url, headers, timeout=30)
+            except (Unreachable, TimedOut) as error:
+                log.debug("%s: attempt %d to resume: %s", self.server, attempt + 1, error)
+                pause = min(max(pause, RETRY) * 2, LONGEST_RETRY)
+                continue
+            if reply.status == 200 and _is_stream(reply):
+                return reply
             reply.body.close()
+            break
         raise Unreachable(
-            f'server "{self.server}" ended the stream of "{method}" without an answer; it may or '
-            "may not have been done"
+            f'server "{self.server}" ended the stream of "{method}" without an answer and does not '
+            "let it be taken up again; it may or may not have been done"
         )
 
-    async def _messages(self, reply: Reply) -> AsyncIterator[tuple[dict[str, Any], int]]:
+    async def _messages(
+        self, reply: Reply, mark: Mark
+    ) -> AsyncIterator[tuple[dict[str, Any], int]]:
         """What comes on a stream, each with the bytes it came in."""
         parser = sse.Parser(MAX_BYTES)
         pace = Pace()
@@ -294,7 +390,11 @@ class HttpWire:
                 events = parser.feed(chunk)
             except sse.TooLong as error:
                 raise BadReply(f'server "{self.server}" sent too much: {error}') from None
+            if parser.retry is not None:
+                mark.pause = min(max(parser.retry / 1000, SHORTEST_RETRY), LONGEST_RETRY)
             for event in events:
+                if event.id and len(event.id) <= 1_000 and event.id.isprintable():
+                    mark.id = event.id
                 if event.event != "message" or not event.data:
                     continue
                 message = self._decoded(event.data, "a stream")
@@ -304,27 +404,35 @@ class HttpWire:
             if pause := pace.pause(len(events) + chunk.count(b"\n") // LINES_AN_EVENT):
                 await asyncio.sleep(pause)
 
-    def _asked(
-        self, message: dict[str, Any], id: int | None, updates: Updates, highest: list[float]
-    ) -> None:
-        """What a server says on a stream beside its answer."""
+    def _asked(self, message: dict[str, Any], id: int | None, listener: Listener | None) -> bool:
+        """What a server says on a stream beside its answer; whether it was progress.
+
+        What comes on the stream of a request belongs to that, and on the stream for all the rest a
+        question is the newest call's, as it is where there is one stream only.
+        """
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
-            self._errand(self._reply_to(rpc.id_of(message), method))
-        elif method != PROGRESS:
+            asked = Asked(rpc.id_of(message), method, params, self._reply)
+            if id is None and self._asking:
+                id, listener = next(reversed(self._asking.items()))
+            if not put(asked, listener, self._heard) and id is not None:
+                self._refused[id] = asked
+        elif method == PROGRESS:
+            token = params.get("progressToken")
+            if listener is not None and id is not None and token == id:
+                return listener.progressed(params)
+        elif method == ACKNOWLEDGED:
+            if listener is not None and listener.acknowledged is not None:
+                listener.acknowledged(params)
+        elif method != MESSAGE or listener is None or not listener.noted(params):
             self._heard(method, params)
-        elif params.get("progressToken") == id:
-            update = progress_of(params)
-            if update is not None and (not highest or update.progress > highest[0]):
-                highest[:] = [update.progress]
-                updates(update)
+        return False
 
-    async def _reply_to(self, id: rpc.Id, method: str) -> None:
-        if method == "ping":
-            message = rpc.result(id, {})
-        else:  # the connection is shared, so no client's features were declared
-            message = rpc.error(id, rpc.METHOD_NOT_FOUND, f'"{method[:100]}" is not offered here')
+    def _reply(self, message: bytes) -> None:
+        self._errand(self._deliver(message))
+
+    async def _deliver(self, message: bytes) -> None:
         reply = await self._post(self._headers("", None), message, 10)
         reply.body.close()
 
@@ -343,10 +451,3 @@ def _no_session(data: bytes, id: int) -> bool:
 
 def _is_stream(reply: Reply) -> bool:
     return reply.headers.get("content-type", "").startswith(STREAM_TYPE)
-
-
-def header_value(text: str) -> str:
-    """2026-07-28, transports: what a header cannot hold travels as base64 between marks."""
-    if text.isascii() and text.isprintable() and text == text.strip():
-        return text
-    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="

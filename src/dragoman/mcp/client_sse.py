@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from dragoman.core.call import Updates, discard
 from dragoman.core.errors import BadReply, HubError, Unreachable
 from dragoman.core.ports import HttpClient, Reply
 from dragoman.mcp.client_http import JSON_TYPE, STREAM_TYPE, HttpStatus
-from dragoman.mcp.duplex import LINES_AN_EVENT, Duplex, Heard, Pace
+from dragoman.mcp.duplex import LINES_AN_EVENT, Duplex, Pace
+from dragoman.mcp.hearing import Heard, Listener
 from dragoman.wire import sse
 from dragoman.wire.json import MAX_BYTES
 
@@ -77,9 +77,10 @@ class SseWire:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        updates: Updates = discard,
+        listener: Listener | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
-        return await self._duplex.request(method, params, timeout, updates)
+        return await self._duplex.request(method, params, timeout, listener)
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._duplex.notify(method, params)

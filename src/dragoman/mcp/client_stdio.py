@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
-from dragoman.core.call import Updates, discard
 from dragoman.core.errors import Unreachable
-from dragoman.mcp.duplex import Duplex, Heard, Pace
+from dragoman.mcp.duplex import Duplex, Pace
 from dragoman.mcp.framing import Deframer, Frame, Hopeless, TooLarge
+from dragoman.mcp.hearing import Heard, Listener
 from dragoman.mcp.spawn import Child, Ring
 from dragoman.wire.json import MAX_BYTES
 
@@ -39,9 +40,10 @@ class StdioWire:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        updates: Updates = discard,
+        listener: Listener | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
-        return await self._duplex.request(method, params, timeout, updates)
+        return await self._duplex.request(method, params, timeout, listener)
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._duplex.notify(method, params)

@@ -55,9 +55,8 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     ] = 0
     enabled: Annotated[bool, Meta(description="Whether to connect to it at all.")] = True
     prefix: Annotated[
-        str | None,
+        Annotated[str, Meta(max_length=64)] | None,
         Meta(
-            max_length=64,
             description="What stands before its names in lists, instead of its own name; "
             '"" passes its names through untouched.',
         ),
@@ -94,6 +93,14 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         dict[str, Style],
         Meta(description="The same for single clients: globs over the names they give."),
     ] = {}
+    task_after_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="A tool that takes longer becomes a task, for clients that know tasks.",
+        ),
+    ] = 5
 
     def style_for(self, client: str) -> Style:
         """How tools are called for the client of that name."""

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from dragoman.core.errors import BadReply, ConfigError, HubError, TargetFailed, Unreachable
@@ -19,7 +20,7 @@ from dragoman.mcp.client_http import HttpStatus, HttpWire
 from dragoman.mcp.client_sse import SseWire
 from dragoman.mcp.client_stdio import StdioWire
 from dragoman.mcp.config import HttpTransport, SseTransport, StdioTransport, header_pairs
-from dragoman.mcp.duplex import Heard
+from dragoman.mcp.hearing import Heard
 from dragoman.mcp.spawn import environment
 from dragoman.mcp.upstream import Upstream
 
@@ -41,10 +42,13 @@ class Connector:
         """Where `env` names and `${NAME}` references get their values."""
         self._reaching = reaching
 
-    async def __call__(self, upstream: Upstream, seconds: float) -> Session:
+    async def __call__(
+        self, upstream: Upstream, seconds: float, features: Mapping[str, Any] | None
+    ) -> Session:
+        """With features, a client's own session with a server of the old era."""
         transport = upstream.entry.transport
         if isinstance(transport, StdioTransport):
-            return await self._stdio(upstream, transport, seconds)
+            return await self._stdio(upstream, transport, seconds, features)
         if isinstance(transport, HttpTransport):
             order = [self._http, self._sse]
         else:
@@ -53,7 +57,7 @@ class Connector:
             order.sort(key=lambda way: way.__name__ != upstream.way)
         first, second = order
         try:
-            return await first(upstream, transport, seconds)
+            return await first(upstream, transport, seconds, features)
         except HttpStatus as error:
             if error.status not in OTHER_WAY:
                 raise
@@ -61,44 +65,70 @@ class Connector:
         except BadReply as error:
             problem = error
         try:
-            return await second(upstream, transport, seconds)
+            return await second(upstream, transport, seconds, features)
         except HubError:
             raise problem from None
 
     async def _stdio(
-        self, upstream: Upstream, transport: StdioTransport, seconds: float
+        self,
+        upstream: Upstream,
+        transport: StdioTransport,
+        seconds: float,
+        features: Mapping[str, Any] | None,
     ) -> Session:
         folder = self.home / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", upstream.name)
         mark = f"{self.mark}:{upstream.name}"
+        if features is not None:  # all that carries a mark ends together
+            mark = f"{self.mark}:{token_hex(8)} {upstream.name}"
         env = environment(upstream.entry.env, self.lookup, folder, mark)
-        wire = StdioWire(upstream.name, _changes(upstream), upstream.stderr)
+        wire = StdioWire(upstream.name, _ears(upstream, features), upstream.stderr)
         cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
         await wire.start(os.path.expanduser(transport.command), transport.args, env, cwd)
-        return await self._open(upstream, wire, seconds, upstream.modern)
+        return await self._open(upstream, wire, seconds, upstream.modern, features)
 
-    async def _http(self, upstream: Upstream, transport: SseTransport, seconds: float) -> Session:
+    async def _http(
+        self,
+        upstream: Upstream,
+        transport: SseTransport,
+        seconds: float,
+        features: Mapping[str, Any] | None,
+    ) -> Session:
         http = self._reaching(transport.url, transport.allow_private)
         headers = self._headers(upstream, transport)
-        wire = HttpWire(upstream.name, http, transport.url, headers, _changes(upstream))
-        session = await self._open(upstream, wire, seconds, upstream.modern)
+        wire = HttpWire(upstream.name, http, transport.url, headers, _ears(upstream, features))
+        session = await self._open(upstream, wire, seconds, upstream.modern, features)
         upstream.way = "_http"
         return session
 
-    async def _sse(self, upstream: Upstream, transport: SseTransport, seconds: float) -> Session:
+    async def _sse(
+        self,
+        upstream: Upstream,
+        transport: SseTransport,
+        seconds: float,
+        features: Mapping[str, Any] | None,
+    ) -> Session:
         http = self._reaching(transport.url, transport.allow_private)
         headers = self._headers(upstream, transport)
-        wire = SseWire(upstream.name, http, transport.url, headers, _changes(upstream))
+        wire = SseWire(upstream.name, http, transport.url, headers, _ears(upstream, features))
         await wire.start()
-        session = await self._open(upstream, wire, seconds, False)
+        session = await self._open(upstream, wire, seconds, False, features)
         upstream.way = "_sse"
         return session
 
     async def _open(
-        self, upstream: Upstream, wire: Any, seconds: float, modern: bool | None
+        self,
+        upstream: Upstream,
+        wire: Any,
+        seconds: float,
+        modern: bool | None,
+        features: Mapping[str, Any] | None,
     ) -> Session:
-        session = Session(upstream.name, wire, upstream.tools_changed)
+        if features is None:
+            session = Session(upstream.name, wire, upstream.missed)
+        else:
+            session = Session(upstream.name, wire, _nothing_missed, features)
         try:
-            await session.open(seconds, modern=modern)
+            await session.open(seconds, modern=modern if features is None else False)
         except BaseException as error:
             reason = wire.lost.result() if wire.lost.done() else None
             await session.close()
@@ -129,9 +159,9 @@ def expand(value: str, lookup: Mapping[str, str], server: str) -> str:
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", known, value)
 
 
-def _changes(upstream: Upstream) -> Heard:
-    def heard(method: str, params: Mapping[str, Any]) -> None:
-        if method == "notifications/tools/list_changed":
-            upstream.tools_changed()
+def _nothing_missed() -> None:
+    """What a client's own session does not hear the shared one does."""
 
-    return heard
+
+def _ears(upstream: Upstream, features: Mapping[str, Any] | None) -> Heard:
+    return upstream.heard if features is None else upstream.overheard

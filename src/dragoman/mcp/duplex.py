@@ -8,25 +8,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
-from dragoman.core.call import Progress, Updates, discard
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.mcp.framing import PREFIX, peek
+from dragoman.mcp.hearing import (
+    ACKNOWLEDGED,
+    CANCELLED,
+    MESSAGE,
+    PROGRESS,
+    SUBSCRIPTION_KEY,
+    Asked,
+    Heard,
+    Listener,
+)
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_REPLY_TOKENS, Malformed, decode
 
 log = logging.getLogger(__name__)
 
-Heard = Callable[[str, Mapping[str, Any]], None]
-"""Takes the notifications that belong to no request."""
-
-CANCELLED = "notifications/cancelled"
-PROGRESS = "notifications/progress"
-
 UNASKED_PER_SECOND = 2_000
 """Messages that answer nothing; a server that sends more is read more slowly."""
+
+
+CALLS = frozenset(
+    {
+        "tools/call",
+        "prompts/get",
+        "resources/read",
+        "completion/complete",
+        "tasks/get",
+        "tasks/result",
+    }
+)
+"""What is asked for somebody; the rest is the hub's own affair."""
+MANY = 100
+"""Calls that are looked through for the one that a question belongs to."""
+LEFT_SECONDS = 30.0
+"""So long after a call was given up the server may still speak of it."""
 
 
 class Wire(Protocol):
@@ -40,9 +61,11 @@ class Wire(Protocol):
         method: str,
         params: dict[str, Any],
         timeout: float,
-        updates: Updates = discard,
+        listener: Listener | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
-        """The result and the bytes it came in. On expiry the server is told to cancel."""
+        """The result and the bytes it came in. On expiry the server is told to cancel; progress
+        gives the time again. `headers` are for wires that have such."""
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None: ...
 
@@ -54,19 +77,6 @@ def failure(server: str, method: str, native: Any) -> WorkFailed:
     native = native if isinstance(native, dict) else {"code": -32603, "message": str(native)}
     code, words = native.get("code"), str(native.get("message", ""))[:1000]
     return WorkFailed(f'server "{server}" answered "{method}" with error {code}: {words}', native)
-
-
-def progress_of(params: Mapping[str, Any]) -> Progress | None:
-    progress, total = _number(params.get("progress")), _number(params.get("total"))
-    message = params.get("message")
-    if progress is None:
-        return None
-    words = message[:1000] if isinstance(message, str) else None
-    return Progress(progress=progress, total=total, message=words)
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class Pace:
@@ -94,14 +104,60 @@ LINES_AN_EVENT = 16
 """So many lines of a stream of events count as one message: comments are work too."""
 
 
-class Pending:
-    __slots__ = ("future", "highest", "method", "timer", "updates")
+def put(asked: Asked, listener: Listener | None, heard: Heard) -> bool:
+    """A server's request to the call that it belongs to; refused where there is none, or where its
+    client cannot be asked that."""
+    if asked.method == "ping":
+        asked.answer({})
+    elif listener is None or listener.ask is None or not listener.ask(asked):
+        heard(asked.method, asked.params)
+        words = f'"{asked.method[:100]}" is not offered here'
+        asked.refuse(rpc.METHOD_NOT_FOUND, words)
+        return False
+    return True
 
-    def __init__(self, method: str, future: asyncio.Future[Any], updates: Updates) -> None:
+
+class Unanswered(WorkFailed):
+    """A call that failed after a question of its was refused, most likely for that."""
+
+    def __init__(self, message: str, native: dict[str, Any] | None, asked: Asked) -> None:
+        super().__init__(message, native)
+        self.asked = asked
+
+    @property
+    def kind(self) -> str:
+        return WorkFailed.__name__  # the difference is nobody's business but the target's
+
+
+def unanswered(server: str, method: str, message: Mapping[str, Any], asked: Asked) -> Unanswered:
+    """For an answer that is a failure, whether it says so in an error or in a result."""
+    native = message.get("error")
+    code = native.get("code") if isinstance(native, dict) else None
+    return Unanswered(
+        f'server "{server}" asked "{asked.method[:100]}", which was refused, and "{method}" failed'
+        + (f" with error {code}" if code is not None else ""),
+        native if isinstance(native, dict) else None,
+        asked,
+    )
+
+
+def is_failure(message: Mapping[str, Any]) -> bool:
+    result = message.get("result")
+    return "error" in message or (isinstance(result, dict) and result.get("isError") is True)
+
+
+class Pending:
+    __slots__ = ("future", "listener", "method", "refused", "timeout", "timer")
+
+    def __init__(
+        self, method: str, future: asyncio.Future[Any], timeout: float, listener: Listener | None
+    ) -> None:
         self.method = method
         self.future = future
-        self.updates = updates
-        self.highest = float("-inf")
+        self.timeout = timeout
+        self.listener = listener
+        self.refused: Asked | None = None
+        """What the server asked of it in vain."""
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -116,6 +172,9 @@ class Duplex:
         self._next = 0
         self._loop = asyncio.get_running_loop()
         self._complaints = 0
+        self._left_by: str | None = None
+        self._left_until = float("-inf")
+        """Whose call was given up last, and how long the server may still talk of it."""
         self.unasked = 0
         """Messages so far that answered nothing: notifications, requests, and what is neither."""
 
@@ -124,16 +183,16 @@ class Duplex:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        updates: Updates = discard,
+        listener: Listener | None = None,
     ) -> tuple[Any, int]:
         self._next += 1
         id = self._next
-        pending = Pending(method, self._loop.create_future(), updates)
-        if updates is not discard:
+        pending = Pending(method, self._loop.create_future(), timeout, listener)
+        if listener is not None and listener.progress:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
         self._send(rpc.request(id, method, params))
         self._pending[id] = pending
-        pending.timer = self._loop.call_later(timeout, self._expire, id, timeout)
+        pending.timer = self._loop.call_later(timeout, self._expire, id)
         try:
             answer: tuple[Any, int] = await pending.future
             return answer
@@ -202,6 +261,10 @@ class Duplex:
         pending = self._waiting(message.get("id"))
         if pending is None:
             self.unasked += 1  # late, or never asked
+        elif pending.refused is not None and is_failure(message):
+            pending.future.set_exception(
+                unanswered(self.server, pending.method, message, pending.refused)
+            )
         elif "error" in message:
             pending.future.set_exception(failure(self.server, pending.method, message["error"]))
         elif "result" in message:
@@ -215,29 +278,79 @@ class Duplex:
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
-            id = rpc.id_of(message)
+            asked = Asked(rpc.id_of(message), method, params, self._reply)
             if method == "ping":
-                reply = rpc.result(id, {})
-            else:  # the connection is shared, so no client's features were declared
-                reply = rpc.error(id, rpc.METHOD_NOT_FOUND, f'"{method[:100]}" is not offered here')
-            with contextlib.suppress(Unreachable):
-                self._send(reply)
+                asked.answer({})
+            else:
+                self._put(asked)
         elif method == PROGRESS:
             self._progress(params)
+        elif method == MESSAGE:
+            whose = self._whose_note()
+            if whose is None or not whose.noted(params):
+                self._heard(method, params)
+        elif method == ACKNOWLEDGED:
+            self._acknowledged(params)
         else:
             self._heard(method, params)
 
-    def _progress(self, params: Mapping[str, Any]) -> None:
-        pending = self._waiting(params.get("progressToken"))
-        update = progress_of(params)
-        if pending is not None and update is not None and update.progress > pending.highest:
-            pending.highest = update.progress
-            pending.updates(update)
+    def _reply(self, message: bytes) -> None:
+        with contextlib.suppress(Unreachable):
+            self._send(message)
 
-    def _expire(self, id: int, timeout: float) -> None:
+    def _put(self, asked: Asked) -> None:
+        """A question names no request either: it is the newest call's that can be asked at all, and
+        where none can, it must have been the only one's."""
+        calls = list(islice(self._calls(), MANY))
+        askable = (call for call in calls if call.listener is not None and call.listener.ask)
+        whose = next(askable, calls[0] if len(calls) == 1 else None)
+        listener = whose.listener if whose is not None else None
+        if not put(asked, listener, self._heard) and whose is not None:
+            whose.refused = asked
+
+    def _calls(self) -> Iterator[Pending]:
+        """Those under way, the newest first."""
+        for pending in reversed(self._pending.values()):
+            if pending.method in CALLS and not pending.future.done():
+                yield pending
+
+    def _whose_note(self) -> Listener | None:
+        """A line of the log names no request: it is somebody's only where it can be nobody else's,
+        since one call is under way or all are of one client."""
+        first: Listener | None = None
+        for call in self._calls():
+            listener = call.listener
+            if listener is None:
+                return None
+            if first is None:
+                first = listener
+            elif not listener.client or listener.client != first.client:
+                return None
+        if first is not None and first.client != self._left_by:
+            in_doubt = self._loop.time() < self._left_until  # about a call that was given up?
+            return None if in_doubt else first
+        return first
+
+    def _acknowledged(self, params: Mapping[str, Any]) -> None:
+        meta = params.get("_meta")
+        pending = self._waiting(meta.get(SUBSCRIPTION_KEY)) if isinstance(meta, dict) else None
+        if pending is not None and pending.listener is not None and pending.listener.acknowledged:
+            pending.listener.acknowledged(params)
+
+    def _progress(self, params: Mapping[str, Any]) -> None:
+        id = params.get("progressToken")
+        pending = self._waiting(id)
+        if pending is None or pending.listener is None or not pending.listener.progressed(params):
+            return
+        if pending.timer is not None and type(id) is int:
+            pending.timer.cancel()
+            pending.timer = self._loop.call_later(pending.timeout, self._expire, id)
+
+    def _expire(self, id: int) -> None:
         pending = self._pending.get(id)
         if pending is None or pending.future.done():
             return
+        timeout = pending.timeout
         self._cancel(id, f"no answer within {timeout:g} s")
         pending.future.set_exception(
             TimedOut(
@@ -250,6 +363,11 @@ class Duplex:
         pending = self._pending.get(id)
         if pending is None or pending.method in ("initialize", "server/discover"):
             return
+        if pending.method in CALLS:
+            client = pending.listener.client if pending.listener is not None else None
+            now = self._loop.time()
+            self._left_by = client if client == self._left_by or now > self._left_until else None
+            self._left_until = now + LEFT_SECONDS
         try:
             self.notify(CANCELLED, {"requestId": id, "reason": reason})
         except Unreachable:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.core.call import URL
 from dragoman.core.errors import (
     AmbiguousName,
     BadReply,
@@ -19,11 +21,16 @@ from dragoman.core.errors import (
     Unreachable,
     WorkFailed,
 )
+from dragoman.core.questions import NEEDS, can_answer
+from dragoman.mcp.questions import URL_REQUIRED, addresses_of
 from dragoman.mcp.revisions import R2024, R2511, R2607
 from dragoman.wire import rpc
 
 NEVER = R2607 + 1
 ERROR_KEY = "dragoman.hub/error"
+MISSING_CAPABILITY = -32021
+RESOURCE_NOT_FOUND = -32002
+"""Until 2025-11-25; from then on parameters that do not fit (SEP-2164)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,8 @@ class Row:
     """The code for clients that shake hands."""
     modern: int = rpc.INTERNAL_ERROR
     """The code from 2026-07-28 on, whose own range is not ours to use."""
+    result_until: int = R2607
+    """The last one."""
 
 
 TABLE: dict[type[HubError], Row] = {
@@ -48,12 +57,12 @@ TABLE: dict[type[HubError], Row] = {
     BadReply: Row(R2024),
     WorkFailed: Row(R2024),
     # 2026-07-28: MissingRequiredClientCapability; older clients' models read what was asked
-    NeedsInput: Row(R2024, modern=-32021),
+    NeedsInput: Row(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
     ConfigError: Row(NEVER),
 }
 
 
-GIVEN_UP = {-32002: rpc.INVALID_PARAMS, -32042: rpc.INTERNAL_ERROR}
+GIVEN_UP = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTERNAL_ERROR}
 """Codes of older servers that 2026-07-28 must not see, and what stands for them there."""
 
 
@@ -65,11 +74,31 @@ def words(error: HubError) -> str:
     return f"{error} (trace {error.trace[:8]})" if error.trace else str(error)
 
 
+def understood(error: HubError, revision: int, features: Mapping[str, Any]) -> HubError:
+    """The same, for a client that does not know the code in which a server of another revision
+    says that it needs something of the client."""
+    native = error.native if isinstance(error, WorkFailed) else None
+    if native is None:
+        return error
+    code, data, said = native.get("code"), native.get("data"), str(native.get("message", error))
+    if code == MISSING_CAPABILITY and revision < R2607:
+        missing = data.get("requiredCapabilities") if isinstance(data, dict) else None
+        needs = NeedsInput(said, missing if isinstance(missing, dict) else None)
+    elif code == URL_REQUIRED and not (revision == R2511 and can_answer(URL, features)):
+        asked = "; ".join(question.words for question in addresses_of(native).values())
+        needs = NeedsInput(f"{said}: {asked}", dict(NEEDS[URL]))
+    else:
+        return error
+    needs.trace = error.trace
+    return needs
+
+
 def as_result(error: HubError, revision: int) -> dict[str, Any] | None:
     """The error as a tool's result, where this client gets one."""
     if isinstance(error, WorkFailed) and error.native is not None:
         return None  # the server's own error goes through as it is
-    if revision < row_of(error).result_since:
+    row = row_of(error)
+    if not row.result_since <= revision <= row.result_until:
         return None
     return {
         "content": [{"type": "text", "text": words(error)}],
@@ -78,18 +107,37 @@ def as_result(error: HubError, revision: int) -> dict[str, Any] | None:
     }
 
 
-def as_error(id: rpc.Id, error: HubError, revision: int) -> bytes:
-    """The error as a JSON-RPC error."""
+def as_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = None) -> bytes:
+    """The error as a JSON-RPC error; `uri` is that of the resource which was asked for."""
     if isinstance(error, WorkFailed) and error.native is not None:
-        native = error.native
-        code = native.get("code")
-        code = code if isinstance(code, int) else rpc.INTERNAL_ERROR
-        if revision >= R2607:
-            code = GIVEN_UP.get(code, code)
-        return rpc.error(id, code, str(native.get("message", error)), native.get("data"))
+        return _as_native(id, error, error.native, revision, uri)
     row = row_of(error)
     code = row.modern if revision >= R2607 else row.legacy
-    return rpc.error(id, code, words(error), _kind(error))
+    data = _kind(error)
+    if isinstance(error, NotFound) and uri is not None:
+        data["uri"] = uri
+        code = code if revision >= R2607 else RESOURCE_NOT_FOUND
+    if isinstance(error, NeedsInput):
+        data["requiredCapabilities"] = error.missing
+    return rpc.error(id, code, words(error), data)
+
+
+def _as_native(
+    id: rpc.Id, error: HubError, native: dict[str, Any], revision: int, uri: str | None
+) -> bytes:
+    code, data = native.get("code"), native.get("data")
+    code = code if isinstance(code, int) else rpc.INTERNAL_ERROR
+    if uri is not None and code == RESOURCE_NOT_FOUND and data is None:
+        data = {"uri": uri}
+    if revision >= R2607:
+        code = GIVEN_UP.get(code, code)
+    elif uri is not None and code == rpc.INVALID_PARAMS and _names_resource(data):
+        code = RESOURCE_NOT_FOUND  # so says a server of the new era
+    return rpc.error(id, code, str(native.get("message", error)), data)
+
+
+def _names_resource(data: Any) -> bool:
+    return isinstance(data, dict) and "uri" in data
 
 
 def _kind(error: HubError) -> dict[str, Any]:

@@ -5,46 +5,41 @@ Who is calling was settled before a request comes here.
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
+from dragoman.core.errors import Full
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.view import EVERYTHING
 from dragoman.mcp import answering
 from dragoman.mcp.answering import Answering, send_json
-from dragoman.mcp.revisions import (
-    ASSUMED,
-    CLIENT_KEY,
-    HANDSHAKE,
-    MODERN,
-    MODERN_KEY,
-    NUMBERS,
-    R2607,
-)
-from dragoman.mcp.server import Face, Peer, answer_batch, unsupported
-from dragoman.mcp.sessions import MAX_STREAMS, Session, Sessions
+from dragoman.mcp.errors import as_error
+from dragoman.mcp.headers import HEADER_MISMATCH, Headers, version_named
+from dragoman.mcp.peer import Peer
+from dragoman.mcp.revisions import ASSUMED, CLIENT_KEY, HANDSHAKE, MODERN, NUMBERS, R2607
+from dragoman.mcp.server import Face, answer_batch, unsupported
+from dragoman.mcp.sessions import MAX_RUNNING, MAX_STREAMS, Session, Sessions
+from dragoman.mcp.streams import STREAM_HEADERS, UNASKED, Beat, Beats, Kept, Stream
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import Malformed, decode, names_twice
 
-HEADER_MISMATCH = -32020
+PARAMS = (*rpc.PARAMS, b'"uri"', b'"taskId"', b'"inputResponses"', b'"requestState"')
+"""The parameters that must not be named twice."""
 
 
 class HttpFace:
     def __init__(self, face: Face, key: bytes) -> None:
         self.face = face
-        self.sessions = Sessions(key, EVERYTHING)
+        self.sessions = Sessions(key, EVERYTHING, face)
+        self.beats = Beats()
+        self._headers = Headers(face.hub)
         self._closed = False
-        self._stop_listening = face.hub.catalog.on_change(self.sessions.tell_changed)
 
     def close(self) -> None:
-        """Ends all streams properly, and opens no more."""
+        """Ends the streams on which nothing is answered, properly, and opens no more."""
         if not self._closed:
             self._closed = True
-            self._stop_listening()
             self.sessions.close()
 
     def __call__(self, request: HttpRequest, principal: Principal) -> Awaitable[None]:
@@ -58,59 +53,50 @@ class HttpFace:
         elif request.method == "DELETE":
             self._delete(request, principal)
         else:
-            _not_allowed(request, "use POST, GET or DELETE", b"POST, GET, DELETE")
+            not_allowed(request, "use POST, GET or DELETE", b"POST, GET, DELETE")
 
     # --- POST --------------------------------------------------------------------------------
 
     async def _post(self, request: HttpRequest, principal: Principal) -> None:
-        fields = request.fields
-        if not fields.get(b"content-type", b"").lower().startswith(b"application/json"):
-            _refuse(request, 415, "send a message as content-type application/json")
-            return
-        accept = fields.get(b"accept", b"*/*").lower()
-        if not (b"json" in accept or b"event-stream" in accept or b"*" in accept):
-            _refuse(request, 406, "accept application/json and text/event-stream")
-            return
-        try:
-            message = decode(request.body)
-        except Malformed as problem:
-            send_json(request, 400, rpc.error(None, rpc.PARSE_ERROR, str(problem)))
-            return
-        if names_twice(request.body, rpc.ENVELOPE, rpc.PARAMS, _named_client(message)):
-            _refuse(request, 400, "a member is named twice", rpc.id_of(message))
+        accept = request.fields.get(b"accept", b"*/*").lower()
+        message = taken(request, accept)
+        if message is None:
             return
         peer = self._peer(request, message, principal)
         if peer is None:
             return
-        way = Answering(peer, accept, request)
+        way = Answering(peer, accept, request, self.beats)
+        push = way.push if way.may_stream else None
         if isinstance(message, list):
-            await way.finish(await answer_batch(self.face, message, peer))
+            for item in message:
+                _cancel(item, peer)
+            await way.run(answer_batch(self.face, message, peer, push), None)
             return
-        method = message.get("method") if isinstance(message, dict) else None
-        if method == "tools/call":
-            if type(peer) is Peer:  # no session that could cancel it
-                await way.call(self.face, message)
-            else:
-                await self._call(message, way)
-        elif method == "notifications/cancelled" and "id" not in message:
+        begun = self.face.begin(message, peer, push)
+        if begun is None:
             _cancel(message, peer)
             await way.finish(None)
-        elif method == "initialize" and peer.revision != R2607:
-            await self._initialize(message, way)
+            return
+        if isinstance(begun, bytes):
+            await way.finish(begun, self._begin_session(message, begun, peer))
+            return
+        id = message["id"]
+        del message  # it may last
+        if type(peer) is Peer:  # no session that could cancel it
+            await way.run(begun, id)
         else:
-            await way.finish(await self.face.answer(message, peer))
+            await _run(begun, id, way)
 
     def _peer(self, request: HttpRequest, message: Any, principal: Principal) -> Peer | None:
         """Who is asking, in which revision; None when the request was refused."""
         fields = request.fields
         version = fields.get(b"mcp-protocol-version", b"").decode("latin-1")
-        named = _meta_version(message)
+        named = version_named(message)
         if named is not None or version in MODERN:
-            problem = disagreement(message, fields, version, named)
+            problem = self._headers.disagreement(message, fields, version, named, EVERYTHING)
             if problem is None:
                 return Peer(principal, "mcp-http", EVERYTHING, R2607)
-            id = rpc.id_of(message)
-            send_json(request, 400, rpc.error(id, HEADER_MISMATCH, problem))
+            send_json(request, 400, rpc.error(rpc.id_of(message), HEADER_MISMATCH, problem))
             return None
         if version and version not in HANDSHAKE:
             send_json(request, 400, unsupported(rpc.id_of(message), version))
@@ -124,94 +110,153 @@ class HttpFace:
             _no_session(request, rpc.id_of(message))
         return session
 
-    async def _call(self, message: dict[str, Any], way: Answering) -> None:
-        session, key = way.peer, rpc.key_of(rpc.id_of(message))
-        if not isinstance(session, Session):
-            await way.call(self.face, message)
-            return
-        session.running[key] = way.cancel
-        try:
-            await way.call(self.face, message)
-        finally:
-            session.running.pop(key, None)
-
-    async def _initialize(self, message: dict[str, Any], way: Answering) -> None:
-        answer = await self.face.answer(message, way.peer)
-        if answer is None or answering.status_of(answer, way.peer.revision) != 200:
-            await way.finish(answer)
-            return
-        session = self.sessions.begin(way.peer.principal, way.peer.revision)
-        await way.finish(answer, [(b"mcp-session-id", session.id.encode())])
+    def _begin_session(
+        self, message: Any, answer: bytes, peer: Peer
+    ) -> list[tuple[bytes, bytes]] | None:
+        """What goes with the answer to a good `initialize`."""
+        if (
+            peer.revision == R2607
+            or not isinstance(message, dict)
+            or message.get("method") != "initialize"
+            or answering.status_of(answer, peer.revision) != 200
+        ):
+            return None
+        return [(b"mcp-session-id", self.sessions.begin(peer).id.encode())]
 
     # --- GET and DELETE ------------------------------------------------------------------------
 
     async def _get(self, request: HttpRequest, principal: Principal) -> None:
-        id = _session_id(request.fields)
-        if id is None:
-            _not_allowed(request, "a stream needs a session", b"POST")
-            return
-        session = self.sessions.find(id, principal)
+        session = self._session(request, principal, "a stream needs a session")
         if session is None:
-            _no_session(request, None)
             return
         accept = request.fields.get(b"accept", b"").lower()
         if b"event-stream" not in accept and b"*" not in accept:
-            _refuse(request, 406, "accept text/event-stream")
-        elif len(session.streams) >= MAX_STREAMS:
-            _refuse(request, 409, f"a session has at most {MAX_STREAMS} streams")
+            refuse(request, 406, "accept text/event-stream")
+            return
+        last = request.fields.get(b"last-event-id", b"").decode("latin-1")
+        found = session.shelf.find(last) if session.resumable else None
+        if last and session.resumable and not last.startswith(UNASKED):
+            await _answer_again(request, found)
+        elif len(session.streams) >= MAX_STREAMS and not (found and found[0] in session.streams):
+            refuse(request, 409, f"a session has at most {MAX_STREAMS} streams")
         elif self._closed:
-            _refuse(request, 503, "the hub is going down")
+            refuse(request, 503, "the hub is going down")
         else:
-            await self._stream(session, request)
+            await self._stream(session, request, found)
 
-    async def _stream(self, session: Session, request: HttpRequest) -> None:
+    async def _stream(
+        self, session: Session, request: HttpRequest, found: tuple[Kept, int] | None
+    ) -> None:
         """What the hub says unasked, until the client or the session goes."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(answering.MAX_QUEUED)
-
-        def push(message: bytes | None) -> None:
-            if message is None or queue.full():  # the end, or a client that does not read
-                while not queue.empty():
-                    queue.get_nowait()
-                message = None
-            queue.put_nowait(message)
-
-        session.streams.append(push)
-        request.gone.add_done_callback(lambda _: push(None))
+        if found is not None:
+            stream: Stream = found[0]
+            request.start(200, STREAM_HEADERS)
+            found[0].take_up(request, found[1])
+        else:
+            kept = session.resumable
+            stream = Kept(request, session.shelf, UNASKED) if kept else Stream(request)
+            stream.open(primed=session.primed)
+        beat = Beat(request)
+        beats = self.beats.add(beat, request.loop)
+        session.streams.append(stream)
         try:
-            request.start(200, answering.STREAM_HEADERS)
-            await request.write(sse.KEEPALIVE)
-            while True:
-                try:
-                    async with asyncio.timeout(answering.KEEPALIVE_SECONDS):
-                        message = await queue.get()
-                except TimeoutError:
-                    await request.write(sse.KEEPALIVE)
-                    continue
-                if message is None:
-                    break
-                await request.write(sse.event(message, name="message"))
-            request.end()
+            request.send(sse.KEEPALIVE)
+            session.catch_up(stream)
+            await stream.lasts(request)
         finally:
-            session.streams.remove(push)
+            beats.discard(beat)
+            session.streams.remove(stream)
+            if isinstance(stream, Kept) and stream not in session.streams:
+                session.shelf.tidy(stream)
 
     def _delete(self, request: HttpRequest, principal: Principal) -> None:
-        id = _session_id(request.fields)
-        if id is None:
-            _not_allowed(request, "there is no session to end", b"POST")
-            return
-        session = self.sessions.find(id, principal)
+        session = self._session(request, principal, "there is no session to end")
+        if session is not None:
+            self.sessions.end(session)
+            request.reply(200, [], b"")
+
+    def _session(self, request: HttpRequest, principal: Principal, why: str) -> Session | None:
+        """The session that is meant; the new era has none, whatever is sent."""
+        id = request.fields.get(b"mcp-session-id")
+        version = request.fields.get(b"mcp-protocol-version", b"").decode("latin-1")
+        if id is None or version in MODERN:
+            not_allowed(request, why, b"POST")
+            return None
+        if version and version not in HANDSHAKE:
+            send_json(request, 400, unsupported(None, version))
+            return None
+        session = self.sessions.find(id.decode("latin-1"), principal)
         if session is None:
             _no_session(request, None)
-            return
-        self.sessions.end(session)
-        request.reply(200, [], b"")
+        return session
 
 
-def _cancel(message: dict[str, Any], peer: Peer) -> None:
+async def _run(work: Coroutine[Any, Any, bytes | None], id: rpc.Id, way: Answering) -> None:
+    """What its client may cancel."""
+    session, key = way.peer, rpc.key_of(id)
+    if not isinstance(session, Session):
+        await way.run(work, id)
+        return
+    if len(session.running) >= MAX_RUNNING:
+        work.close()
+        problem = Full(f"{MAX_RUNNING} requests of this session are under way; wait for some")
+        await way.finish(as_error(id, problem, session.revision))
+        return
+    cancel = session.running[key] = way.cancel
+    try:
+        await way.run(work, id)
+    finally:
+        if session.running.get(key) == cancel:
+            del session.running[key]
+
+
+async def _answer_again(request: HttpRequest, found: tuple[Kept, int] | None) -> None:
+    """The rest of a request's stream, for a client whose connection broke."""
+    if found is None:
+        refuse(request, 400, "what came after that event is not kept; send the request again")
+        return
+    stream, number = found
+    request.start(200, STREAM_HEADERS)
+    stream.take_up(request, number)
+    if not stream.over:
+        await stream.lasts(request)
+
+
+def _cancel(message: Any, peer: Peer) -> None:
     """Up to 2025-11-25 a client that hangs up has not cancelled, and one that says so has."""
-    cancel = peer.running.get(rpc.cancelled_by(message)) if isinstance(peer, Session) else None
-    if cancel is not None:
-        cancel()
+    if (
+        isinstance(peer, Session)
+        and isinstance(message, dict)
+        and message.get("method") == "notifications/cancelled"
+        and "id" not in message
+    ):
+        cancel = peer.running.get(rpc.cancelled_by(message))
+        if cancel is not None:
+            cancel()
+
+
+# --- what is taken ------------------------------------------------------------------------------
+
+
+def taken(request: HttpRequest, accept: bytes) -> Any:
+    """The message in a POST; None when it was refused."""
+    if not request.fields.get(b"content-type", b"").lower().startswith(b"application/json"):
+        refuse(request, 415, "send a message as content-type application/json")
+        return None
+    if not (b"json" in accept or b"event-stream" in accept or b"*" in accept):
+        refuse(request, 406, "accept application/json and text/event-stream")
+        return None
+    try:
+        message = decode(request.body)
+    except Malformed as problem:
+        send_json(request, 400, rpc.error(None, rpc.PARSE_ERROR, str(problem)))
+        return None
+    if names_twice(request.body, rpc.ENVELOPE, PARAMS, _named_client(message)):
+        refuse(request, 400, "a member is named twice", rpc.id_of(message))
+        return None
+    if message is None:
+        refuse(request, 400, "a message is a JSON object")
+    return message
 
 
 def _named_client(message: Any) -> int:
@@ -222,67 +267,17 @@ def _named_client(message: Any) -> int:
         return 0
 
 
-# --- headers ------------------------------------------------------------------------------------
-
-
-def _session_id(fields: Mapping[bytes, bytes]) -> str | None:
-    """The session that is meant; the new era has none, whatever is sent."""
-    id = fields.get(b"mcp-session-id")
-    if id is None or fields.get(b"mcp-protocol-version", b"").decode("latin-1") in MODERN:
-        return None
-    return id.decode("latin-1")
-
-
-def _meta_version(message: Any) -> Any:
-    params = message.get("params") if isinstance(message, dict) else None
-    meta = params.get("_meta") if isinstance(params, dict) else None
-    return meta.get(MODERN_KEY) if isinstance(meta, dict) else None
-
-
-def disagreement(
-    message: Any, fields: Mapping[bytes, bytes], version: str, named: Any
-) -> str | None:
-    """What a header says other than the body (2026-07-28, transports: they must be equal)."""
-    if not isinstance(message, dict) or "id" not in message:
-        return None
-    method = message.get("method")
-    if not isinstance(method, str):
-        return None
-    if named is not None and version != named:
-        return f'MCP-Protocol-Version and "{MODERN_KEY}" must be the same'
-    if header_text(fields.get(b"mcp-method")) != method:
-        return 'Mcp-Method and "method" must be the same'
-    if method == "tools/call":
-        params = message.get("params")
-        name = params.get("name") if isinstance(params, dict) else None
-        if isinstance(name, str | None) and header_text(fields.get(b"mcp-name")) != name:
-            return 'Mcp-Name and the "name" of the tool must be the same'
-    return None
-
-
-def header_text(value: bytes | None) -> str | None:
-    if value is None:
-        return None
-    text = value.decode("latin-1")
-    if text.startswith("=?base64?") and text.endswith("?="):
-        try:
-            return base64.b64decode(text[9:-2], validate=True).decode()
-        except (binascii.Error, ValueError):
-            return None
-    return text
-
-
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def _refuse(request: HttpRequest, status: int, problem: str, id: rpc.Id = None) -> None:
+def refuse(request: HttpRequest, status: int, problem: str, id: rpc.Id = None) -> None:
     send_json(request, status, rpc.error(id, rpc.INVALID_REQUEST, problem))
 
 
 def _no_session(request: HttpRequest, id: rpc.Id) -> None:
-    _refuse(request, 404, "there is no such session; begin a new one with initialize", id)
+    refuse(request, 404, "there is no such session; begin a new one with initialize", id)
 
 
-def _not_allowed(request: HttpRequest, text: str, methods: bytes) -> None:
+def not_allowed(request: HttpRequest, text: str, methods: bytes) -> None:
     headers = [(b"content-type", b"text/plain"), (b"allow", methods)]
     request.reply(405, headers, text.encode() + b"\n")

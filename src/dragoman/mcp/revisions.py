@@ -29,6 +29,11 @@ MODERN_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
 SERVER_KEY = "io.modelcontextprotocol/serverInfo"
+LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
+SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
+RELATED_KEY = "io.modelcontextprotocol/related-task"
+TASKS = "io.modelcontextprotocol/tasks"
+"""The extension of 2026-07-28 (SEP-2663); 2025-11-25 has tasks of another form."""
 
 SERVER_NAME = "dragoman"
 
@@ -41,6 +46,21 @@ METHODS = {
     "server/discover": (R2607, R2607),
     "tools/list": (R2024, R2607),
     "tools/call": (R2024, R2607),
+    "prompts/list": (R2024, R2607),
+    "prompts/get": (R2024, R2607),
+    "resources/list": (R2024, R2607),
+    "resources/templates/list": (R2024, R2607),
+    "resources/read": (R2024, R2607),
+    "resources/subscribe": (R2024, R2511),
+    "resources/unsubscribe": (R2024, R2511),
+    "subscriptions/listen": (R2607, R2607),
+    "completion/complete": (R2024, R2607),
+    "logging/setLevel": (R2024, R2511),
+    "tasks/get": (R2511, R2607),
+    "tasks/cancel": (R2511, R2607),
+    "tasks/update": (R2607, R2607),
+    "tasks/result": (R2511, R2511),
+    "tasks/list": (R2511, R2511),
 }
 """The requests the hub's own face answers; anything else is unknown to it."""
 
@@ -65,12 +85,29 @@ def server_info(revision: int) -> dict[str, Any]:
     return {"name": SERVER_NAME, "title": "Dragoman", "version": __version__}
 
 
+def capabilities(revision: int) -> dict[str, Any]:
+    """What the hub can do: always the same, whatever its servers can, since those come and go."""
+    able: dict[str, Any] = {
+        "tools": {"listChanged": True},
+        "resources": {"subscribe": True, "listChanged": True},
+        "prompts": {"listChanged": True},
+        "logging": {},
+    }
+    if revision >= R2503:  # 2024-11-05 has the method, and no word for it here
+        able["completions"] = {}
+    if revision == R2511:
+        able["tasks"] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    elif revision == R2607:
+        able["extensions"] = {TASKS: {}}
+    return able
+
+
 def initialize_result(params: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to `initialize`. Without a version the oldest is spoken."""
     revision = negotiate(params.get("protocolVersion"))
     return {
         "protocolVersion": NAMES[revision],
-        "capabilities": {"tools": {"listChanged": True}},
+        "capabilities": capabilities(revision),
         "serverInfo": server_info(revision),
     }
 
@@ -78,7 +115,7 @@ def initialize_result(params: Mapping[str, Any]) -> dict[str, Any]:
 def discover_result() -> dict[str, Any]:
     return {
         "supportedVersions": list(NAMES),
-        "capabilities": {"tools": {}},
+        "capabilities": capabilities(R2607),
         "resultType": "complete",
         "ttlMs": 0,
         "cacheScope": "private",
@@ -97,26 +134,99 @@ TOOL_FIELDS_SINCE = {
 }
 """Fields of a tool that older revisions do not know. What no revision knows passes."""
 
-TOOL_FIELDS_DROPPED = frozenset({"execution"})
-"""Promises of a server that the hub does not keep for it: it runs no tasks yet."""
+EXECUTION = "execution"
+"""Of a tool in 2025-11-25: whether it may be called as a task. Here every one may and none must,
+whatever its server says: the hub makes the task, or waits for the server's."""
 
 
 def shape_tool(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
     """A tool's definition as `revision` may see it."""
     shaped: dict[str, Any] = {}
     for field, value in definition.items():
-        if field in TOOL_FIELDS_DROPPED or TOOL_FIELDS_SINCE.get(field, 0) > revision:
+        if field == EXECUTION or TOOL_FIELDS_SINCE.get(field, 0) > revision:
             continue
         if field == "outputSchema" and revision < R2607 and not _is_object_schema(value):
-            continue
+            if not isinstance(value, dict | bool):
+                continue
+            value = wrapped_schema(value)
         if field == "inputSchema" and "type" not in value:
             value = {"type": "object", **value}  # many clients refuse a whole list for want of it
         shaped[field] = value
+    if revision == R2511:
+        shaped[EXECUTION] = {"taskSupport": "optional"}
     return shaped
 
 
 def _is_object_schema(schema: object) -> bool:
     return isinstance(schema, dict) and schema.get("type") == "object"
+
+
+WRAPPED = "result"
+"""Before 2026-07-28 a structured result is an object: any other value is the only member of one."""
+
+
+def is_wrapped(schema: object, revision: int) -> bool:
+    """Whether results of a tool with this outputSchema are shown wrapped, whatever they are."""
+    return revision < R2607 and isinstance(schema, dict | bool) and not _is_object_schema(schema)
+
+
+def wrapped_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
+    """The schema of `{"result": value}`, for values of `schema`."""
+    wrapper: dict[str, Any] = {"type": "object", "required": [WRAPPED]}
+    if isinstance(schema, dict):
+        schema = dict(schema)
+        if "$schema" in schema:
+            wrapper["$schema"] = schema.pop("$schema")
+        if "$id" not in schema and (text := _referring(schema)):
+            # "#/…" means the root of the resource, which must stay this one
+            from hashlib import sha256
+
+            schema["$id"] = f"urn:dragoman:output:{sha256(text.encode()).hexdigest()[:16]}"
+    wrapper["properties"] = {WRAPPED: schema}
+    return wrapper
+
+
+def _referring(schema: dict[str, Any]) -> str:
+    """The schema as text, if something in it refers to something."""
+    import json
+
+    text = json.dumps(schema, sort_keys=True)
+    return text if '"$ref"' in text or '"$dynamicRef"' in text else ""
+
+
+# --- prompts and resources -----------------------------------------------------------------------
+
+FIELDS_SINCE = {"title": R2506, "_meta": R2506, "icons": R2511}
+"""Fields of prompts, resources and templates that older revisions do not know."""
+ARGUMENT_FIELDS_SINCE = {"title": R2506}
+"""The same for the arguments of prompts."""
+ANNOTATIONS_SINCE = {"lastModified": R2506}
+"""The same for the annotations of resources and templates."""
+
+
+def shape_prompt(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
+    """A prompt's definition as `revision` may see it."""
+    shaped = _since(FIELDS_SINCE, definition, revision)
+    arguments = shaped.get("arguments")
+    if revision < R2506 and isinstance(arguments, list):
+        shaped["arguments"] = [
+            _since(ARGUMENT_FIELDS_SINCE, one, revision) if isinstance(one, dict) else one
+            for one in arguments
+        ]
+    return shaped
+
+
+def shape_resource(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
+    """A resource's or a template's definition as `revision` may see it."""
+    shaped = _since(FIELDS_SINCE, definition, revision)
+    annotations = shaped.get("annotations")
+    if revision < R2506 and isinstance(annotations, dict):
+        shaped["annotations"] = _since(ANNOTATIONS_SINCE, annotations, revision)
+    return shaped
+
+
+def _since(table: Mapping[str, int], fields: Mapping[str, Any], revision: int) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if table.get(name, R2024) <= revision}
 
 
 # --- results -----------------------------------------------------------------------------------
@@ -138,19 +248,11 @@ def shape_content(block: Any, revision: int) -> Any:
     kind = block.get("type")
     if CONTENT_SINCE.get(str(kind), R2024) > revision:
         return _older(block, kind)
-    shaped = _known_fields(block, revision)
+    shaped = _since(CONTENT_FIELDS_SINCE, block, revision)
     resource = shaped.get("resource")
     if kind == "resource" and isinstance(resource, dict):
-        shaped["resource"] = _known_fields(resource, revision)
+        shaped["resource"] = _since(CONTENT_FIELDS_SINCE, resource, revision)
     return shaped
-
-
-def _known_fields(block: Mapping[str, Any], revision: int) -> dict[str, Any]:
-    return {
-        field: value
-        for field, value in block.items()
-        if CONTENT_FIELDS_SINCE.get(field, R2024) <= revision
-    }
 
 
 def _older(block: Mapping[str, Any], kind: object) -> dict[str, Any]:
@@ -162,8 +264,25 @@ def _older(block: Mapping[str, Any], kind: object) -> dict[str, Any]:
     return {"type": "text", "text": "\n".join(words)}
 
 
-def shape_result(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
-    """The members of a tool's result that `revision` knows; `result` itself is not changed."""
+def shape_result(result: Mapping[str, Any], revision: int, wrapped: bool = False) -> dict[str, Any]:
+    """The members of a tool's result that `revision` knows; `result` itself is not changed.
+    `wrapped` as `is_wrapped` says of the tool's outputSchema."""
+    shaped = shape_members(result, revision)
+    if revision == R2607:
+        return shaped
+    if "structuredContent" in shaped:
+        structured = shaped["structuredContent"]
+        if revision < R2506:
+            del shaped["structuredContent"]
+        elif wrapped or not isinstance(structured, dict):
+            shaped["structuredContent"] = {WRAPPED: structured}
+    if revision < R2511:
+        shaped["content"] = [shape_content(block, revision) for block in shaped["content"]]
+    return shaped
+
+
+def shape_members(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
+    """What is the same in any result: what it says of itself."""
     if revision == R2607:
         shaped = dict(result)
         meta = shaped.get("_meta")
@@ -176,12 +295,6 @@ def shape_result(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
         meta = {key: value for key, value in meta.items() if key != SERVER_KEY}
         if meta:
             shaped["_meta"] = meta
-    if "structuredContent" in shaped and (
-        revision < R2506 or not isinstance(shaped["structuredContent"], dict)
-    ):
-        del shaped["structuredContent"]
-    if revision < R2511:
-        shaped["content"] = [shape_content(block, revision) for block in shaped["content"]]
     return shaped
 
 

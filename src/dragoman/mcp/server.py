@@ -7,82 +7,78 @@ Shapes everything for the revision of the one who asks. Does nothing itself: cal
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import logging
-from collections.abc import Callable, Coroutine, Mapping
+import os
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
 
-from dragoman.core.call import Progress, Updates, discard
-from dragoman.core.errors import HubError
+from dragoman.core.call import LEVELS
 from dragoman.core.hub import Hub
-from dragoman.core.principal import Principal
-from dragoman.core.tool import Tool
-from dragoman.core.view import View
-from dragoman.mcp.errors import as_error, as_result
+from dragoman.core.tasks import Tasks
+from dragoman.mcp import asking, lists, showing
+from dragoman.mcp.calling import Calling
+from dragoman.mcp.listening import Listening
+from dragoman.mcp.peer import Peer, Push
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
+    CLIENT_KEY,
     MODERN,
     MODERN_KEY,
     NAMES,
     NUMBERS,
-    R2024,
     R2503,
     R2607,
     discover_result,
     initialize_result,
     knows,
-    list_tail,
-    shape_result,
-    shape_tool,
 )
-from dragoman.mcp.translate import mcp_from_result, meta_to_pass
+from dragoman.mcp.tasks import METHODS as TASK_METHODS
+from dragoman.mcp.tasks import TaskFace, few_tasks
 from dragoman.wire import rpc
-from dragoman.wire.json import encode
 
-log = logging.getLogger(__name__)
+__all__ = ["LIST_CHANGED", "Face", "Peer", "Push", "answer_batch", "revision_of", "unsupported"]
 
-PAGE_BYTES = 8 * 1024 * 1024
-"""A list is one page unless it would pass the size of a message."""
 UNSUPPORTED_VERSION = -32022
 LIST_CHANGED = rpc.notification("notifications/tools/list_changed")
-
-Push = Callable[[bytes], None]
-"""Sends a message that belongs to the request under way."""
-
-
-class Peer:
-    """One client, as far as it is known."""
-
-    __slots__ = ("door", "principal", "revision", "view")
-
-    def __init__(self, principal: Principal, door: str, view: View, revision: int = R2024) -> None:
-        self.principal = principal
-        self.door = door
-        self.view = view
-        self.revision = revision
-        """Of a client that shakes hands; each request of a modern one brings its own."""
+MAX_INFO = 200
+MAX_BATCH = 100
+Begun = bytes | Coroutine[Any, Any, bytes] | None
 
 
 class Face:
-    def __init__(self, hub: Hub) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        key: bytes | None = None,
+        style_of: Callable[[str], str] = lambda client: "seed",
+        question_seconds: float = 600.0,
+        tasks: Tasks | None = None,
+        task_after: float = 5.0,
+    ) -> None:
+        """`key` seals cursors: without one they are good until the hub ends. `style_of` says how
+        names are written for the client that calls itself so. After `task_after` seconds a call
+        becomes a task, for a client that knows these."""
         self.hub = hub
-        self._lists: dict[tuple[View, int], list[tuple[str, bytes]]] = {}
-        self._lists_of = -1
+        self.lists = lists.Lists(hub, key or os.urandom(32))
+        self.tasks = TaskFace(tasks or few_tasks(), task_after, question_seconds)
+        self.listening = Listening(hub, self.tasks)
+        self.calling = Calling(hub, question_seconds, self.tasks)
+        self._style_of = style_of
 
     async def answer(self, message: Any, peer: Peer, push: Push | None = None) -> bytes | None:
         """The encoded answer; None where none is due."""
         begun = self.begin(message, peer, push)
         return begun if begun is None or isinstance(begun, bytes) else await begun
 
-    def begin(
-        self, message: Any, peer: Peer, push: Push | None = None
-    ) -> bytes | Coroutine[Any, Any, bytes] | None:
-        """The same, where only what takes time, a call, is still to be awaited."""
+    def begin(self, message: Any, peer: Peer, push: Push | None = None) -> Begun:
+        """Bytes are the answer; None, that none is due (a notification, or the client's answer to
+        what was pushed to it, which has reached who waits for it by now). What takes time (calls,
+        reads, subscriptions) is still to be awaited; cancelling that ends it."""
         problem = rpc.flaw(message)
         if problem is not None:
             return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
         if "id" not in message or "method" not in message:
+            if "method" not in message:
+                asking.deliver(message, peer)
             return None
         id, method = message["id"], message["method"]
         params = message.get("params") or {}
@@ -93,89 +89,66 @@ class Face:
             return rpc.error(id, rpc.INVALID_PARAMS, problem)
         if not knows(revision, method):
             return rpc.error(id, rpc.METHOD_NOT_FOUND, f'method "{method[:100]}" is not known here')
-        if method == "tools/call":
-            return self._call(id, params, peer, revision, push)
-        return self._at_once(id, method, params, peer, revision)
+        kind = showing.METHODS.get(method)
+        if kind is not None:
+            return self.calling.call(id, kind, params, peer, revision, push)
+        return self._other(id, method, params, peer, revision, push)
 
-    def _at_once(
-        self, id: rpc.Id, method: str, params: Mapping[str, Any], peer: Peer, revision: int
-    ) -> bytes:
-        if method == "tools/list":
-            return self._list(id, params, peer, revision)
+    def _other(
+        self,
+        id: rpc.Id,
+        method: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+        push: Push | None,
+    ) -> Begun:
+        kind = lists.METHODS.get(method)
+        if kind is not None:
+            return self._list(id, kind, params, peer, revision)
         if method == "initialize":
-            result = initialize_result(params)
-            peer.revision = NUMBERS[result["protocolVersion"]]
-            return rpc.result(id, result)
+            return rpc.result(id, _shaken(params, peer))
         if method == "server/discover":
             return rpc.result(id, discover_result())
+        if method == "logging/setLevel":
+            return _set_level(id, params, peer)
+        if method == "resources/subscribe":
+            return self.listening.follow(id, params, peer, revision)
+        if method == "resources/unsubscribe":
+            return self.listening.unfollow(id, params, peer)
+        if method == "subscriptions/listen":
+            return self.listening.listen(id, params, peer, push)
+        if method in TASK_METHODS:
+            features = params["_meta"][CAPABILITIES_KEY] if revision == R2607 else peer.features
+            return self.tasks.begin(id, method, params, peer, revision, features, push)
         return rpc.result(id, {})  # ping
 
-    # --- calls -------------------------------------------------------------------------------
-
-    async def _call(
-        self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: int, push: Push | None
+    def _list(
+        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int
     ) -> bytes:
-        name, arguments = params.get("name"), params.get("arguments")
-        if not isinstance(name, str):
-            return rpc.error(id, rpc.INVALID_PARAMS, '"name" must be the name of a tool')
-        if arguments is None:
-            arguments = {}
-        elif not isinstance(arguments, dict):
-            return rpc.error(id, rpc.INVALID_PARAMS, '"arguments" must be an object')
-        try:
-            result = await self.hub.call(
-                peer.principal,
-                name,
-                arguments,
-                door=peer.door,
-                view=peer.view,
-                extra={"_meta": meta_to_pass(params)},
-                updates=_updates(params, revision, push),
-            )
-            return rpc.result(id, shape_result(mcp_from_result(result), revision))
-        except HubError as error:
-            shown = as_result(error, revision)
-            if shown is None:
-                return as_error(id, error, revision)
-            return rpc.result(id, shape_result(shown, revision))
-        except Exception:
-            log.exception("a call of %r crashed", name)
-            problem = f'"{name[:200]}" failed inside the hub; see its log'
-            return rpc.error(id, rpc.INTERNAL_ERROR, problem)
-
-    # --- lists -------------------------------------------------------------------------------
-
-    def _list(self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: int) -> bytes:
-        pages = self._pages(peer, revision)
+        style = self._style_of(peer.info if revision < R2607 else _name_in(params))
         cursor = params.get("cursor")
-        if cursor is None:
-            return rpc.result_encoded(id, pages[0][1])
-        after = _name_in(cursor)
-        if after is None:
+        page = self.lists.page(kind, cursor, peer.principal, peer.view, revision, style)
+        if page is None:
             return rpc.error(id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here')
-        following = next((page for last, page in pages if last > after), pages[-1][1])
-        return rpc.result_encoded(id, following)
+        return rpc.result_encoded(id, page)
 
-    def _pages(self, peer: Peer, revision: int) -> list[tuple[str, bytes]]:
-        """The list as this peer sees it, in encoded pages, each with its last name."""
-        if self._lists_of != self.hub.catalog.version:
-            self._lists.clear()
-            self._lists_of = self.hub.catalog.version
-        key = (peer.view, revision)
-        pages = self._lists.get(key)
-        if pages is None:
-            tools = self.hub.tools(peer.principal, peer.view)
-            entries = [(tool.name, encode(self._shown(tool, revision))) for tool in tools]
-            pages = self._lists[key] = _paged(entries, list_tail(revision))
-        return pages
+    # --- sessions ----------------------------------------------------------------------------
 
-    def _shown(self, tool: Tool, revision: int) -> dict[str, Any]:
-        definition = {
-            **tool.definition,
-            "name": tool.name if self.hub.catalog.shared(tool) else tool.alias,
-            "description": tool.description,
-        }
-        return shape_tool(definition, revision)
+    def join(self, peer: Peer) -> None:
+        """A client that shakes hands is ready: from now on it is told of changes (`peer.tell`)."""
+        self.listening.join(peer)
+
+    def leave(self, peer: Peer) -> None:
+        """The session is over, joined or not: what was kept for it goes."""
+        self.listening.leave(peer)
+
+    def close(self) -> None:
+        """Ends every `subscriptions/listen` with its result; nothing is told any more."""
+        self.listening.close()
+
+
+# --- requests -----------------------------------------------------------------------------------
 
 
 def revision_of(params: Mapping[str, Any], peer: Peer) -> int | None:
@@ -207,64 +180,79 @@ def unsupported(id: rpc.Id, requested: Any) -> bytes:
     )
 
 
-def _updates(params: Mapping[str, Any], revision: int, push: Push | None) -> Updates:
+def _shaken(params: Mapping[str, Any], peer: Peer) -> dict[str, Any]:
+    """The answer to `initialize`, and what is kept of it."""
+    result = initialize_result(params)
+    peer.revision = NUMBERS[result["protocolVersion"]]
+    features = asking.features_of(params.get("capabilities"), peer.revision)
+    peer.features = asking.with_waiting(features)
+    peer.info = _named(params.get("clientInfo"))
+    return result
+
+
+def _name_in(params: Mapping[str, Any]) -> str:
     meta = params.get("_meta")
-    token = meta.get("progressToken") if isinstance(meta, dict) else None
-    if push is None or not isinstance(token, str | int):
-        return discard
-
-    def update(progress: Progress) -> None:
-        told: dict[str, Any] = {"progressToken": token, "progress": progress.progress}
-        if progress.total is not None:
-            told["total"] = progress.total
-        if progress.message is not None and revision >= R2503:
-            told["message"] = progress.message
-        push(rpc.notification("notifications/progress", told))
-
-    return update
+    return _named(meta.get(CLIENT_KEY)) if isinstance(meta, dict) else ""
 
 
-def _paged(entries: list[tuple[str, bytes]], tail: Mapping[str, Any]) -> list[tuple[str, bytes]]:
-    pages: list[tuple[str, bytes]] = []
-    start = size = 0
-    for index, (_, entry) in enumerate(entries):
-        if size + len(entry) > PAGE_BYTES and index > start:
-            pages.append(_page(entries[start:index], tail, entries[index - 1][0]))
-            start, size = index, 0
-        size += len(entry) + 1
-    last = entries[-1][0] if entries else ""
-    pages.append(_page(entries[start:], tail, None))
-    return [*pages[:-1], (last, pages[-1][1])]
+def _named(client: Any) -> str:
+    name = client.get("name") if isinstance(client, dict) else None
+    return name[:MAX_INFO] if isinstance(name, str) else ""
 
 
-def _page(
-    entries: list[tuple[str, bytes]], tail: Mapping[str, Any], cursor: str | None
-) -> tuple[str, bytes]:
-    members = dict(tail)
-    if cursor is not None:
-        members["nextCursor"] = base64.urlsafe_b64encode(cursor.encode()).decode()
-    rest = encode(members)[1:] if members else b"}"
-    joined = b",".join(entry for _, entry in entries)
-    return cursor or "", b'{"tools":[' + joined + b"]" + (b"," if members else b"") + rest
+def _set_level(id: rpc.Id, params: Mapping[str, Any], peer: Peer) -> bytes:
+    level = params.get("level")
+    if level not in LEVELS:
+        return rpc.error(id, rpc.INVALID_PARAMS, f'"level" must be one of {", ".join(LEVELS)}')
+    peer.log_level = level
+    return rpc.result(id, {})
 
 
-def _name_in(cursor: Any) -> str | None:
-    if not isinstance(cursor, str):
-        return None
-    try:
-        return base64.b64decode(cursor, b"-_", validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
+# --- batches ------------------------------------------------------------------------------------
 
 
 async def answer_batch(
-    face: Face, messages: list[Any], peer: Peer, push: Push | None = None
+    face: Face,
+    messages: list[Any],
+    peer: Peer,
+    push: Push | None = None,
+    running: MutableMapping[Any, Callable[[], Any]] | None = None,
 ) -> bytes | None:
-    """2025-03-26 alone has batches; from a client of another revision a list is no message."""
+    """2025-03-26 alone has batches; from a client of another revision a list is no message.
+    `running` is given how to cancel each request that takes time, by the key of its id."""
     if peer.revision != R2503 or not messages:
         return rpc.error(None, rpc.INVALID_REQUEST, "a message is a JSON object, not a list")
-    if len(messages) > 100:
-        return rpc.error(None, rpc.INVALID_REQUEST, "a batch holds at most 100 messages")
-    answers = await asyncio.gather(*(face.answer(item, peer, push) for item in messages))
+    if len(messages) > MAX_BATCH:
+        return rpc.error(None, rpc.INVALID_REQUEST, f"a batch holds at most {MAX_BATCH} messages")
+    answers = await asyncio.gather(
+        *(_answer_one(face, item, peer, push, running) for item in messages)
+    )
     due = [answer for answer in answers if answer is not None]
     return b"[" + b",".join(due) + b"]" if due else None
+
+
+async def _answer_one(
+    face: Face,
+    message: Any,
+    peer: Peer,
+    push: Push | None,
+    running: MutableMapping[Any, Callable[[], Any]] | None,
+) -> bytes | None:
+    begun = face.begin(message, peer, push)
+    if begun is None or isinstance(begun, bytes):
+        return begun
+    if running is None:
+        return await begun
+    key = rpc.key_of(message["id"])
+    if key in running:
+        begun.close()
+        problem = "a request with this id is still under way"
+        return rpc.error(message["id"], rpc.INVALID_REQUEST, problem)
+    task = asyncio.ensure_future(begun)
+    running[key] = task.cancel
+    try:
+        await asyncio.wait([task])
+    finally:
+        task.cancel()  # with the batch
+        del running[key]
+    return None if task.cancelled() else task.result()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
+from dragoman.core.events import ClientGone
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.mcp.config import ServerEntry, StdioTransport, header_pairs
 from dragoman.mcp.upstream import Upstream
 
@@ -18,11 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class Servers:
-    def __init__(self, make: Callable[[ServerEntry], Upstream], catalog: Catalog) -> None:
+    def __init__(
+        self, make: Callable[[ServerEntry], Upstream], catalogs: Mapping[str, Catalog], bus: Bus
+    ) -> None:
         self._make = make
-        self._catalog = catalog
+        self._catalogs = catalogs
         self._running: dict[str, Upstream] = {}
         self._entries: list[ServerEntry] = []
+        bus.observe(ClientGone, self._client_gone)
 
     async def apply(self, entries: Sequence[ServerEntry]) -> None:
         """Makes what runs what `entries` say; whom they leave as it was is not touched."""
@@ -39,6 +45,10 @@ class Servers:
         self._start(entry for name, entry in wanted.items() if name not in ending)
         await asyncio.gather(*(upstream.stop() for upstream in gone))
         self._start(wanted.values())
+
+    def _client_gone(self, event: ClientGone) -> None:
+        for upstream in self._running.values():
+            upstream.client_gone(event.client)
 
     def _start(self, entries: Iterable[ServerEntry]) -> None:
         for entry in entries:
@@ -97,17 +107,21 @@ class Servers:
                 "state": "off",
                 "reason": reason,
             }
-        tools = self._catalog.offered_by(entry.name)
+        catalog = self._catalogs[TOOL]
+        tools = catalog.offered_by(entry.name)
         state: dict[str, Any] = {
             "name": entry.name,
             "tools_count": len(tools),
             "tools": [
                 {
-                    "name": self._catalog.shown(tool),
+                    "name": catalog.shown(tool),
                     "description": tool.description,
                 }
                 for tool in tools
             ],
+            "prompts_count": len(self._catalogs[PROMPT].offered_by(entry.name)),
+            "resources_count": len(self._catalogs[RESOURCE].offered_by(entry.name)),
+            "templates_count": len(self._catalogs[TEMPLATE].offered_by(entry.name)),
             "connected": upstream.session is not None,
             "state": upstream.state,
             "era": _era(upstream),

@@ -9,14 +9,17 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from secrets import token_hex
 from typing import Any, cast
 
 from dragoman import __version__
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Nowhere
+from dragoman.core.tool import PROMPT, RESOURCE, TOOL, Nowhere
 from dragoman.core.view import View
 from dragoman.mcp.framing import LINE, Deframer, Frame, Hopeless, Malformed, TooLarge, frame, peek
-from dragoman.mcp.server import LIST_CHANGED, Face, Peer, Push, answer_batch
+from dragoman.mcp.lists import METHODS as LISTS
+from dragoman.mcp.peer import Peer, Push
+from dragoman.mcp.server import Face, answer_batch
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES, decode, encode, names_twice
 from dragoman.wire.json import Malformed as NotJson
@@ -27,8 +30,28 @@ MAX_RUNNING = 256
 """Calls of one client under way; more wait unread."""
 UNREAD_BYTES = 1024 * 1024
 """What may wait for a client that does not read, before it is told nothing more unasked."""
-CHANGE_PAUSE = 0.05
-"""Changes of the list that come together are told together."""
+RETRY_SECONDS = 1.0
+"""When it is told the rest, if it reads again."""
+MAX_OWED = 1_100
+"""What is kept for it until then."""
+CALLED_BY = {
+    "tools/call": (TOOL, "name"),
+    "prompts/get": (PROMPT, "name"),
+    "resources/read": (RESOURCE, "uri"),
+}
+
+
+class _Client(Peer):
+    """The client at the other end."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, principal: Principal, view: View, tell: Callable[[bytes], None]) -> None:
+        super().__init__(principal, "mcp-stdio", view, client=f"stdio-{token_hex(8)}")
+        self._tell = tell
+
+    def tell(self, message: bytes) -> None:
+        self._tell(message)
 
 
 class Connection(asyncio.Protocol):
@@ -43,15 +66,16 @@ class Connection(asyncio.Protocol):
         """`settled` is done once the first list is worth giving."""
         self.face = face
         self._settled = settled
-        self.peer = Peer(principal, "mcp-stdio", view())
+        self.peer: Peer = _Client(principal, view(), self._tell)
         self._view = view
         self._register = register
         self._deframer = Deframer(MAX_BYTES)
         self._running: dict[Any, asyncio.Task[None]] = {}
+        self._in_batches: dict[Any, Callable[[], Any]] = {}
+        """How to cancel each request of a batch that is under way."""
         self._framing = LINE
-        self._initialized = False
+        self._owed: dict[bytes, None] = {}
         self._telling: asyncio.TimerHandle | None = None
-        self._stop_listening: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
         self._held = 0
         """Reasons not to read: a client that does not, or too many calls."""
@@ -61,17 +85,16 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._register.add(self)
-        self._stop_listening = self.face.hub.catalog.on_change(self._changed)
         self._write(encode({"dragoman": __version__, "pid": os.getpid()}), LINE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._register.discard(self)
-        self._stop_listening()
         if self._telling is not None:
             self._telling.cancel()
         for task in tuple(self._running.values()):
             task.cancel()
+        self.face.leave(self.peer)
 
     def pause_writing(self) -> None:
         self._hold(1)
@@ -93,9 +116,11 @@ class Connection(asyncio.Protocol):
             elif isinstance(piece, Hopeless) and self._transport is not None:
                 self._transport.close()
 
-    def _write(self, message: bytes, framing: Any) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(message, framing))
+    def _write(self, message: bytes, framing: Any) -> bool:
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.write(frame(message, framing))
+        return True
 
     def _unread(self) -> bool:
         transport = self._transport
@@ -132,17 +157,17 @@ class Connection(asyncio.Protocol):
             if message.get("method") == "notifications/cancelled":
                 self._cancel(message)
             elif message.get("method") == "notifications/initialized":
-                self._initialized = True
+                self.face.join(self.peer)
 
     def _answer(self, message: Any, framing: Any) -> None:
         self.peer.view = self._view()
 
-        def push(update: bytes) -> None:
-            if not self._unread():
-                self._write(update, framing)
+        def push(update: bytes) -> bool:
+            return not self._unread() and self._write(update, framing)
 
         if isinstance(message, list):
-            self._run(object(), answer_batch(self.face, message, self.peer, push), framing)
+            work = answer_batch(self.face, message, self.peer, push, self._in_batches)
+            self._run(object(), work, framing)
             return
         if not self._settled.done() and self._too_early(message):
             self._run(rpc.key_of(message["id"]), self._when_settled(message, push), framing)
@@ -158,27 +183,27 @@ class Connection(asyncio.Protocol):
         on after a restart calls what it has listed before."""
         if rpc.flaw(message) is not None or "id" not in message:
             return False
-        name = (message.get("params") or {}).get("name")
-        return message.get("method") == "tools/list" or (
-            message.get("method") == "tools/call" and isinstance(name, str) and self._unknown(name)
-        )
+        if message.get("method") in LISTS:
+            return True
+        return (called := _called(message)) is not None and self._unknown(*called)
 
-    def _unknown(self, name: str) -> bool:
-        return isinstance(self.face.hub.catalog.find(name).target, Nowhere)
+    def _unknown(self, name: str, kind: str) -> bool:
+        return isinstance(self.face.hub.find(name, self.peer.view, kind).target, Nowhere)
 
     async def _when_settled(self, message: Any, push: Push) -> bytes | None:
-        name = (message.get("params") or {}).get("name")
+        called = _called(message)
         known = asyncio.get_running_loop().create_future()
 
         def look() -> None:
-            if isinstance(name, str) and not known.done() and not self._unknown(name):
+            if called is not None and not known.done() and not self._unknown(*called):
                 known.set_result(None)
 
-        stop = self.face.hub.catalog.on_change(look)
+        stops = [catalog.on_change(look) for catalog in self.face.hub.catalogs.values()]
         try:
             await asyncio.wait([self._settled, known], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stop()
+            for stop in stops:
+                stop()
         return await self.face.answer(message, self.peer, push)
 
     def _run(self, key: Any, work: Coroutine[Any, Any, bytes | None], framing: Any) -> None:
@@ -213,23 +238,31 @@ class Connection(asyncio.Protocol):
 
     def _cancel(self, message: dict[str, Any]) -> None:
         key = rpc.cancelled_by(message)
-        if key is not None and (task := self._running.get(key)):
+        if key is None:
+            return
+        if task := self._running.get(key):
             self._done(key, task)  # its id may be used again at once
             task.cancel()
+        elif cancel := self._in_batches.get(key):
+            cancel()
 
     # --- unasked -----------------------------------------------------------------------------
 
-    def _changed(self) -> None:
-        if self._initialized and self._telling is None:
-            loop = asyncio.get_running_loop()
-            self._telling = loop.call_later(CHANGE_PAUSE, self._tell)
+    def _tell(self, message: bytes) -> None:
+        if self._owed or self._unread():
+            if len(self._owed) < MAX_OWED:
+                self._owed[message] = None
+            if self._telling is None and self._transport is not None:
+                loop = asyncio.get_running_loop()
+                self._telling = loop.call_later(RETRY_SECONDS, self._tell_owed)
+        else:
+            self._write(message, self._framing)
 
-    def _tell(self) -> None:
+    def _tell_owed(self) -> None:
         self._telling = None
-        if self._unread():
-            self._telling = asyncio.get_running_loop().call_later(1, self._tell)
-            return
-        self._write(LIST_CHANGED, self._framing)
+        owed, self._owed = self._owed, {}
+        for message in owed:
+            self._tell(message)
 
     async def drain(self) -> None:
         """Lets the calls under way finish, then closes."""
@@ -237,3 +270,10 @@ class Connection(asyncio.Protocol):
             await asyncio.wait(list(self._running.values()))
         if self._transport is not None:
             self._transport.close()
+
+
+def _called(message: Any) -> tuple[str, str] | None:
+    """The name that a request calls, and of which kind."""
+    kind, member = CALLED_BY.get(message.get("method"), ("", ""))
+    name = (message.get("params") or {}).get(member)
+    return (name, kind) if isinstance(name, str) and kind else None

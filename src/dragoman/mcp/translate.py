@@ -1,18 +1,24 @@
-"""MCP's words to the hub's and back: definitions to tools, results to results. Pure."""
+"""MCP's words to the hub's and back: definitions to tools, calls to requests, results to results.
+
+Pure. What is wrong with an answer and can be put right is put right here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.core.call import ABSENT, Result
+from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.ports import SchemaCompiler
-from dragoman.core.tool import Target, Tool
+from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Target, Tool
 from dragoman.mcp.names import alias_name, canonical_name, distinct, other_names
+from dragoman.mcp.revisions import R2506
 from dragoman.wire.json import encode
 
 MAX_NAME = 256
+MAX_COMPLETIONS = 100
+"""2025-03-26 and later, completion: no more values in one answer."""
 _SPOKEN_FOR = frozenset({"content", "structuredContent", "isError"})
 
 
@@ -61,16 +67,48 @@ def tool_from_definition(
     )
 
 
+METHODS = {
+    TOOL: "tools/call",
+    PROMPT: "prompts/get",
+    RESOURCE: "resources/read",
+    COMPLETION: "completion/complete",
+}
+
+
+def request_from_call(call: Call, revision: int) -> dict[str, Any]:
+    """The parameters of `METHODS[call.tool.kind]` for a server of `revision`."""
+    tool, arguments = call.tool, call.arguments
+    params: dict[str, Any]
+    if tool.kind == TOOL:
+        params = {"name": tool.remote_name, "arguments": arguments}
+    elif tool.kind == PROMPT:
+        params = {"name": tool.remote_name}
+        if arguments:
+            params["arguments"] = arguments
+    elif tool.kind == RESOURCE:
+        params = {"uri": tool.remote_name}
+    else:
+        params = {"ref": _reference(tool), "argument": arguments.get("argument")}
+        if revision >= R2506 and isinstance(arguments.get("context"), dict):
+            params["context"] = arguments["context"]
+    if meta := call.extra.get("_meta"):
+        params["_meta"] = meta
+    return params
+
+
+def _reference(tool: Tool) -> dict[str, Any]:
+    if "uriTemplate" in tool.definition or "uri" in tool.definition:
+        return {"type": "ref/resource", "uri": tool.remote_name}
+    return {"type": "ref/prompt", "name": tool.remote_name}
+
+
 def result_from_mcp(value: Any, size: int, server: str) -> Result:
     """What a server answered to `tools/call`, whole."""
     if not isinstance(value, dict):
         raise BadReply(f'server "{server}" answered a call with no object')
     kind = value.get("resultType", "complete")
     if kind != "complete":
-        raise BadReply(
-            f'server "{server}" answered a call with a result of type "{kind}", which this hub '
-            "cannot carry on"
-        )
+        raise unknown_result(kind, server)
     content = value.get("content", [])
     if not isinstance(content, list):
         raise BadReply(f'server "{server}" answered a call with content that is no list')
@@ -81,6 +119,90 @@ def result_from_mcp(value: Any, size: int, server: str) -> Result:
         extra={key: item for key, item in value.items() if key not in _SPOKEN_FOR},
         size=size,
     )
+
+
+def unknown_result(kind: Any, server: str) -> BadReply:
+    return BadReply(
+        f'server "{server}" answered a call with a result of type "{str(kind)[:100]}", which this '
+        "hub cannot carry on"
+    )
+
+
+def result_of_kind(tool: Tool, value: Any, size: int, server: str) -> Result:
+    """What a server answered to a call of another kind than a tool's."""
+    if not isinstance(value, dict):
+        raise BadReply(f'server "{server}" answered a call with no object')
+    if tool.kind == PROMPT:
+        return _prompt(value, size, server)
+    if tool.kind == RESOURCE:
+        return _resource(value, size, server, tool.remote_name)
+    return _completion(value, size, server)
+
+
+def _prompt(value: Mapping[str, Any], size: int, server: str) -> Result:
+    messages = value.get("messages", [])
+    if not isinstance(messages, list):
+        raise BadReply(f'server "{server}" answered with messages that are no list')
+    content: list[Any] = []
+    roles: list[str] = []
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        said = message.get("content") if isinstance(message, dict) else message
+        for block in said if isinstance(said, list) else [said]:
+            if isinstance(block, str):
+                block = {"type": "text", "text": block}
+            if not isinstance(block, dict):
+                raise BadReply(f'server "{server}" answered with a message that is none')
+            content.append(block)
+            roles.append(role if role in ("user", "assistant") else "user")
+    extra = {key: item for key, item in value.items() if key != "messages"}
+    return Result(content=content, extra={**extra, "roles": roles}, size=size)
+
+
+def _resource(value: Mapping[str, Any], size: int, server: str, uri: str) -> Result:
+    contents = value.get("contents", [])
+    if isinstance(contents, dict):
+        contents = [contents]
+    if not isinstance(contents, list):
+        raise BadReply(f'server "{server}" answered with contents that are no list')
+    # 2026-07-28, resources: an empty list is not to be sent, since it may mean two things.
+    found = [_content(item, uri, server) for item in contents] or [{"uri": uri, "text": ""}]
+    extra = {key: item for key, item in value.items() if key != "contents"}
+    if "ttlMs" in extra and not (type(extra["ttlMs"]) is int and extra["ttlMs"] >= 0):
+        extra["ttlMs"] = 0
+    if "cacheScope" in extra and extra["cacheScope"] not in ("public", "private"):
+        extra["cacheScope"] = "private"
+    content = [{"type": "resource", "resource": item} for item in found]
+    return Result(content=content, extra=extra, size=size)
+
+
+def _content(item: Any, uri: str, server: str) -> Mapping[str, Any]:
+    if not isinstance(item, str | dict):
+        raise BadReply(f'server "{server}" answered with contents that are none')
+    content: dict[str, Any] = {"text": item} if isinstance(item, str) else item
+    if not isinstance(content.get("uri"), str):
+        content = {**content, "uri": uri}
+    if not isinstance(content.get("text"), str) and not isinstance(content.get("blob"), str):
+        content = {**content, "text": ""}
+    return content
+
+
+def _completion(value: Mapping[str, Any], size: int, server: str) -> Result:
+    completion = value.get("completion")
+    values = completion.get("values") if isinstance(completion, dict) else None
+    if not isinstance(completion, dict) or not isinstance(values, list):
+        raise BadReply(f'server "{server}" answered "completion/complete" with no values')
+    fitting = [item for item in values if isinstance(item, str)]
+    if len(fitting) > MAX_COMPLETIONS or len(fitting) != len(values):
+        more = len(fitting) > MAX_COMPLETIONS
+        completion = {**completion, "values": fitting[:MAX_COMPLETIONS]}
+        if more:
+            completion["hasMore"] = True
+    extra = {key: item for key, item in value.items() if key != "completion"}
+    return Result(structured=completion, extra=extra, size=size)
+
+
+NO_COMPLETIONS = {"values": [], "hasMore": False}
 
 
 def mcp_from_result(result: Result) -> dict[str, Any]:

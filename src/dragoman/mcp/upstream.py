@@ -1,8 +1,9 @@
 """One configured server as a target: connected in the background, kept connected, healed by itself.
 
-However many clients there are, there is one connection or child a server. Its tools stay in the
-catalog while it is being reached again, so that they do not come and go; a call then waits for the
-attempt under way, or is told the reason.
+However many clients there are, there is one connection or child a server; only one that asks
+questions in the old way has others beside it. What it offers stays in the catalogs while it is
+being reached again, so that it does not come and go; a call then waits for the attempt under way,
+or is told the reason.
 """
 
 from __future__ import annotations
@@ -10,23 +11,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
-from dragoman.core.events import ServerChanged
+from dragoman.core.errors import HubError, TimedOut, Unreachable
+from dragoman.core.events import ResourceUpdated, ServerChanged
 from dragoman.core.ports import SchemaCompiler
-from dragoman.core.tool import Tool
+from dragoman.core.tool import SUBSCRIPTION, TOOL
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.config import ServerEntry, StdioTransport
+from dragoman.mcp.followed import Followed
+from dragoman.mcp.hearing import MESSAGE, UPDATED, line_of, note_of
+from dragoman.mcp.offers import KINDS, Offers, kinds_changed
+from dragoman.mcp.personal import PersonalSessions
+from dragoman.mcp.questions import ASKING
 from dragoman.mcp.revisions import NAMES
 from dragoman.mcp.spawn import Ring
-from dragoman.mcp.translate import BadTool, result_from_mcp, tool_from_definition
+from dragoman.mcp.upstream_calls import Calls
 
 log = logging.getLogger(__name__)
 
@@ -40,45 +46,57 @@ FRESH_FAILURE = 1.0
 LOSSES = 5
 """A server that is lost more often than this, one time after the other, has failed: until then a
 call starts it again at once."""
-MAX_PROBLEMS = 20
-TURN_SECONDS = 0.005
-"""How long a list of tools may be worked on before others have their turn."""
+ALL = tuple(KINDS)
+QUESTION_SECONDS = 600.0
+OWN_IDLE_SECONDS = 300.0
+"""How long a client's own session is kept that nothing happens on."""
 
-Connect = Callable[["Upstream", float], Awaitable[Session]]
-"""Makes an open session with a server, within so many seconds; told apart by transport."""
+Connect = Callable[["Upstream", float, Mapping[str, Any] | None], Awaitable[Session]]
+"""Makes an open session with a server, within so many seconds. With features it is a client's own
+and declares those; with None it is the one that all share."""
 
 
 class Upstream:
+    gives_up = True
+    """A continuing call without any answers ends what waits for them."""
+
     def __init__(
         self,
         entry: ServerEntry,
         connect: Connect,
-        catalog: Catalog,
+        catalogs: Mapping[str, Catalog],
         bus: Bus,
         compile_schema: SchemaCompiler,
+        question_secs: float = QUESTION_SECONDS,
     ) -> None:
         self.entry = entry
         self.name = entry.name
         self.state = "starting"
         self.reason = ""
-        self.problems: list[str] = []
-        """Tools left out, and why."""
         self.stderr = Ring()
+        """What it wrote there, and the lines of its log that are nobody's."""
         self.session: Session | None = None
         self.modern: bool | None = None
         self.way: str | None = None
         """What was found out about it the last time: the era, and which HTTP transport."""
         self.restarts = -1
+        self.offers = Offers(self, catalogs, compile_schema, entry.prefix)
+        self.followed = Followed(self.name, self._updated)
+        self.personal = PersonalSessions(
+            self.name, self._open_own, entry.timeout_secs, question_secs, OWN_IDLE_SECONDS
+        )
+        self._calls = Calls(
+            self.name, entry.timeout_secs, self.offers, self.personal, entry.interactive
+        )
         self._connect = connect
-        self._catalog = catalog
         self._bus = bus
-        self._compile = compile_schema
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
+        self._dirty: set[str] = set()
+        """The kinds whose lists are to be looked at."""
         self._settled: asyncio.Future[None] | None = None
         self._failed_at = float("-inf")
-        self._definitions: list[Any] | None = None
         self._in_flight = 0
         self._used_at = monotonic()
 
@@ -89,12 +107,14 @@ class Upstream:
         self._task = asyncio.get_running_loop().create_task(self._supervise())
 
     async def stop(self) -> None:
-        """Its tools are gone at once; the server itself may take a while to end."""
+        """What it offers is gone at once; the server itself may take a while to end."""
         if self._task is not None:
             self._task.cancel()
-        self._catalog.withdraw(self.name)
+        self.offers.withdraw()
+        self.followed.close()
         self._become("stopped", "it was stopped")
         self._settle()
+        await self.personal.close()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -111,30 +131,77 @@ class Upstream:
         return await self._ask(again or await self._wait(), call)
 
     async def _ask(self, session: Session, call: Call) -> Result:
-        params: dict[str, Any] = {"name": call.tool.remote_name, "arguments": call.arguments}
-        if meta := call.extra.get("_meta"):
-            params["_meta"] = meta
         self._in_flight += 1
         try:
-            value, size = await session.request(
-                "tools/call", params, self.entry.timeout_secs, call.updates
-            )
+            if call.tool.kind == SUBSCRIPTION:
+                return await self._subscribe(session, call)
+            return await self._calls.make(session, call)
         finally:
             self._in_flight -= 1
             self._used_at = monotonic()
-        return result_from_mcp(value, size, self.name)
+
+    async def _subscribe(self, session: Session, call: Call) -> Result:
+        yes = call.arguments.get("follow") is True
+        act = self.followed.follow if yes else self.followed.unfollow
+        await act(session, call.client, call.tool.remote_name, self.entry.timeout_secs)
+        await self._calls.follow(session, call, yes)
+        return Result()
+
+    def client_gone(self, client: str) -> None:
+        """A client's session has ended; what was kept for it alone goes."""
+        self.personal.gone(client)
+        self.followed.gone(client, self.session, self.entry.timeout_secs)
 
     async def tried(self) -> None:
         """Until the attempt under way has come to something."""
         if self._settled is not None:
             await asyncio.wait([self._settled])
 
-    def tools_changed(self) -> None:
-        self._changed.set()
-
     @property
     def revision(self) -> str | None:
         return NAMES[self.session.revision] if self.session else None
+
+    @property
+    def problems(self) -> list[str]:
+        """What of its lists is left out, and why."""
+        return self.offers.problems
+
+    # --- what the server says unasked ----------------------------------------------------------
+
+    def heard(self, method: str, params: Mapping[str, Any]) -> None:
+        """On the session that all share."""
+        if method in ASKING:
+            if not self._calls.asks:
+                log.info(
+                    'server "%s" asks questions: clients that can answer get sessions of their own',
+                    self.name,
+                )
+            self._calls.asks = True
+        else:
+            self.overheard(method, params)
+
+    def overheard(self, method: str, params: Mapping[str, Any]) -> None:
+        """On any session."""
+        if method == MESSAGE:
+            note = note_of(params)
+            if note is not None:
+                self.stderr.write(line_of(note).encode("utf-8", "replace") + b"\n")
+        elif method == UPDATED:
+            self.followed.told(params.get("uri"))
+        elif kinds := kinds_changed(method):
+            self._look_at(kinds)
+
+    def missed(self) -> None:
+        """Something may have been said while nobody listened."""
+        self._look_at(ALL)
+        self.followed.missed()
+
+    def _look_at(self, kinds: Iterable[str]) -> None:
+        self._dirty.update(kinds)
+        self._changed.set()
+
+    def _updated(self, uri: str) -> None:
+        self._bus.emit(ResourceUpdated(f"{self.name}.{uri}"))
 
     # --- waiting for a connection --------------------------------------------------------------
 
@@ -211,15 +278,14 @@ class Upstream:
                 await self._pause(reason, failures - 1, tried=failures > LOSSES)
 
     async def _open(self) -> Session:
-        seconds = self.entry.timeout_secs
-        if isinstance(self.entry.transport, StdioTransport):
-            seconds = max(seconds, START_SECONDS)
+        seconds = self._start_seconds()
         session: Session | None = None
         try:
             async with asyncio.timeout(seconds):
-                session = await self._connect(self, seconds)
+                session = await self._connect(self, seconds, None)
                 self._changed.clear()
-                await self._refresh(session)
+                self._dirty.clear()
+                await self.offers.refresh(session, ALL, self.entry.timeout_secs)
         except BaseException as error:
             if session is not None:
                 await session.close()
@@ -237,15 +303,33 @@ class Upstream:
             'server "%s" is connected: %s, %d tools; %d tools in all',
             self.name,
             self.revision,
-            len(self._catalog.offered_by(self.name)),
-            len(self._catalog),
+            self.offers.count(TOOL),
+            self.offers.total(TOOL),
         )
         return session
+
+    def _start_seconds(self) -> float:
+        seconds = self.entry.timeout_secs
+        child = isinstance(self.entry.transport, StdioTransport)
+        return max(seconds, START_SECONDS) if child else seconds
+
+    async def _open_own(self, features: Mapping[str, Any]) -> Session:
+        seconds = self._start_seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._connect(self, seconds, features)
+        except TimeoutError:
+            raise TimedOut(
+                f'server "{self.name}" did not open another session within {seconds:g} s'
+            ) from None
 
     async def _serve(self, session: Session) -> str | None:
         """Until it is lost (the reason in words) or has been idle for long enough (None)."""
         idle = self.entry.idle_secs if isinstance(self.entry.transport, StdioTransport) else 0
         self._used_at = monotonic()
+        if self.followed:
+            await self.followed.restore(session, self.entry.timeout_secs)
+            self.followed.missed()
         lost: asyncio.Future[Any] = session.wire.lost
         changed: asyncio.Future[Any] = self._change()
         try:
@@ -261,7 +345,8 @@ class Upstream:
                     self._changed.clear()
                     changed = self._change()
                     await self._follow_change(session)
-                if idle and not self._in_flight and monotonic() - self._used_at >= idle:
+                busy = self._in_flight or len(self.followed)
+                if idle and not busy and monotonic() - self._used_at >= idle:
                     return None
         finally:
             changed.cancel()
@@ -270,47 +355,15 @@ class Upstream:
         return asyncio.get_running_loop().create_task(self._changed.wait())
 
     async def _follow_change(self, session: Session) -> None:
+        kinds, self._dirty = self._dirty, set()
         try:
-            await self._refresh(session)
+            await self.offers.refresh(session, kinds, self.entry.timeout_secs)
         except HubError as error:
             log.warning(
-                'server "%s" changed its tools but does not list them: %s', self.name, error
+                'server "%s" changed what it offers but does not list it: %s', self.name, error
             )
+        await self.followed.restore(session, self.entry.timeout_secs)
         await asyncio.sleep(0.05)  # a server that says so all the time is asked 20 times a second
-
-    async def _refresh(self, session: Session) -> None:
-        """Lists the tools and offers them; a bad one is left out alone."""
-        definitions: list[Any] = []
-        if session.features.get("tools") is not None or not session.features:
-            definitions = await session.list_tools(self.entry.timeout_secs)
-        if definitions == self._definitions:
-            return  # so that nobody is told of a change that is none
-        tools: list[Tool] = []
-        problems: list[str] = []
-        taken: dict[str, str] = {}
-        begun = monotonic()
-        for position, definition in enumerate(definitions):
-            if monotonic() - begun > TURN_SECONDS:
-                await asyncio.sleep(0)
-                begun = monotonic()
-            try:
-                tool = tool_from_definition(
-                    definition, self, taken, self._compile, self.entry.prefix
-                )
-            except BadTool as error:
-                problems.append(f"tool {position + 1} is left out: {error}")
-                continue
-            taken[tool.name] = tool.remote_name
-            tools.append(tool)
-        known, self.problems = self.problems, problems[:MAX_PROBLEMS]
-        for problem in self.problems:
-            if problem not in known:  # said once, however often it is listed
-                log.warning('server "%s": %s', self.name, problem)
-        self._definitions = definitions
-        try:
-            self._catalog.offer(self.name, tools)
-        except ConfigError as error:
-            self.problems.append(str(error))
 
     async def _pause(self, reason: str, failures: int, *, tried: bool = True) -> None:
         """Waits longer after each failure, with jitter; a call cuts the wait short."""

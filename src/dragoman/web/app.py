@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -26,9 +27,12 @@ ONCE = frozenset(
     {
         *(b"host", b"origin", b"authorization", b"content-type"),
         *(b"mcp-session-id", b"mcp-protocol-version", b"mcp-method", b"mcp-name"),
+        b"last-event-id",
     }
 )
 """The headers that the hub goes by; named twice, nobody could tell which counts."""
+MIRRORED = b"mcp-param-"
+"""How the headers begin that say what the body says; these too count once."""
 
 
 class App:
@@ -49,7 +53,7 @@ class App:
 
     def _refusal(self, request: Request) -> Response | None:
         fields = request.fields
-        if request.repeated and (twice := ONCE & request.repeated):
+        if request.repeated and (twice := _twice(request.repeated)):
             return problem(400, f"the header {min(twice).decode('latin-1')} is named twice")
         host = fields.get(b"host")
         if host is None or not self._names.knows_host(host):
@@ -63,6 +67,8 @@ class App:
                 )
             request.extra = [(b"access-control-allow-origin", origin), *_CORS]
             if request.method == "OPTIONS":
+                wanted = fields.get(b"access-control-request-headers", b"")
+                request.extra.append((b"access-control-allow-headers", _allowed(wanted)))
                 return Response(204, b"", "text/plain")
         try:
             request.principal = self._auth.principal(fields)
@@ -133,6 +139,10 @@ def reply(request: Request, response: Response) -> None:
     request.reply(response.status, headers, response.body)
 
 
+def _twice(repeated: frozenset[bytes]) -> set[bytes]:
+    return {name for name in repeated if name in ONCE or name.startswith(MIRRORED)}
+
+
 _UNAUTHORIZED = Response(
     401,
     problem(
@@ -152,10 +162,17 @@ _TOO_LARGE = Response(
 _CORS: Headers = [
     (b"vary", b"Origin"),
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-    (
-        b"access-control-allow-headers",
-        b"authorization, content-type, accept, last-event-id, mcp-session-id, "
-        b"mcp-protocol-version, mcp-method, mcp-name",
-    ),
     (b"access-control-expose-headers", b"mcp-session-id, www-authenticate"),
 ]
+_ALLOWED = (
+    b"authorization, content-type, accept, last-event-id, mcp-session-id, "
+    b"mcp-protocol-version, mcp-method, mcp-name"
+)
+_PARAM = re.compile(rb"mcp-param-[!#$%&'*+.^_`|~0-9a-z-]{1,100}")
+
+
+def _allowed(wanted: bytes) -> bytes:
+    """Which headers a page may send: the usual ones, and of those that mirror an argument, which
+    may have any name, what it asks for."""
+    asked = wanted[:8_192].lower().replace(b" ", b"").split(b",")
+    return b", ".join([_ALLOWED, *filter(_PARAM.fullmatch, asked[:64])])

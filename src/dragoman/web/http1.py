@@ -8,15 +8,16 @@ stream. Knows nothing of routes or of who is asking.
 from __future__ import annotations
 
 import asyncio
-import http
 import logging
 from collections import deque
 from collections.abc import Awaitable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import httptools
 
-from dragoman.core.principal import Principal
+from dragoman.web.request import STATUS, Headers, Request
+
+__all__ = ["Application", "Connection", "Headers", "Request"]
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ UNREAD_SECONDS = 60.0
 
 NEVER = float("inf")
 
-Headers = list[tuple[bytes, bytes]]
-
 
 class Application(Protocol):
     def admit(self, request: Request) -> bool:
@@ -48,101 +47,7 @@ class Application(Protocol):
     def answer(self, request: Request) -> Awaitable[None]: ...
 
 
-_STATUS = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
-    for status in http.HTTPStatus
-}
-_BODILESS = frozenset({204, 304})
 _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
-
-
-class Request:
-    """One request, and the way to answer it."""
-
-    __slots__ = (
-        "_connection", "_gone", "answered", "body", "extra", "fields", "keep_alive", "kept",
-        "method", "path", "principal", "refusal", "repeated", "streaming", "too_large",
-    )  # fmt: skip
-
-    def __init__(self, connection: Connection, method: str, url: bytes, keep_alive: bool) -> None:
-        self._connection = connection
-        self.method = method
-        self.path = url.partition(b"?")[0].decode("latin-1")
-        self.fields: dict[bytes, bytes] = {}
-        self.repeated: frozenset[bytes] = frozenset()
-        """Headers that came more than once; `fields` has them joined."""
-        self.body = b""
-        self.kept = True
-        self.too_large = False
-        self.extra: Headers = []
-        """Headers that go with whatever is answered."""
-        self.principal: Principal | None = None
-        self.refusal: Any = None
-        """What the application made of the head, for its own use."""
-        self.keep_alive = keep_alive
-        self.answered = False
-        self.streaming = False
-        self._gone: asyncio.Future[None] | None = None
-
-    def reply(self, status: int, headers: Headers, body: bytes) -> None:
-        """The whole answer, in one write."""
-        if self.answered or self.streaming:
-            return
-        lines = [_STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
-        lines += [b"%b: %b\r\n" % header for header in self.extra]
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        if status not in _BODILESS:
-            lines.append(b"content-length: %d\r\n" % len(body))
-        lines.append(b"\r\n")
-        if self.method != "HEAD":
-            lines.append(body)
-        self._connection.write(b"".join(lines))
-        self._finish()
-
-    def start(self, status: int, headers: Headers) -> None:
-        """The head of an answer whose body comes in pieces."""
-        if self.answered or self.streaming:
-            return
-        self.streaming = True
-        lines = [_STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
-        lines += [b"%b: %b\r\n" % header for header in self.extra]
-        lines.append(b"transfer-encoding: chunked\r\n")
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        self._connection.write(b"".join(lines) + b"\r\n")
-
-    async def write(self, data: bytes) -> None:
-        """A piece of the body; waits while the client does not read."""
-        if data and self.streaming and not self.answered:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
-            await self._connection.writable()
-
-    def end(self) -> None:
-        if self.streaming and not self.answered:
-            self._connection.write(b"0\r\n\r\n")
-            self._finish()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._connection.loop
-
-    @property
-    def gone(self) -> asyncio.Future[None]:
-        """Done when the client has gone away."""
-        if self._gone is None:
-            self._gone = self._connection.loop.create_future()
-            if self._connection.lost:
-                self._gone.set_result(None)
-        return self._gone
-
-    def left(self) -> None:
-        if self._gone is not None and not self._gone.done():
-            self._gone.set_result(None)
-
-    def _finish(self) -> None:
-        self.answered = True
-        self._connection.finished(self)
 
 
 class Connection(asyncio.Protocol):
@@ -173,6 +78,8 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._closing = False
         self._drained: asyncio.Future[None] | None = None
+        self._unread = 0, NEVER
+        """How much a client has not read that must read before it is sent more, and since when."""
         self._unfinished = False
         """A request has begun and its end has not come."""
         self._in_head = True
@@ -244,6 +151,7 @@ class Connection(asyncio.Protocol):
         """Who does not read what was answered is not read from either."""
         if self._drained is None:
             self._drained = self.loop.create_future()
+            self._unread = self._transport.get_write_buffer_size(), self.loop.time()
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -269,6 +177,7 @@ class Connection(asyncio.Protocol):
         if not self._in_head:
             return  # after the body: too late to say anything that counts
         name = name.lower()
+        value = value.rstrip(b" \t")  # no part of it (RFC 9110, 5.5), and llhttp leaves it there
         fields = self._fields
         if name in fields:
             self._repeated |= {name}
@@ -406,7 +315,7 @@ class Connection(asyncio.Protocol):
         self._closing = True
         if self._current is None:
             head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            self.write(_STATUS[status] + head % (len(text) + 1) + text + b"\n")
+            self.write(STATUS[status] + head % (len(text) + 1) + text + b"\n")
         self._close()
 
     # --- writing, timing, ending -----------------------------------------------------------------
@@ -422,6 +331,17 @@ class Connection(asyncio.Protocol):
             if not drained.done() and self._transport.get_write_buffer_size() >= unread:
                 self._transport.abort()
                 return
+
+    def takes_more(self) -> bool:
+        """Whether the client reads what it is sent; one that has not for long is left."""
+        if self._drained is None or self.lost:
+            return not self.lost
+        unread, since = self._transport.get_write_buffer_size(), self.loop.time()
+        if unread < self._unread[0]:
+            self._unread = unread, since
+        elif since - self._unread[1] > UNREAD_SECONDS:
+            self._transport.abort()
+        return False
 
     def _time(self, seconds: float) -> None:
         self._due = due = self.loop.time() + seconds

@@ -1,0 +1,200 @@
+"""The command: which parts, on which grounds, and where the page goes; nothing is left running.
+
+`--scenario` with one ground and suite is the quick way to mend one thing.
+"""
+
+import argparse
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from conformance.clients import CLIENT_SETS, run_scenario
+from conformance.comparing import differences
+from conformance.grounds import DIRECT, FIXTURE, GROUNDS, TASKS, standing
+from conformance.lists import run_lists
+from conformance.peers import run_peers
+from conformance.places import LOGS, PAGE, PYTHON, RESULTS, ROOT, CannotRun, prepare, version_of
+from conformance.processes import run, stop_all
+from conformance.report import page
+from conformance.suites import SUITES, Outcome, run_suite
+
+PARTS = ("server", "lists", "client", "peers")
+Records = list[dict[str, Any]]
+
+
+def say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def names_of(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+        return names
+
+    return read
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m conformance", description=__doc__)
+    for option, known, help_ in (
+        ("--parts", PARTS, "which parts"),
+        ("--where", tuple(GROUNDS), "which grounds; without direct nothing is compared"),
+        ("--suites", tuple(SUITES), "which suites of the server part"),
+        ("--clients", tuple(CLIENT_SETS), "which sets of client scenarios"),
+    ):
+        parser.add_argument(
+            option, type=names_of(known), default=known, metavar="LIST",
+            help=f"{help_}: {','.join(known)}",
+        )  # fmt: skip
+    parser.add_argument("--scenario", metavar="NAME", help="one scenario, server or client")
+    parser.add_argument("--only", default="", metavar="REGEX", help="peers by name")
+    return parser.parse_args()
+
+
+def server_part(arguments: argparse.Namespace) -> Records:
+    direct: dict[str, Outcome] = {}
+    records: Records = []
+    for ground in GROUNDS:
+        if ground not in arguments.where:
+            continue
+        for command, suites in ((FIXTURE, [s for s in SUITES if s != "tasks"]), (TASKS, ["tasks"])):
+            wanted = [suite for suite in suites if suite in arguments.suites]
+            if not wanted or (command == TASKS and GROUNDS[ground].era == "legacy"):
+                continue
+            if command == TASKS and GROUNDS[ground].transport == "stdio":
+                continue  # it speaks HTTP only
+            try:
+                with standing(ground, command) as url:
+                    for suite in wanted:
+                        outcome = run_suite(suite, ground, url, arguments.scenario)
+                        if ground == DIRECT:
+                            direct[suite] = outcome
+                        records.append(record(outcome, direct.get(suite)))
+            except RuntimeError as problem:
+                say(f"FAIL {ground}: {problem}")
+                records += [broken(suite, ground, str(problem)) for suite in wanted]
+    return records
+
+
+def record(outcome: Outcome, direct: Outcome | None) -> dict[str, Any]:
+    found = differences(outcome, None if outcome.ground == DIRECT else direct)
+    unexplained = [each for each in found if each.reason is None]
+    # The suite's own verdict knows no reasons; without any, it counts.
+    ok = not unexplained and (outcome.ok or bool(found))
+    passed = outcome.count("SUCCESS")
+    say(f"{'ok  ' if ok else 'FAIL'} {outcome.ground} {outcome.suite}: {passed} passed, "
+        f"{len(unexplained)} failed or missing")  # fmt: skip
+    for each in unexplained:
+        print(f"       {each.key}: {each.message[:300]}")
+    return {
+        "suite": outcome.suite,
+        "ground": outcome.ground,
+        "ok": ok,
+        "passed": passed,
+        "skipped": outcome.count("SKIPPED"),
+        "made": outcome.count("SUCCESS", "FAILURE", "WARNING"),
+        "differences": [vars(each) for each in found],
+    }
+
+
+def broken(suite: str, ground: str, problem: str) -> dict[str, Any]:
+    difference = {"key": "start", "message": problem, "reason": None}
+    return {"suite": suite, "ground": ground, "ok": False, "passed": 0, "skipped": 0, "made": 0,
+            "differences": [difference]}  # fmt: skip
+
+
+def client_part(arguments: argparse.Namespace) -> Records:
+    records: Records = []
+    for name, chosen in CLIENT_SETS.items():
+        for scenario in chosen.scenarios:
+            if name in arguments.clients and arguments.scenario in (None, scenario):
+                direct = run_scenario(name, scenario, DIRECT) if DIRECT in arguments.where else None
+                made = record(run_scenario(name, scenario, "hub"), direct)
+                made["direct"] = direct.count("SUCCESS") if direct else None
+                records.append(made)
+    return records
+
+
+def plain_part(part: str, arguments: argparse.Namespace) -> Records:
+    try:
+        found = run_lists() if part == "lists" else run_peers(arguments.only)
+        records = [vars(each) for each in found]
+    except RuntimeError as problem:
+        records = [{"name": part, "problem": str(problem)}]
+    for each in records:
+        if each["problem"] is not None:
+            say(f"FAIL {each['name']}: {each['problem']}")
+    good = sum(each["problem"] is None for each in records)
+    say(f"{part}: {good} of {len(records)} pass")
+    return [{**each, "ok": each["problem"] is None} for each in records]
+
+
+def versions() -> dict[str, str]:
+    show = (
+        "import mcp, sys, importlib.metadata as m; print(m.version('mcp'), sys.version.split()[0])"
+    )
+    _, said, _ = run("versions", [PYTHON, "-c", show], 30)
+    sdk, python = said.split()
+    return {
+        "suite, latest release": version_of("suite-release"),
+        "suite, newest prerelease": version_of("suite-prerelease"),
+        "official Python SDK, of the fixture": sdk,
+        "Inspector": version_of("@modelcontextprotocol/inspector"),
+        "server-everything": version_of("@modelcontextprotocol/server-everything"),
+        "Python": python,
+    }
+
+
+def everything(arguments: argparse.Namespace) -> dict[str, Any]:
+    results: dict[str, Any] = {"versions": versions()}
+    for part in PARTS:
+        if part not in arguments.parts:
+            continue
+        if part == "server":
+            results[part] = server_part(arguments)
+        elif part == "client":
+            results[part] = client_part(arguments)
+        else:
+            results[part] = plain_part(part, arguments)
+    return results
+
+
+def is_whole(arguments: argparse.Namespace) -> bool:
+    chosen = (arguments.parts, arguments.where, arguments.suites, arguments.clients)
+    known = (PARTS, tuple(GROUNDS), tuple(SUITES), tuple(CLIENT_SETS))
+    return chosen == known and not arguments.scenario and not arguments.only
+
+
+def main() -> int:
+    arguments = read_arguments()
+    re.compile(arguments.only)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with prepare():
+            results = everything(arguments)
+    except CannotRun as problem:
+        print(f"conformance: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"conformance: interrupted; logs are in {LOGS.relative_to(ROOT)}")
+        return 130
+    finally:
+        stop_all()
+    (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    target = PAGE if is_whole(arguments) else RESULTS / "conformance.md"
+    target.write_text(page(results), encoding="utf-8")
+    say(f"wrote {target.relative_to(ROOT)}; logs are in {LOGS.relative_to(ROOT)}")
+    good = all(each["ok"] for part in PARTS for each in results.get(part, []))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

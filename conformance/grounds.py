@@ -1,0 +1,109 @@
+"""What the suites are pointed at: the fixture itself, or a hub in front of it, in several ways."""
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.places import HOMES, HUB, PYTHON, ROOT
+from conformance.processes import Command, started, wait_for
+
+FIXTURE: Command = [PYTHON, "-m", "conformance.fixture"]
+TASKS: Command = [PYTHON, "-m", "conformance.fixture.tasks"]
+SERVER = "fixture"
+
+
+@dataclass(frozen=True)
+class Ground:
+    title: str
+    transport: str = "http"  # of the fixture
+    era: str = "both"
+    through_hub: bool = True
+    prefixed: bool = False
+
+
+DIRECT = "direct"
+GROUNDS = {
+    DIRECT: Ground("the fixture itself", through_hub=False),
+    "hub": Ground("through the hub, fixture over HTTP"),
+    "prefixed": Ground("through the hub, names prefixed, fixture over HTTP", prefixed=True),
+    "stdio": Ground("through the hub, fixture over stdio", "stdio"),
+    "legacy": Ground("through the hub, handshake-only fixture over HTTP", "http", "legacy"),
+    "legacy-stdio": Ground("through the hub, handshake-only fixture over stdio", "stdio", "legacy"),
+    "sse": Ground("through the hub, fixture over HTTP+SSE", "sse", "legacy"),
+}
+
+
+def remote(url: str, kind: str = "http") -> str:
+    return f'type = "{kind}"\nurl = "{url}"\nallow_private = true\n'
+
+
+def child(command: Command) -> str:
+    program, *arguments = (str(part) for part in command)
+    return (
+        f'type = "stdio"\ncommand = "{program}"\nargs = {json.dumps(arguments)}\ncwd = "{ROOT}"\n'
+    )
+
+
+@contextlib.contextmanager
+def hub(
+    name: str, transport: str, *, prefix: str | None = "", interactive: bool = True
+) -> Iterator[tuple[str, Path]]:
+    """A hub with one server, connected: where it listens, and its home."""
+    home = HOMES / name
+    home.mkdir()
+    shown = "" if prefix is None else f"prefix = {json.dumps(prefix)}\n"
+    (home / "config.toml").write_text(
+        '[server]\nport = 0\n\n[mcp]\nstdio_expose = ["*"]\n\n[limits]\nresult_chars = 1000000\n\n'
+        f'[[mcp_servers]]\nname = "{SERVER}"\n{shown}interactive = {json.dumps(interactive)}\n\n'
+        f"[mcp_servers.transport]\n{transport}",
+        encoding="utf-8",
+    )
+    with started(f"hub-{name}", [HUB, "up", "--json", "--home", home]) as process:
+        base = str(json.loads(process.first_line())["url"])
+
+        def connected() -> str:
+            with urllib.request.urlopen(f"{base}/api/mcp/servers", timeout=5) as answer:
+                servers = json.load(answer)
+            if any(server.get("name") == SERVER for server in servers["connected"]):
+                return base
+            raise ValueError(json.dumps(servers["configured"])[:500])
+
+        wait_for(process, connected)
+        yield f"{base}/mcp", home
+
+
+@contextlib.contextmanager
+def fixture(name: str, command: Command) -> Iterator[str]:
+    with started(f"fixture-{name}", command) as process:
+        yield process.first_line()
+
+
+@contextlib.contextmanager
+def renamed(name: str, url: str) -> Iterator[str]:
+    """A face on the prefixed hub under which the suite finds the names it knows."""
+    command: Command = [PYTHON, "-m", "conformance.renaming", url, f"mcp_{SERVER}_"]
+    with started(f"renaming-{name}", command) as process:
+        yield process.first_line()
+
+
+@contextlib.contextmanager
+def standing(name: str, command: Command = FIXTURE) -> Iterator[str]:
+    """The ground's URL, while everything behind it runs."""
+    ground = GROUNDS[name]
+    label = f"{name}-tasks" if command == TASKS else name
+    full = command if command == TASKS else [*command, ground.transport, "--era", ground.era]
+    with contextlib.ExitStack() as stack:
+        if ground.transport == "stdio":
+            transport = child(full)
+        else:
+            url = stack.enter_context(fixture(label, full))
+            transport = remote(url, "sse" if ground.transport == "sse" else "http")
+        if not ground.through_hub:
+            yield url
+            return
+        prefix = None if ground.prefixed else ""
+        url, _ = stack.enter_context(hub(label, transport, prefix=prefix))
+        yield stack.enter_context(renamed(label, url)) if ground.prefixed else url

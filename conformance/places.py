@@ -1,0 +1,54 @@
+"""Where things are: the environments, the suites, the results. Knows no protocol."""
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+from typing import TextIO
+
+
+class CannotRun(Exception):
+    """Something that is needed is not there; the message says what to do."""
+
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = ROOT / "conformance"
+BUILD = HERE / "build"
+LOGS = BUILD / "logs"
+HOMES = BUILD / "homes"
+RESULTS = BUILD / "results"
+PAGE = ROOT / "docs" / "conformance.md"
+
+HUB = ROOT / ".venv" / "bin" / "dragoman"
+PYTHON = ROOT / ".venv-conformance" / "bin" / "python"
+NODE = ROOT / ".venv-conformance" / "bin" / "node"
+
+PACKAGES = HERE / "node_modules"
+RELEASE = PACKAGES / "suite-release" / "dist" / "index.js"
+PRERELEASE = PACKAGES / "suite-prerelease" / "dist" / "index.js"
+INSPECTOR = PACKAGES / "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
+EVERYTHING = PACKAGES / "@modelcontextprotocol/server-everything/dist/index.js"
+
+NOTHING_EXPECTED = HERE / "no-expected-failures.yml"
+
+
+def prepare() -> TextIO:
+    """Empties what a former run left. No other run can begin while the file it gives is open."""
+    for needed in (HUB, PYTHON, NODE, RELEASE, PRERELEASE, INSPECTOR, EVERYTHING):
+        if not needed.exists():
+            raise CannotRun(f"{needed.relative_to(ROOT)} is not there; run `make conformance`.")
+    BUILD.mkdir(exist_ok=True)
+    lock = (BUILD / "lock").open("w", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CannotRun("Another run is under way in this checkout; wait for its end.") from None
+    for folder in (LOGS, HOMES, RESULTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    return lock
+
+
+def version_of(package: str) -> str:
+    text = (PACKAGES / package / "package.json").read_text(encoding="utf-8")
+    return str(json.loads(text)["version"])

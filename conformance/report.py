@@ -1,0 +1,117 @@
+"""Results to Markdown."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from conformance.clients import CLIENT_SETS
+from conformance.grounds import GROUNDS
+from conformance.suites import SUITES
+
+HEAD = (
+    "# Conformance\n\n"
+    "Written by `make conformance`; do not edit. The official [conformance suite]"
+    "(https://github.com/modelcontextprotocol/conformance) runs against a fixture server made with "
+    "the official SDK, first on the fixture itself and then through the hub, with an empty list of "
+    "expected failures: a SHOULD that is not met is a failure too. A check counts as different "
+    "where it passes on the fixture and not through the hub.\n"
+)
+
+
+def row(cells: Iterable[Any]) -> str:
+    return (
+        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    )
+
+
+def table(head: list[str], rows: list[list[Any]]) -> str:
+    return "\n".join([row(head), row("---" for _ in head), *(row(cells) for cells in rows)])
+
+
+def versions(found: dict[str, str]) -> str:
+    return table(["what", "version"], [[name, version] for name, version in found.items()])
+
+
+def server(records: list[dict[str, Any]]) -> str:
+    grounds = [name for name in GROUNDS if any(r["ground"] == name for r in records)]
+    rows = []
+    for suite in SUITES:
+        cells: list[Any] = [SUITES[suite].title]
+        for ground in grounds:
+            found = [r for r in records if (r["suite"], r["ground"]) == (suite, ground)]
+            cells.append(cell(found[0]) if found else "")
+        if any(cells[1:]):
+            rows.append(cells)
+    text = table(["checks passed", *(f"`{name}`" for name in grounds)], rows)
+    legend = "\n".join(f"- `{name}`: {GROUNDS[name].title}" for name in grounds)
+    return f"{text}\n\n{legend}\n"
+
+
+def cell(record: dict[str, Any]) -> str:
+    text = str(record["passed"])
+    if record["skipped"]:
+        text += f", {record['skipped']} skipped"
+    unexplained = sum(each["reason"] is None for each in record["differences"])
+    explained = len(record["differences"]) - unexplained
+    if unexplained or (not record["ok"] and not explained):
+        text += f", **{unexplained or 'run'} failed**"
+    if explained:
+        text += f", {explained} explained"
+    return text
+
+
+def differences(records: list[dict[str, Any]]) -> str:
+    rows = [
+        [f"`{r['ground']}`", SUITES[r["suite"]].title, f"`{each['key']}`", each["message"][:200],
+         each["reason"] or "**to be mended**"]
+        for r in records
+        for each in r["differences"]
+    ]  # fmt: skip
+    if not rows:
+        return "None: every check that passes on the fixture passes through the hub.\n"
+    return table(["ground", "suite", "check", "what came", "why"], rows) + "\n"
+
+
+def client(records: list[dict[str, Any]]) -> str:
+    rows = []
+    for name, chosen in CLIENT_SETS.items():
+        for record in records:
+            if record["suite"] == name:
+                result = "passes" if record["ok"] else "**fails**"
+                counts = [record["direct"], record["passed"]]
+                rows.append([chosen.title, f"`{record['ground']}`", *counts, result])
+    head = ["suite", "scenario", "checks passed by the SDK's client", "by the hub", "scenario"]
+    return table(head, rows) + "\n"
+
+
+def plain(records: list[dict[str, Any]]) -> str:
+    rows = [
+        [r["name"], "passes" if r["problem"] is None else f"**{r['problem']}**"] for r in records
+    ]
+    return table(["what", "result"], rows) + "\n"
+
+
+def page(results: dict[str, Any]) -> str:
+    parts = [HEAD, versions(results["versions"])]
+    if results.get("server"):
+        parts += ["## As a server", server(results["server"])]
+        parts += ["### Differences", differences(results["server"])]
+        parts.append(
+            "The prefixed run goes through a small proxy that gives the suite back the names it "
+            "knows (`conformance/renaming.py`); it changes names in requests and lists and passes "
+            "everything else byte for byte. The tasks scenarios have a fixture of their own, since "
+            "the SDK has no tasks; one of the ten is always skipped by the suite.\n"
+        )
+    if results.get("lists"):
+        good = sum(r["problem"] is None for r in results["lists"])
+        parts += ["## Names and nothing else", "Lists, reads and calls over the wire, compared "
+                  "member by member with what the fixture itself answers: "
+                  f"{good} of {len(results['lists'])} are the same.\n"]  # fmt: skip
+        wrong = [r for r in results["lists"] if r["problem"] is not None]
+        parts += [plain(wrong)] if wrong else []
+    if results.get("client"):
+        parts += ["## As a client", "The suite's mock server is the hub's upstream; the suite "
+                  "judges what the hub sends. All scenarios that are not about authorization.\n",
+                  client(results["client"])]  # fmt: skip
+    if results.get("peers"):
+        parts += ["## Other people's programs", plain(results["peers"])]
+    return "\n".join(parts)

@@ -1,0 +1,128 @@
+"""What a server says beside its answers, and whose it is: progress, lines of its log, questions.
+
+Knows neither how messages travel nor what is done with a question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dragoman.core.call import LEVELS, NO_UPDATES, Call, Note, Progress, Updates, discard
+from dragoman.wire import rpc
+
+CANCELLED = "notifications/cancelled"
+PROGRESS = "notifications/progress"
+MESSAGE = "notifications/message"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+UPDATED = "notifications/resources/updated"
+LISTEN = "subscriptions/listen"
+SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
+
+Heard = Callable[[str, Mapping[str, Any]], None]
+"""Takes what belongs to no request: notifications, and the questions that had to be refused."""
+
+GRAVITY = {level: number for number, level in enumerate(LEVELS)}
+
+
+class Asked:
+    """A request of the server's, to be answered once."""
+
+    __slots__ = ("_id", "_reply", "method", "params")
+
+    def __init__(
+        self, id: rpc.Id, method: str, params: Mapping[str, Any], reply: Callable[[bytes], None]
+    ) -> None:
+        self.method = method
+        self.params = params
+        self._id = id
+        self._reply = reply
+
+    def answer(self, result: Mapping[str, Any]) -> None:
+        self._reply(rpc.result(self._id, result))
+
+    def refuse(self, code: int, words: str) -> None:
+        self._reply(rpc.error(self._id, code, words))
+
+
+class Listener:
+    """To whom it goes what a server says beside the answer to one request.
+
+    A request that wants nothing of the kind has none.
+    """
+
+    __slots__ = ("acknowledged", "ask", "client", "highest", "notes", "progress", "updates")
+
+    def __init__(
+        self,
+        updates: Updates = discard,
+        *,
+        progress: bool = False,
+        notes: str | None = None,
+        client: str = "",
+        ask: Callable[[Asked], bool] | None = None,
+        acknowledged: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self.updates = updates
+        self.progress = progress
+        self.notes = notes
+        self.client = client
+        self.ask = ask
+        """Takes a question; says whether it will be answered."""
+        self.acknowledged = acknowledged
+        """Of a listen: told what the server will tell of."""
+        self.highest = float("-inf")
+
+    def progressed(self, params: Mapping[str, Any]) -> bool:
+        """Passes progress on, where it is some: it goes forwards only."""
+        update = progress_of(params) if self.progress else None
+        if update is None or update.progress <= self.highest:
+            return False
+        self.highest = update.progress
+        self.updates(update)
+        return True
+
+    def noted(self, params: Mapping[str, Any]) -> bool:
+        """Passes a line of the log on, where it is one that was wanted."""
+        note = note_of(params)
+        if self.notes is None or note is None or GRAVITY[note.level] < GRAVITY[self.notes]:
+            return False
+        self.updates(note)
+        return True
+
+
+def listener_of(call: Call) -> Listener | None:
+    """None for a call that wants nothing but its answer, as most."""
+    wanted = call.wanted
+    if wanted is NO_UPDATES or not (wanted.progress or wanted.notes):
+        return None
+    notes = wanted.notes if wanted.notes in GRAVITY else None
+    return Listener(call.updates, progress=wanted.progress, notes=notes, client=call.client)
+
+
+def progress_of(params: Mapping[str, Any]) -> Progress | None:
+    progress, total = _number(params.get("progress")), _number(params.get("total"))
+    message = params.get("message")
+    if progress is None:
+        return None
+    words = message[:1000] if isinstance(message, str) else None
+    return Progress(progress=progress, total=total, message=words)
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def note_of(params: Mapping[str, Any]) -> Note | None:
+    level, logger = params.get("level"), params.get("logger")
+    if level not in GRAVITY or "data" not in params:
+        return None
+    name = logger[:200] if isinstance(logger, str) else None
+    return Note(level=str(level), data=params["data"], logger=name)
+
+
+def line_of(note: Note) -> str:
+    """A note as a line of a log."""
+    words = note.data if isinstance(note.data, str) else repr(note.data)
+    where = f" {note.logger}" if note.logger else ""
+    return f"[{note.level}{where}] {' '.join(words[:2000].split())}"

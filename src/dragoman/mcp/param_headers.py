@@ -1,0 +1,149 @@
+"""Headers that mirror what a message says (2026-07-28, transports): how values are written, and
+which of a tool's arguments are mirrored. Pure; both sides of the hub use it.
+
+A tool's schema marks an argument with `x-mcp-header`; its value then travels as `Mcp-Param-{name}`
+as well. What a header cannot hold travels as base64 between marks.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+PREFIX = "mcp-param-"
+MARK = "x-mcp-header"
+MAX_HEADERS = 64
+"""So many arguments of one tool may be mirrored; a request's head has no room for more."""
+
+_OPENED, _CLOSED = "=?base64?", "?="
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TYPES = frozenset({"string", "integer", "boolean"})
+_DATA = frozenset({"const", "default", "enum", "examples", "example"})
+"""Keywords whose values are no schemas, whatever they look like."""
+_NAMED = frozenset({"patternProperties", "dependentSchemas", "$defs", "definitions"})
+"""Keywords whose members are named by the author and are schemas themselves."""
+
+Path = tuple[str, ...]
+
+
+def header_params(schema: Any) -> dict[str, Path]:
+    """Which headers a tool with this inputSchema wants: the header's name, in lower case, to the
+    way to the argument. ValueError says what is wrong with a mark; such a tool must not be used."""
+    found: dict[str, Path] = {}
+    for path, place in _places(schema):
+        if MARK not in place:
+            continue
+        if not path:
+            raise ValueError(f"{MARK} stands where no argument of its own is described")
+        name, where = place[MARK], ".".join(path)[:100]
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > 100:
+            raise ValueError(f'{MARK} of "{where}" is no name for a header')
+        kind = place.get("type")
+        if not isinstance(kind, str) or kind not in _TYPES:
+            raise ValueError(f'{MARK} of "{where}" is for a string, an integer or a boolean only')
+        header = PREFIX + name.lower()
+        if header in found:
+            raise ValueError(f'{MARK} "{name}" is given twice')
+        if len(found) >= MAX_HEADERS:
+            raise ValueError(f"{MARK} is given more than {MAX_HEADERS} times")
+        found[header] = path
+    return found
+
+
+def _places(root: Any) -> Iterator[tuple[Path | None, dict[str, Any]]]:
+    """Every schema within `root` and the names that lead to it; None where more than `properties`
+    does. No `$ref` is followed, and depth costs no stack."""
+    left: list[tuple[Path | None, Any]] = [((), root)]
+    while left:
+        path, place = left.pop()
+        if isinstance(place, list):
+            left.extend((None, item) for item in place)
+        if not isinstance(place, dict):
+            continue
+        yield path, place
+        for keyword, value in place.items():
+            if keyword in _DATA or not isinstance(value, dict | list):
+                continue
+            if keyword == "properties" and isinstance(value, dict):
+                for name, inner in value.items():
+                    left.append((None if path is None else (*path, name), inner))
+            elif keyword in _NAMED and isinstance(value, dict):
+                left.extend((None, inner) for inner in value.values())
+            else:
+                left.append((None, value))
+
+
+def values(params: Mapping[str, Path], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The headers for these arguments, ready to be sent. One that is absent or null has none."""
+    headers = {}
+    for header, path in params.items():
+        text = text_of(value_at(path, arguments))
+        if text is not None:
+            headers[header] = header_value(text)
+    return headers
+
+
+def value_at(path: Path, arguments: Mapping[str, Any]) -> Any:
+    """What stands there in the arguments; None where nothing does."""
+    value: Any = arguments
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def text_of(value: Any) -> str | None:
+    """A value as a header has it; None for what is not mirrored."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or value.bit_length() > 1_000:
+        return None
+    return str(value)
+
+
+def agrees(text: str, value: Any) -> bool:
+    """Whether a header's text, decoded, is that value; numbers are compared as numbers."""
+    wanted = text_of(value)
+    if wanted is None or text == wanted:
+        return wanted is not None
+    if isinstance(value, str | bool) or len(text) > 400:
+        return False
+    try:
+        return float(text) == value and re.fullmatch(r"[-+0-9.eE]+", text) is not None
+    except (ValueError, OverflowError):
+        return False
+
+
+def header_value(text: str) -> str:
+    """Text as a header can hold it."""
+    if (
+        text.isascii()
+        and text.isprintable()
+        and text == text.strip()
+        and not (text.startswith(_OPENED) and text.endswith(_CLOSED))
+    ):
+        return text
+    return f"{_OPENED}{base64.b64encode(text.encode('utf-8', 'replace')).decode()}{_CLOSED}"
+
+
+def header_text(value: str) -> str | None:
+    """The text that a header holds; None for marks around what is no base64 of any text."""
+    if not (
+        value.startswith(_OPENED)
+        and value.endswith(_CLOSED)
+        and len(value) >= len(_OPENED) + len(_CLOSED)
+    ):
+        return value
+    inner = value[len(_OPENED) : -len(_CLOSED)]
+    try:
+        data = base64.b64decode(inner, validate=True)
+        # One text is written in one way: the bits that the last character has left over are zero.
+        return data.decode() if base64.b64encode(data).decode() == inner else None
+    except (binascii.Error, ValueError):
+        return None

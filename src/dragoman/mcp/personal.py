@@ -1,0 +1,306 @@
+"""Sessions with one server that are a client's own, for servers of the old era that ask questions.
+
+What is shared declares no client features, so such a server is asked on a connection that declares
+those of this one client. They are few, and end when they are idle or their client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from dragoman.core.call import Call, Question
+from dragoman.core.errors import Full, HubError, InvalidInput, Unreachable, WorkFailed
+from dragoman.mcp.client import Session
+from dragoman.mcp.hearing import Listener
+from dragoman.mcp.parked import Parked
+from dragoman.mcp.questions import PARKED
+
+log = logging.getLogger(__name__)
+
+MAX_SESSIONS = 32
+"""Of one server."""
+MAX_PARKED, MAX_PARKED_OF_ONE = 1_000, 64
+"""Calls that wait for answers: of one server, and of one of its sessions."""
+
+Open = Callable[[Mapping[str, Any]], Awaitable[Session]]
+"""Opens a session that declares these features."""
+Request = Callable[[Session, Listener], Awaitable[tuple[Any, int]]]
+Key = tuple[str, ...]
+
+
+class Asking(NamedTuple):
+    """What a server asks before it answers, and the handle to continue with."""
+
+    questions: dict[str, Question]
+    handle: str
+
+
+class Own:
+    """One session of a client's own, perhaps still being opened."""
+
+    def __init__(self, client: str, whose: str, opening: asyncio.Task[Session], now: float) -> None:
+        self.client = client
+        self.whose = whose
+        self.opening = opening
+        self.calls = 0
+        """Under way, or parked."""
+        self.parked = 0
+        self.used_at = now
+
+    @property
+    def session(self) -> Session | None:
+        opening = self.opening
+        if not opening.done() or opening.cancelled() or opening.exception() is not None:
+            return None
+        return opening.result()
+
+
+class Waiting:
+    """A parked call and the session it is on."""
+
+    __slots__ = ("own", "parked")
+
+    def __init__(self, own: Own, parked: Parked) -> None:
+        self.own = own
+        self.parked = parked
+
+
+class PersonalSessions:
+    def __init__(
+        self,
+        server: str,
+        open: Open,
+        seconds: float,
+        question_secs: float,
+        idle_secs: float,
+    ) -> None:
+        self._server = server
+        self._open = open
+        self._seconds = seconds
+        """How long the server may take over a request."""
+        self._question_secs = question_secs
+        self._idle_secs = idle_secs
+        self._sessions: dict[Key, Own] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._follows: dict[str, Counter[str]] = {}
+        """Whose to which resources are followed: what a client's calls change may be known on its
+        own session alone."""
+        self._endings: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    async def call(
+        self, call: Call, features: Mapping[str, Any], request: Request
+    ) -> tuple[Any, int] | Asking:
+        """What the server answers, or what it asks first."""
+        own = self._taken(call, features)
+        own.calls += 1
+        try:
+            session = await self._opened(own)
+            parked = Parked(
+                call, session.revision, self._seconds, lambda heard: request(session, heard)
+            )
+            return await self._outcome(Waiting(own, parked))
+        finally:
+            self._left(own)
+
+    async def resume(self, call: Call) -> tuple[Any, int] | Asking:
+        """Continues a parked call with the answers that `call` brings."""
+        id = (call.handle or "").removeprefix(PARKED)
+        waiting = self._waiting.get(id)
+        if waiting is None or waiting.parked.client != call.client:
+            raise InvalidInput(
+                f'the question of "{call.tool.name}" is not open any more; begin the call again'
+            )
+        if call.answers is None:
+            self._drop(id, "nobody will answer")
+            raise WorkFailed(f'"{call.tool.name}" was given up: nobody answers what it asked')
+        del self._waiting[id]
+        waiting.own.parked -= 1  # the place that its call had is kept until it is left
+        waiting.parked.take_up(call)
+        try:
+            return await self._outcome(waiting)
+        finally:
+            self._left(waiting.own)
+
+    async def _outcome(self, waiting: Waiting) -> tuple[Any, int] | Asking:
+        parked, own = waiting.parked, waiting.own
+        outcome = await parked.outcome()
+        if outcome is not None:
+            return outcome
+        if len(self._waiting) >= MAX_PARKED or own.parked >= MAX_PARKED_OF_ONE:
+            parked.end("too many questions are open")
+            raise Full(f'too many questions of server "{self._server}" are open; try again later')
+        id = token_hex(16)
+        self._waiting[id] = waiting
+        own.parked += 1
+        own.calls += 1
+        parked.park(self._question_secs, lambda: self._lapse(id))
+        return Asking(parked.questions, PARKED + id)
+
+    def _lapse(self, id: str) -> None:
+        log.info('a question of server "%s" was not answered in time', self._server)
+        self._drop(id, "nobody answered in time")
+
+    def _drop(self, id: str, why: str) -> None:
+        waiting = self._waiting.pop(id, None)
+        if waiting is not None:
+            waiting.parked.end(why)
+            waiting.own.parked -= 1
+            self._left(waiting.own)
+
+    # --- resources -------------------------------------------------------------------------------
+
+    async def follow(self, call: Call, uri: str, yes: bool) -> None:
+        """Where the caller has sessions of its own they tell of the resource too; none is opened
+        for that alone."""
+        whose = _whose(call)
+        follows = self._follows.setdefault(whose, Counter())
+        before = follows[uri]
+        follows[uri] = max(0, before + (1 if yes else -1))
+        after = follows[uri]
+        if not after:
+            del follows[uri]
+        if not follows:
+            del self._follows[whose]
+        if bool(before) == bool(after):
+            return
+        verb = "subscribe" if after else "unsubscribe"
+        for own in [own for own in self._sessions.values() if own.whose == whose]:
+            if own.session is not None:
+                with contextlib.suppress(HubError):
+                    params = {"uri": uri}
+                    await own.session.request(f"resources/{verb}", params, self._seconds)
+
+    # --- sessions ------------------------------------------------------------------------------
+
+    def _taken(self, call: Call, features: Mapping[str, Any]) -> Own:
+        """The session for this call. A client that keeps no session of its own has one to each of
+        its calls at a time: nothing else would tell them apart."""
+        declared = json.dumps(features, sort_keys=True)
+        if call.client:
+            keys: list[Key] = [(call.client, declared)]
+        else:
+            keys = [("", declared, _whose(call), str(n)) for n in range(MAX_SESSIONS)]
+        for key in keys:
+            own = self._sessions.get(key)
+            if own is None or (call.client or not own.calls):
+                return own or self._begin(key, call, features)
+        raise self._full()
+
+    def _begin(self, key: Key, call: Call, features: Mapping[str, Any]) -> Own:
+        if len(self._sessions) >= MAX_SESSIONS:
+            self._make_room()
+        whose = _whose(call)
+        opening = self._loop.create_task(self._connect(whose, features))
+        own = self._sessions[key] = Own(call.client, whose, opening, self._loop.time())
+        opening.add_done_callback(lambda task: self._connected(key, own))
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(self._idle_secs, self._end_idle)
+        return own
+
+    async def _connect(self, whose: str, features: Mapping[str, Any]) -> Session:
+        session = await self._open(features)
+        for uri in list(self._follows.get(whose, ())):
+            with contextlib.suppress(HubError):
+                await session.request("resources/subscribe", {"uri": uri}, self._seconds)
+        return session
+
+    def _connected(self, key: Key, own: Own) -> None:
+        session = own.session
+        if session is None:
+            self._forget(key, own)
+            return
+        session.wire.lost.add_done_callback(lambda _: self._end(key, own))
+
+    async def _opened(self, own: Own) -> Session:
+        await asyncio.wait([own.opening])  # others may wait for it: nobody cancels it
+        if own.opening.cancelled():
+            raise Unreachable(f'server "{self._server}" was stopped', sent=False)
+        return own.opening.result()
+
+    def _full(self) -> Full:
+        return Full(
+            f'server "{self._server}" serves {MAX_SESSIONS} clients that it can ask already; try '
+            "again later"
+        )
+
+    def _make_room(self) -> None:
+        """Ends the session that was not used for the longest time, if any is not in use."""
+        idle = [(own.used_at, key) for key, own in self._sessions.items() if not own.calls]
+        if not idle:
+            raise self._full()
+        key = min(idle)[1]
+        self._end(key, self._sessions[key])
+
+    def _left(self, own: Own) -> None:
+        own.calls -= 1
+        own.used_at = self._loop.time()
+
+    def _end_idle(self) -> None:
+        now = self._loop.time()
+        for key, own in list(self._sessions.items()):
+            if not own.calls and now - own.used_at >= self._idle_secs:
+                self._end(key, own)
+        self._sweep = None
+        if self._sessions:
+            oldest = min(own.used_at for own in self._sessions.values())
+            pause = max(0.05, oldest + self._idle_secs - now, self._idle_secs / 10)
+            self._sweep = self._loop.call_later(pause, self._end_idle)
+
+    def _forget(self, key: Key, own: Own) -> None:
+        if self._sessions.get(key) is own:
+            del self._sessions[key]
+
+    def _end(self, key: Key, own: Own) -> None:
+        """The next call of its client opens another."""
+        self._forget(key, own)
+        for id, waiting in list(self._waiting.items()):
+            if waiting.own is own:
+                del self._waiting[id]
+                waiting.parked.end("the client's session has ended")
+        own.opening.cancel()
+        session = own.session
+        if session is not None:
+            task = self._loop.create_task(self._close(session))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+    async def _close(self, session: Session) -> None:
+        await asyncio.sleep(0)  # what was cancelled says so first
+        with contextlib.suppress(HubError):
+            await session.close()
+
+    def gone(self, client: str) -> None:
+        """A client's session has ended, and what was its own with it."""
+        self._follows.pop(client, None)
+        for key, own in list(self._sessions.items()):
+            if own.client == client:
+                self._end(key, own)
+
+    async def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        openings = [own.opening for own in self._sessions.values()]
+        for key, own in list(self._sessions.items()):
+            self._end(key, own)
+        await asyncio.gather(*openings, *self._endings, return_exceptions=True)
+
+
+def _whose(call: Call) -> str:
+    """Whom a session is for: a client's session, else all that one caller sends without such."""
+    caller = call.caller
+    return call.client or json.dumps([caller.kind, caller.org, caller.id])

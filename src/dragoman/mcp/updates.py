@@ -1,0 +1,75 @@
+"""What a client hears of a call before its end: progress and the server's log, if it asked for it.
+
+Pure, and free where nothing is said: a call that nobody wants to hear of is given nothing to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from dragoman.core.call import (
+    LEVELS,
+    NO_UPDATES,
+    Note,
+    Progress,
+    Update,
+    Updates,
+    Wanted,
+    discard,
+)
+from dragoman.mcp.peer import Push
+from dragoman.mcp.revisions import R2503
+from dragoman.wire import rpc
+
+DEFAULT_LEVEL = "info"
+"""What a client that shakes hands hears of a server's log before it has said what it wants."""
+_GRAVITY = {level: number for number, level in enumerate(LEVELS)}
+
+
+def updates_of(
+    params: Mapping[str, Any], level: str | None, revision: int, push: Push | None
+) -> tuple[Updates, Wanted]:
+    """Where the updates of a call go, and which are wanted: what was asked for can be pushed."""
+    if push is None:
+        return discard, NO_UPDATES
+    meta = params.get("_meta")
+    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    wanted = _wanted(isinstance(token, str | int), level)
+    if wanted is NO_UPDATES:
+        return discard, wanted
+
+    def update(told: Update) -> None:
+        if isinstance(told, Progress):
+            if wanted.progress:
+                push(_progress(token, told, revision))
+        elif (
+            isinstance(told, Note)
+            and level is not None
+            and _GRAVITY.get(told.level, -1) >= _GRAVITY[level]
+        ):
+            push(_note(told))
+
+    return update, wanted
+
+
+@lru_cache(maxsize=32)
+def _wanted(progress: bool, notes: str | None) -> Wanted:
+    return Wanted(progress=progress, notes=notes) if progress or notes is not None else NO_UPDATES
+
+
+def _progress(token: Any, told: Progress, revision: int) -> bytes:
+    params: dict[str, Any] = {"progressToken": token, "progress": told.progress}
+    if told.total is not None:
+        params["total"] = told.total
+    if told.message is not None and revision >= R2503:
+        params["message"] = told.message
+    return rpc.notification("notifications/progress", params)
+
+
+def _note(told: Note) -> bytes:
+    params: dict[str, Any] = {"level": told.level, "data": told.data}
+    if told.logger is not None:
+        params["logger"] = told.logger
+    return rpc.notification("notifications/message", params)

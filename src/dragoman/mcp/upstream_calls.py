@@ -1,0 +1,226 @@
+"""A call as it is put to a server, in the words of the era it speaks, and what comes of it.
+
+Questions too: a server of the new era returns them and the continuing call brings the answers; one
+of the old era sends them while it works, on a session that is the client's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from dragoman.core.call import NO_UPDATES, URL, Call, Result
+from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
+from dragoman.core.questions import can_answer, unanswerable
+from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL
+from dragoman.mcp.client import MODERN_META, Session
+from dragoman.mcp.duplex import Unanswered
+from dragoman.mcp.hearing import Listener, listener_of
+from dragoman.mcp.offers import Offers
+from dragoman.mcp.param_headers import values
+from dragoman.mcp.personal import Asking, PersonalSessions
+from dragoman.mcp.questions import (
+    AGAIN,
+    NO_STATE,
+    PARKED,
+    STATE,
+    addresses_of,
+    askable,
+    question_of,
+    questions_of,
+)
+from dragoman.mcp.revisions import R2503
+from dragoman.mcp.translate import (
+    METHODS,
+    NO_COMPLETIONS,
+    request_from_call,
+    result_from_mcp,
+    result_of_kind,
+    unknown_result,
+)
+from dragoman.mcp.unasked import FOR_EVER
+
+HEADER_MISMATCH = -32020
+_MAY_ASK = frozenset({TOOL, PROMPT, RESOURCE})
+"""2026-07-28, multi round-trip requests: the kinds of calls that may need input."""
+
+Beside = tuple[Listener | None, Mapping[str, str] | None, Mapping[str, Any]]
+"""Who hears what is said beside the answer, headers, and what the request says of its sender."""
+
+
+class Calls:
+    def __init__(
+        self, server: str, timeout: float, offers: Offers, personal: PersonalSessions, asks: bool
+    ) -> None:
+        self._server = server
+        self._timeout = timeout
+        self._offers = offers
+        self._personal = personal
+        self.asks = asks
+        """Whether the server is known to ask questions in the old way."""
+
+    def make(self, session: Session, call: Call) -> Awaitable[Result]:
+        if session.modern or not (call.features or call.handle is not None):
+            return self._shared(session, call)
+        return self._interactive(session, call)
+
+    async def _shared(self, session: Session, call: Call) -> Result:
+        kind = call.tool.kind
+        if kind == COMPLETION and _completes_nothing(session):
+            return Result(structured=NO_COMPLETIONS)
+        params = request_from_call(call, session.revision)
+        try:
+            if (
+                call.wanted is NO_UPDATES
+                and not call.features
+                and call.handle is None
+                and call.answers is None
+                and not self._offers.mirrored
+            ):  # there is nothing to say beside the parameters, as with most calls
+                value, size = await session.request(METHODS[kind], params, self._timeout)
+            else:
+                beside = await self._beside(session, call, params)
+                value, size = await session.request(METHODS[kind], params, self._timeout, *beside)
+        except Unanswered as error:
+            raise _unanswered(call, error) from error
+        except WorkFailed as error:
+            if not await self._changed_headers(session, call, error):
+                return _addresses(call, error)
+            beside = await self._beside(session, call, params)
+            value, size = await session.request(METHODS[kind], params, self._timeout, *beside)
+        return self._result(session, call, value, size)
+
+    async def _changed_headers(self, session: Session, call: Call, error: WorkFailed) -> bool:
+        """2026-07-28, transports: a server that refuses a request for its headers has done nothing
+        with it; the tool may want other ones by now."""
+        native = error.native or {}
+        if native.get("code") != HEADER_MISMATCH or not session.modern or call.tool.kind != TOOL:
+            return False
+        before = self._mirrored(call)
+        await self._offers.refresh(session, [TOOL], self._timeout)
+        return self._mirrored(call) != before
+
+    async def _interactive(self, session: Session, call: Call) -> Result:
+        """Of a caller who can be asked something, to a server of the old era."""
+        handle = call.handle
+        if handle is not None and handle.startswith(PARKED):
+            return await self._own(session, call, self._personal.resume(call))
+        if handle is not None and (call.answers is None or not handle.startswith(AGAIN)):
+            raise _not_continued(call)
+        features = askable(call.features, session.revision) if self.asks else {}
+        if not features or call.tool.kind not in _MAY_ASK:
+            return await self._shared(session, call)
+
+        async def request(own: Session, listener: Listener) -> tuple[Any, int]:
+            if listener.notes is not None:
+                await own.hear_notes(listener.notes, self._timeout)
+            params = request_from_call(call, own.revision)
+            return await own.request(METHODS[call.tool.kind], params, FOR_EVER, listener)
+
+        return await self._own(session, call, self._personal.call(call, features, request))
+
+    async def follow(self, session: Session, call: Call, yes: bool) -> None:
+        """A resource, on the sessions of the caller's own."""
+        if self.asks and not session.modern and askable(call.features, session.revision):
+            await self._personal.follow(call, call.tool.remote_name, yes)
+
+    async def _own(
+        self, session: Session, call: Call, work: Awaitable[tuple[Any, int] | Asking]
+    ) -> Result:
+        """What comes of a call on a session that is the client's own."""
+        try:
+            outcome = await work
+        except Unanswered as error:
+            raise _unanswered(call, error) from error
+        except WorkFailed as error:
+            return _addresses(call, error)
+        if isinstance(outcome, Asking):
+            return Result(questions=outcome.questions, handle=outcome.handle)
+        return self._result(session, call, *outcome)
+
+    # --- one request -----------------------------------------------------------------------------
+
+    async def _beside(self, session: Session, call: Call, params: dict[str, Any]) -> Beside:
+        """What goes with the parameters, and what stands in them beside the arguments."""
+        listener = listener_of(call)
+        notes = listener.notes if listener is not None else None
+        meta: Mapping[str, Any] = MODERN_META
+        if not session.modern:
+            if notes is not None:
+                await session.hear_notes(notes, self._timeout)
+        else:
+            meta = session.meta_for(call.features, notes)
+            if call.answers is not None:
+                params["inputResponses"] = call.answers
+            if call.handle is not None:
+                _continue(params, call)
+        mirrored = self._mirrored(call)
+        return listener, values(mirrored, call.arguments) if mirrored else None, meta
+
+    def _mirrored(self, call: Call) -> Mapping[str, tuple[str, ...]] | None:
+        """Which of the arguments are sent as headers as well."""
+        return self._offers.mirrored.get(call.tool.remote_name) if call.tool.kind == TOOL else None
+
+    # --- what came of it -------------------------------------------------------------------------
+
+    def _result(self, session: Session, call: Call, value: Any, size: int) -> Result:
+        tool = call.tool
+        # One that says nothing of it is complete: older servers do not.
+        kind = value.get("resultType", "complete") if isinstance(value, dict) else "complete"
+        if kind == "complete":
+            if tool.kind == TOOL:
+                return result_from_mcp(value, size, self._server)
+            return result_of_kind(tool, value, size, self._server)
+        if not session.modern:
+            raise unknown_result(kind, self._server)
+        if kind == "input_required":
+            if tool.kind not in _MAY_ASK:
+                raise BadReply(f'server "{self._server}" asks for input where it may not')
+            questions, handle = questions_of(value, self._server)
+            return Result(questions=questions, handle=handle)
+        if kind == "task":
+            # The seam for tasks: whoever follows them is given the session, the call and this.
+            raise unknown_result(kind, self._server)
+        if not session.shared_extensions(call.features):
+            raise unknown_result(kind, self._server)
+        return Result(extra=value, size=size)  # of an extension that both ends know
+
+
+def _completes_nothing(session: Session) -> bool:
+    """2025-03-26 and later say so; before, one can only ask."""
+    return session.revision >= R2503 and "completions" not in session.features
+
+
+def _continue(params: dict[str, Any], call: Call) -> None:
+    handle = call.handle or ""
+    if call.answers is None:  # nobody will answer, and the server keeps nothing that waits for it
+        raise _not_continued(call)
+    if handle.startswith(STATE):
+        params["requestState"] = handle.removeprefix(STATE)
+    elif not handle.startswith(NO_STATE):
+        raise _not_continued(call)
+
+
+def _not_continued(call: Call) -> InvalidInput:
+    return InvalidInput(
+        f'the question of "{call.tool.name}" is not open any more; begin the call again'
+    )
+
+
+def _unanswered(call: Call, error: Unanswered) -> HubError:
+    """What to say of a call whose question could not be answered: what was asked. One who can be
+    asked it was not yet, since nobody knew that this server asks; the next call is."""
+    question = question_of(error.asked.method, error.asked.params)
+    problem = unanswerable({"": question}, call) if question is not None else None
+    return problem or WorkFailed(
+        f"{error}; now that it is known to ask, call it again", error.native
+    )
+
+
+def _addresses(call: Call, error: WorkFailed) -> Result:
+    """A server of 2025-11-25 that wants addresses visited first says so in an error; it is asked
+    again once they were. For whom that cannot be asked it stays the error."""
+    questions = addresses_of(error.native) if can_answer(URL, call.features) else {}
+    if not questions:
+        raise error
+    return Result(questions=questions, handle=AGAIN)

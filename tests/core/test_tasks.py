@@ -1,0 +1,376 @@
+"""Tasks as the hub keeps them: states and moves, owners, questions, bounds, ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from dragoman.core.call import FORM, Lasting, Progress, Question, Result, Updates
+from dragoman.core.errors import Full, NotFound, TimedOut
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.tasks import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    INPUT_REQUIRED,
+    MOVES,
+    WORKING,
+    Task,
+    Tasks,
+)
+
+ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
+pytestmark = pytest.mark.timeout(10)
+
+
+class Far:
+    """The far side of a call: does as the test says, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Mapping[str, Any] | None, str | None]] = []
+        self.stopped = asyncio.Event()
+        self.updates: Updates | None = None
+        self._next: asyncio.Queue[Result | Exception] = asyncio.Queue()
+
+    def says(self, what: Result | Exception) -> None:
+        self._next.put_nowait(what)
+
+    async def work(
+        self, updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+    ) -> Result:
+        self.asked.append((answers, handle))
+        self.updates = updates
+        try:
+            said = await self._next.get()
+        except asyncio.CancelledError:
+            self.stopped.set()
+            raise
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+def asks(*names: str, handle: str = "sealed") -> Result:
+    questions = {name: Question(FORM, {"message": f"{name}?"}) for name in names}
+    return Result(questions=questions, handle=handle)
+
+
+def begun(far: Far, owner: Principal = OWNER) -> Task:
+    task = Task(owner, far.work)
+    task.start()
+    return task
+
+
+def tasks(most: int = 10, most_each: int = 10, ttl: float = 60.0) -> Tasks:
+    return Tasks(most=most, most_each=most_each, ttl=ttl)
+
+
+def in_state(state: str) -> Callable[[Task], bool]:
+    return lambda task: task.state == state
+
+
+def done(task: Task) -> bool:
+    return task.finished
+
+
+# --- states and moves
+
+
+def test_what_is_finished_moves_no_more_and_all_else_can_be_finished() -> None:
+    assert set(MOVES) == {WORKING, INPUT_REQUIRED, COMPLETED, FAILED, CANCELLED}
+    for state, following in MOVES.items():
+        if state in (COMPLETED, FAILED, CANCELLED):
+            assert not following
+        else:
+            assert {COMPLETED, FAILED, CANCELLED} <= following
+
+
+async def test_a_task_ends_with_the_result_of_its_call() -> None:
+    far = Far()
+    task = begun(far)
+    far.says(Result(content=["x"], failed=True))
+    assert await task.until(done, 5)
+    assert (task.state, task.error) == (COMPLETED, None), "it ran; that it failed is its result"
+    assert task.result is not None and task.result.content == ["x"]
+    assert far.asked == [(None, None)]
+    assert [(one.number, one.state) for one in task.history] == [(1, WORKING), (2, COMPLETED)]
+
+
+async def test_a_call_that_came_to_no_result_is_a_failed_task_and_says_why() -> None:
+    far = Far()
+    task = begun(far)
+    far.says(TimedOut("too long"))
+    assert await task.until(done, 5)
+    assert (task.state, task.message, str(task.error)) == (FAILED, "too long", "too long")
+
+
+async def test_a_crash_is_a_failed_task_and_not_an_endless_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    far = Far()
+    task = begun(far)
+    far.says(KeyError("secret"))
+    assert await task.until(done, 5)
+    assert (task.state, task.message) == (FAILED, "it crashed")
+    assert isinstance(task.error, KeyError) and "crashed" in caplog.text
+
+
+async def test_updates_become_the_message_and_lasting_is_seen_at_once() -> None:
+    far = Far()
+    task = begun(far)
+    changes: list[str] = []
+    task.watch(lambda: changes.append(task.message))
+    await until(lambda: far.updates is not None)
+    assert far.updates is not None
+    far.updates(Progress(progress=1, total=4))
+    far.updates(Progress(progress=2, message="half"))
+    assert not task.lasting
+    far.updates(Lasting(message="queued"))
+    assert task.lasting and changes == ["1 of 4", "half", "queued"]
+    far.updates(Progress(progress=3, message="x" * 5_000))
+    assert len(task.message) == 1_000
+    task.cancel()
+    far.updates(Progress(progress=4, message="still here"))
+    assert task.message == "it was cancelled"
+
+
+async def test_whoever_waits_in_vain_is_told_so() -> None:
+    far = Far()
+    task = begun(far)
+    assert not await task.until(done, 0.01)
+    assert not task._watchers, "and leaves nothing behind"
+    task.cancel()
+
+
+# --- questions
+
+
+async def test_questions_are_answered_one_by_one_and_the_call_goes_on_after_the_last() -> None:
+    far = Far()
+    task = begun(far)
+    far.says(asks("a", "b"))
+    assert await task.until(in_state(INPUT_REQUIRED), 5)
+    assert list(task.questions) == ["a", "b"] and task.message == "a?; b?"
+    task.answer({"a": 1, "unknown": 2})
+    task.answer({"a": "again"})
+    assert (task.state, list(task.questions)) == (INPUT_REQUIRED, ["b"])
+    assert len(far.asked) == 1
+    task.answer({"b": 3})
+    assert task.state == WORKING
+    far.says(Result(content=["thanks"]))
+    assert await task.until(done, 5)
+    assert far.asked[1:] == [({"a": 1, "b": 3}, "sealed")]
+    states = [one.state for one in task.history]
+    assert states == [WORKING, INPUT_REQUIRED, WORKING, COMPLETED]
+    task.answer({"b": 4})
+    assert task.state == COMPLETED and len(far.asked) == 2
+
+
+async def test_a_name_never_stands_for_two_questions() -> None:
+    far = Far()
+    task = begun(far)
+    seen = []
+    for turn in range(3):
+        far.says(asks("a", handle=f"h{turn}"))
+        assert await task.until(in_state(INPUT_REQUIRED), 5)
+        (name,) = task.questions
+        seen.append(name)
+        task.answer({name: turn})
+        await until(lambda: len(far.asked) == turn + 2)  # noqa: B023 (awaited here)
+    assert len(set(seen)) == 3
+    assert far.asked[1:] == [({"a": 0}, "h0"), ({"a": 1}, "h1"), ({"a": 2}, "h2")]
+    task.cancel()
+
+
+async def test_one_that_asks_for_nothing_in_particular_is_called_again() -> None:
+    far = Far()
+    task = begun(far)
+    far.says(Result(questions={}, handle="h1"))
+    far.says(Result(content=["x"]))
+    assert await task.until(done, 5)
+    assert far.asked == [(None, None), ({}, "h1")]
+    assert [one.state for one in task.history] == [WORKING, COMPLETED]
+
+
+async def test_one_that_asks_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.core.tasks.MAX_ROUNDS", 3)
+    far = Far()
+    task = begun(far)
+    for _ in range(10):
+        far.says(asks("a"))
+    while not task.finished:
+        assert await task.until(lambda task: task.state != WORKING, 5)
+        task.answer(dict.fromkeys(task.questions, 1))
+    assert task.state == FAILED and "again and again" in task.message
+    assert len(far.asked) == 4
+
+
+# --- cancelling
+
+
+async def test_cancel_stops_the_call_at_once_and_nothing_overwrites_it() -> None:
+    far = Far()
+    task = begun(far)
+    await until(lambda: bool(far.asked))
+    assert task.cancel()
+    assert task.state == CANCELLED
+    await asyncio.wait_for(far.stopped.wait(), 5)
+    await task.ended()
+    assert (task.state, task.cancel()) == (CANCELLED, False)
+    assert [one.state for one in task.history] == [WORKING, CANCELLED]
+
+
+async def test_a_result_after_the_cancel_is_not_kept() -> None:
+    finish = asyncio.Event()
+
+    async def stubborn(
+        updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+    ) -> Result:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await finish.wait()
+        return Result(content=["too late"])
+
+    task = Task(OWNER, stubborn)
+    task.start()
+    await asyncio.sleep(0)
+    task.cancel()
+    finish.set()
+    await task.ended()
+    assert (task.state, task.result) == (CANCELLED, None)
+
+
+async def test_cancelling_an_open_question_lets_the_far_side_know() -> None:
+    far = Far()
+    task = begun(far)
+    far.says(asks("a"))
+    assert await task.until(in_state(INPUT_REQUIRED), 5)
+    far.says(TimedOut("gone"))
+    task.cancel()
+    assert (task.state, task.questions) == (CANCELLED, {})
+    await task.ended()
+    assert far.asked[1:] == [(None, "sealed")]
+    assert task.state == CANCELLED
+
+
+async def test_questions_that_cannot_be_answered_fail_the_task_and_are_given_up() -> None:
+    far = Far()
+    task = begun(far)
+    far.says(asks("a"))
+    assert await task.until(in_state(INPUT_REQUIRED), 5)
+    far.says(Result())
+    assert task.fail(TimedOut("nobody there"))
+    assert (task.state, task.message, str(task.error)) == (FAILED, "nobody there", "nobody there")
+    await task.ended()
+    assert far.asked[1:] == [(None, "sealed")] and task.result is None
+    assert not task.fail(TimedOut("again")) and str(task.error) == "nobody there"
+
+
+# --- who finds them, how many, how long
+
+
+async def test_a_task_is_found_by_its_owner_alone() -> None:
+    kept, far = tasks(), Far()
+    task = begun(far, ALICE)
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            kept.find(BOB if len(kept) else ALICE, task.id)
+        if not len(kept):
+            kept.keep(task)
+    assert kept.find(ALICE, task.id) is task
+    assert (kept.of(ALICE), kept.of(BOB)) == ([task], [])
+    for wrong in ("", "x", None, 7, ["x"], {}):
+        with pytest.raises(NotFound):
+            kept.find(ALICE, wrong)
+    assert len({Task(ALICE, far.work).id for _ in range(100)}) == 100 and len(task.id) == 32
+    await kept.close()
+
+
+async def test_finished_tasks_make_room_the_oldest_first_and_running_ones_do_not() -> None:
+    kept = tasks(most=4, most_each=3)
+    fars = [Far() for _ in range(6)]
+    mine = [begun(far, ALICE) for far in fars[:3]]
+    for task in mine:
+        kept.keep(task)
+    fourth = begun(fars[3], ALICE)
+    with pytest.raises(Full, match="3 tasks of this caller"):
+        kept.keep(fourth)
+    for far, task in list(zip(fars, mine, strict=False))[1:]:
+        far.says(Result())
+        assert await task.until(done, 5)
+    kept.keep(fourth)
+    assert kept.of(ALICE) == [mine[0], mine[2], fourth], "the oldest finished one went"
+    theirs = begun(fars[4], BOB)
+    kept.keep(theirs)
+    another = begun(fars[5], BOB)
+    kept.keep(another)
+    assert kept.of(ALICE) == [mine[0], fourth], "at the bound of all, another's finished one"
+    refused = Task(BOB, Far().work)
+    with pytest.raises(Full, match="4 tasks are under way here"):
+        kept.keep(refused)
+    assert len(kept) == 4
+    await until(lambda: all(far.asked for far in fars))
+    await kept.close()
+    assert len(kept) == 0 and all(fars[n].stopped.is_set() for n in (0, 3, 4, 5))
+
+
+async def test_a_tasks_time_is_bounded_and_over_it_is_stopped_and_gone() -> None:
+    kept, far = tasks(ttl=60), Far()
+    task = begun(far)
+    kept.keep(task, ttl=0)
+    other = begun(Far())
+    kept.keep(other, ttl=10**9)
+    assert (task.ttl, other.ttl) == (1.0, 60.0)
+    await asyncio.wait_for(far.stopped.wait(), 5)
+    assert task.state == CANCELLED
+    with pytest.raises(NotFound, match="its time is over"):
+        kept.find(OWNER, task.id)
+    assert kept.of(OWNER) == [other]
+    await kept.close()
+
+
+async def test_all_results_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.core.tasks.MAX_HELD_BYTES", 1_000)
+    kept = tasks()
+    made = []
+    for size in (600, 300, -1, 5_000):
+        far = Far()
+        made.append(begun(far))
+        kept.keep(made[-1])
+        content = ["x" * 200] if size < 0 else []
+        far.says(Result(content=content, size=size))
+        assert await made[-1].until(done, 5)
+    assert kept.of(OWNER) == made[3:], "a single one may be larger; what is too much is old ones"
+    await kept.close()
+
+
+async def test_closing_waits_for_what_was_cancelled_before() -> None:
+    kept, ended = tasks(), asyncio.Event()
+
+    async def slow_to_stop(
+        updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+    ) -> Result:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+        return Result()
+
+    task = Task(OWNER, slow_to_stop)
+    task.start()
+    kept.keep(task)
+    await asyncio.sleep(0)
+    task.cancel()
+    await kept.close()
+    assert ended.is_set()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.001)

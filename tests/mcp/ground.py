@@ -1,0 +1,146 @@
+"""A hub with real servers behind it and no faces: calls are made as a face makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.peers.process import command
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Result, Update, Wanted
+from dragoman.core.catalog import Catalog
+from dragoman.core.events import ClientGone, ResourceUpdated
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.questions import Handles
+from dragoman.core.tool import TOOL
+from dragoman.core.view import EVERYTHING
+from dragoman.guards.questions import Questions
+from dragoman.guards.time import Time
+from dragoman.guards.validate import compile_schema
+from dragoman.mcp.config import HttpTransport, ServerEntry, SseTransport, StdioTransport
+from dragoman.mcp.connect import Connector
+from dragoman.mcp.servers import Servers
+from dragoman.mcp.upstream import Upstream
+from dragoman.net.client import Client
+
+EVERYTHING_ASKED = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+
+
+class Ground:
+    def __init__(self, place: Path, question_secs: float = 60.0) -> None:
+        self.bus = Bus()
+        handles = Handles(b"k" * 32, question_secs)
+        self.hub = Hub(Catalog(), self.bus, [Questions(handles), Time(60)])
+        self.net = Client()
+        self._connector = Connector(
+            place,
+            f"ground{os.getpid()}",
+            os.environ,
+            lambda url, private: self.net.reaching(url, allow_private=private),
+        )
+        self._question_secs = question_secs
+        self.made: dict[str, Upstream] = {}
+        self.servers = Servers(self._make, self.hub.catalogs, self.bus)
+        self.updated: list[str] = []
+        self.bus.observe(ResourceUpdated, lambda event: self.updated.append(event.name))
+
+    def _make(self, entry: ServerEntry) -> Upstream:
+        made = self.made[entry.name] = Upstream(
+            entry,
+            self._connector,
+            self.hub.catalogs,
+            self.bus,
+            compile_schema,
+            self._question_secs,
+        )
+        return made
+
+    async def add(self, *entries: ServerEntry) -> Upstream:
+        await self.servers.apply(entries)
+        async with asyncio.timeout(20):
+            await self.servers.settled()
+        upstream = self.made[entries[0].name]
+        assert upstream.session is not None, upstream.reason
+        return upstream
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        kind: str = TOOL,
+        caller: Principal = OWNER,
+        updates: Callable[[Update], None] | None = None,
+        wanted: Wanted | None = None,
+        **more: Any,
+    ) -> Result:
+        if updates is not None and wanted is not None:
+            more.update(updates=updates, wanted=wanted)
+        async with asyncio.timeout(20):
+            return await self.hub.call(
+                caller, name, arguments or {}, kind=kind, door="test", view=EVERYTHING, **more
+            )
+
+    def leave(self, client: str) -> None:
+        self.bus.emit(ClientGone(client))
+
+
+@asynccontextmanager
+async def ground(place: Path, question_secs: float = 60.0) -> AsyncIterator[Ground]:
+    made = Ground(place, question_secs)
+    try:
+        yield made
+    finally:
+        await made.servers.stop()
+        await made.net.close()
+
+
+def stdio(name: str, program: str, *args: object, **keys: Any) -> ServerEntry:
+    line = command(program, *args)
+    how = StdioTransport(command=line[0], args=line[1:])
+    return ServerEntry(name=name, transport=how, **keys)
+
+
+def http(name: str, url: str, **keys: Any) -> ServerEntry:
+    made = SseTransport if url.endswith("/sse") else HttpTransport
+    return ServerEntry(name=name, transport=made(url=url), **keys)
+
+
+async def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    """Until that holds, within bounds."""
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+class Scripted:
+    """A server that answers what it is told to, and what it was sent."""
+
+    def __init__(self, place: Path, era: str, answers: Mapping[str, Any], **more: Any) -> None:
+        self._script = place / "script.json"
+        self._log = place / "sent.jsonl"
+        script = {"era": era, "answers": {"tools/list": TOOLS, **answers}, **more}
+        self._script.write_text(json.dumps(script))
+
+    def entry(self, name: str = "s", **keys: Any) -> ServerEntry:
+        program = Path(__file__).with_name("scripted_server.py")
+        args = [str(program), str(self._script), str(self._log)]
+        how = StdioTransport(command=sys.executable, args=args)
+        return ServerEntry(name=name, transport=how, **keys)
+
+    def sent(self, method: str | None = None) -> list[Any]:
+        text = self._log.read_text() if self._log.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return [one for one in lines if method is None or one.get("method") == method]
+
+
+TOOLS = {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}
+"""What a scripted server lists unless it says otherwise."""

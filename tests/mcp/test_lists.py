@@ -1,0 +1,219 @@
+"""The four lists as clients see them: what each is called, its cursors. Pure of transports."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
+from dragoman.core.view import EVERYTHING, View
+from dragoman.mcp import lists
+from dragoman.mcp.revisions import R2506, R2511, R2607
+from dragoman.mcp.server import Face, Peer
+from dragoman.wire import rpc
+
+MODERN_META: dict[str, Any] = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+LISTS = [
+    ("tools/list", "tools", "name"),
+    ("prompts/list", "prompts", "name"),
+    ("resources/list", "resources", "uri"),
+    ("resources/templates/list", "resourceTemplates", "uriTemplate"),
+]
+
+
+class Silent:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def run(self, call: Call) -> Result:
+        return Result()
+
+
+def offered(server: str, kind: str, name: str, **definition: Any) -> Tool:
+    named = {TOOL: "name", PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"}[kind]
+    plain = kind in (TOOL, PROMPT)
+    return Tool(
+        name=f"{server}.{name}",
+        alias=f"mcp_{server}_{name}" if plain else name,
+        other_names={"dotted": f"{server}.{name}", "safe": f"{server}_{name}"} if plain else {},
+        kind=kind,
+        remote_name=name,
+        definition={named: name, "name": name, "inputSchema": {}, **definition},
+        target=Silent(server),
+    )
+
+
+def hub_with(*tools: Tool) -> Hub:
+    hub = Hub(Catalog(), Bus(), [])
+    for kind, catalog in hub.catalogs.items():
+        for server in {tool.target.name for tool in tools}:
+            catalog.offer(server, [t for t in tools if t.kind == kind and t.target.name == server])
+    return hub
+
+
+def full_hub() -> Hub:
+    return hub_with(
+        *(offered("desk", kind, name) for kind in (TOOL, PROMPT) for name in "ba"),
+        *(offered("desk", RESOURCE, f"note://{name}") for name in "ba"),
+        *(offered("desk", TEMPLATE, f"note://{name}/{{id}}") for name in "ba"),
+    )
+
+
+async def ask(face: Face, method: str, revision: int, info: str = "", **params: Any) -> Any:
+    peer = Peer(OWNER, "test", params.pop("view", EVERYTHING), revision)
+    peer.info = info
+    if revision == R2607:
+        client = {"io.modelcontextprotocol/clientInfo": {"name": info, "version": "1"}}
+        params["_meta"] = {**MODERN_META, **(client if info else {})}
+    answer = await face.answer(json.loads(rpc.request(1, method, params)), peer)
+    assert answer is not None
+    return json.loads(answer)
+
+
+@pytest.mark.promise("F7")
+@pytest.mark.parametrize(("method", "member", "named"), LISTS)
+@pytest.mark.parametrize("revision", range(5))
+async def test_every_list_is_in_order_and_has_the_members_of_the_revision(
+    method: str, member: str, named: str, revision: int
+) -> None:
+    result = (await ask(Face(full_hub()), method, revision))["result"]
+    entries = [entry[named] for entry in result[member]]
+    assert len(entries) == 2 and entries == sorted(entries)
+    modern = {"ttlMs", "cacheScope", "resultType", "_meta"}
+    assert set(result) == {member} | (modern if revision == R2607 else set())
+    if revision == R2607:
+        assert (result["ttlMs"], result["cacheScope"]) == (0, "private")
+
+
+async def test_resources_and_templates_keep_the_address_that_their_server_gave_them() -> None:
+    face = Face(full_hub())
+    listed = (await ask(face, "resources/list", R2511))["result"]["resources"]
+    assert [one["uri"] for one in listed] == ["note://a", "note://b"]
+    listed = (await ask(face, "resources/templates/list", R2511))["result"]["resourceTemplates"]
+    assert [one["uriTemplate"] for one in listed] == ["note://a/{id}", "note://b/{id}"]
+
+
+async def test_a_resource_that_two_servers_have_is_listed_by_its_full_name() -> None:
+    face = Face(hub_with(offered("one", RESOURCE, "a:b"), offered("two", RESOURCE, "a:b")))
+    listed = (await ask(face, "resources/list", R2511))["result"]["resources"]
+    assert [one["uri"] for one in listed] == ["one.a:b", "two.a:b"]
+
+
+async def test_a_resource_without_a_name_is_called_by_its_address() -> None:
+    tool = offered("desk", RESOURCE, "a:b")
+    nameless = {key: value for key, value in tool.definition.items() if key != "name"}
+    bare = Tool(
+        name=tool.name, alias="a:b", kind=RESOURCE, remote_name="a:b", definition=nameless,
+        target=tool.target,
+    )  # fmt: skip
+    (one,) = (await ask(Face(hub_with(bare)), "resources/list", R2511))["result"]["resources"]
+    assert one["name"] == one["uri"] == "a:b"
+
+
+@pytest.mark.parametrize("revision", [R2511, R2607])
+@pytest.mark.parametrize("method", ["tools/list", "prompts/list"])
+async def test_names_are_written_in_the_style_of_the_client(method: str, revision: int) -> None:
+    styles = {"Robot": "safe", "Dotty": "dotted"}
+    face = Face(full_hub(), style_of=lambda client: styles.get(client, "seed"))
+    member = method.partition("/")[0]
+    for info, expected in (
+        ("Robot", ["desk_a", "desk_b"]),
+        ("Dotty", ["desk.a", "desk.b"]),
+        ("else", ["mcp_desk_a", "mcp_desk_b"]),
+        ("", ["mcp_desk_a", "mcp_desk_b"]),
+    ):
+        listed = (await ask(face, method, revision, info))["result"][member]
+        assert [one["name"] for one in listed] == expected
+
+
+async def test_what_a_client_called_itself_counts_from_the_handshake_on() -> None:
+    face = Face(full_hub(), style_of=lambda client: "dotted" if client == "Dotty" else "seed")
+    peer = Peer(OWNER, "test", EVERYTHING)
+    params = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "Dotty"}}
+    await face.answer(json.loads(rpc.request(1, "initialize", params)), peer)
+    answer = await face.answer(json.loads(rpc.request(2, "tools/list", {})), peer)
+    assert answer is not None
+    assert json.loads(answer)["result"]["tools"][0]["name"] == "desk.a"
+
+
+@pytest.mark.promise("F3")
+@pytest.mark.parametrize(("method", "member", "named"), LISTS)
+async def test_a_view_shows_of_every_kind_what_it_includes(
+    method: str, member: str, named: str
+) -> None:
+    view = View(("desk.a", "desk.note://a*"))
+    listed = (await ask(Face(full_hub()), method, R2511, view=view))["result"][member]
+    assert len(listed) == 1 and "a" in listed[0][named]
+
+
+# --- cursors
+
+
+async def cursor_of(face: Face, method: str) -> str:
+    result = (await ask(face, method, R2511))["result"]
+    return str(result["nextCursor"])
+
+
+@pytest.mark.parametrize(("method", "member", "named"), LISTS)
+@pytest.mark.parametrize("revision", [R2506, R2607])
+async def test_pages_of_every_list_go_on_where_the_last_one_ended(
+    monkeypatch: pytest.MonkeyPatch, method: str, member: str, named: str, revision: int
+) -> None:
+    monkeypatch.setattr(lists, "PAGE_BYTES", 10)
+    face = Face(full_hub(), b"k" * 32)
+    first = (await ask(face, method, revision))["result"]
+    second = (await ask(face, method, revision, cursor=first["nextCursor"]))["result"]
+    assert [len(first[member]), len(second[member])] == [1, 1]
+    assert first[member][0][named] < second[member][0][named]
+    assert "nextCursor" not in second
+
+
+@pytest.mark.promise("N1")
+async def test_a_cursor_is_good_for_its_list_and_its_hub_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lists, "PAGE_BYTES", 10)
+    face = Face(full_hub(), b"k" * 32)
+    cursor = await cursor_of(face, "tools/list")
+    after_restart = Face(full_hub(), b"k" * 32)
+    assert "result" in await ask(after_restart, "tools/list", R2511, cursor=cursor)
+    raw = base64.urlsafe_b64decode(cursor)
+    forged = [
+        base64.urlsafe_b64encode(one).decode()
+        for one in (raw[:-1] + b"z", bytes(16) + raw[16:], raw[16:], raw[:16], raw + b"\xff")
+    ]
+    for bad in forged:
+        answer = await ask(face, "tools/list", R2511, cursor=bad)
+        assert answer["error"]["code"] == -32602
+    for other, method in (
+        (face, "prompts/list"),
+        (Face(full_hub(), b"x" * 32), "tools/list"),
+        (Face(full_hub()), "tools/list"),
+    ):
+        answer = await ask(other, method, R2511, cursor=cursor)
+        assert answer["error"]["code"] == -32602
+
+
+async def test_an_empty_cursor_is_one_and_none_of_ours() -> None:
+    answer = await ask(Face(full_hub()), "prompts/list", R2511, cursor="")
+    assert answer["error"]["code"] == -32602
+    assert "result" in await ask(Face(full_hub()), "prompts/list", R2511, cursor=None)
+
+
+async def test_only_so_many_forms_of_a_list_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "MAX_KEPT", 3)
+    face = Face(full_hub())
+    for number in range(20):
+        await ask(face, "tools/list", R2511, view=View((f"desk.{number}",)))
+        assert len(face.lists._kept[TOOL]) <= 4

@@ -1,0 +1,137 @@
+"""Which arguments are mirrored as headers, and how values are written there, both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dragoman.mcp.param_headers import (
+    agrees,
+    header_params,
+    header_text,
+    header_value,
+    values,
+)
+
+
+def marked(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+TEXTS = [
+    # 2026-07-28, transports, value encoding
+    ("us-west1", "us-west1"),
+    ("Hello, 世界", "=?base64?SGVsbG8sIOS4lueVjA==?="),
+    (" padded ", "=?base64?IHBhZGRlZCA=?="),
+    ("line1\nline2", "=?base64?bGluZTEKbGluZTI=?="),
+    ("=?base64?literal?=", "=?base64?PT9iYXNlNjQ/bGl0ZXJhbD89?="),
+    ("", ""),
+    ("in between", "in between"),
+    ("a\tb", "=?base64?YQli?="),
+    ("=?base64?", "=?base64?"),
+]
+
+
+@pytest.mark.parametrize(("text", "header"), TEXTS)
+def test_what_a_header_cannot_hold_travels_as_base64_and_comes_back(text: str, header: str) -> None:
+    assert header_value(text) == header
+    assert header_text(header) == text
+
+
+@pytest.mark.parametrize(
+    "header", ["=?base64?!!?=", "=?base64?YQ?=", "=?base64?YR==?=", "=?base64?/w==?="]
+)
+def test_marks_around_what_is_no_base64_of_text_hold_nothing(header: str) -> None:
+    assert header_text(header) is None
+
+
+def test_marked_arguments_become_headers_wherever_properties_alone_lead_to_them() -> None:
+    schema = marked(
+        region={"type": "string", "x-mcp-header": "Region"},
+        where={"type": "object", "properties": {"n": {"type": "integer", "x-mcp-header": "N"}}},
+        on={"type": "boolean", "x-mcp-header": "Method"},
+        plain={"type": "number", "default": {"x-mcp-header": "none of ours"}},
+    )
+    schema["properties"]["x-mcp-header"] = {"type": "string"}  # an argument of that name
+
+    params = header_params(schema)
+
+    assert params == {
+        "mcp-param-region": ("region",),
+        "mcp-param-n": ("where", "n"),
+        "mcp-param-method": ("on",),
+    }
+    assert values(params, {"region": "é", "where": {"n": -7}, "on": False, "plain": 1.5}) == {
+        "mcp-param-region": "=?base64?w6k=?=",
+        "mcp-param-n": "-7",
+        "mcp-param-method": "false",
+    }
+    assert values(params, {"region": None, "where": "elsewhere"}) == {}
+    assert values(params, {"where": {"n": 42.0}}) == {"mcp-param-n": "42"}
+    assert header_params({"type": "object"}) == {}
+
+
+TEXT = {"type": "string", "x-mcp-header": "A"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        marked(a={"type": "string", "x-mcp-header": ""}),
+        marked(a={"type": "string", "x-mcp-header": "a b"}),
+        marked(a={"type": "string", "x-mcp-header": "a:b"}),
+        marked(a={"type": "string", "x-mcp-header": "é"}),
+        marked(a={"type": "string", "x-mcp-header": "a\n"}),
+        marked(a={"type": "string", "x-mcp-header": 3}),
+        marked(a={"type": "number", "x-mcp-header": "A"}),
+        marked(a={"type": "object", "x-mcp-header": "A"}),
+        marked(a={"type": "array", "items": {"type": "string"}, "x-mcp-header": "A"}),
+        marked(a={"type": "null", "x-mcp-header": "A"}),
+        marked(a={"type": ["string"], "x-mcp-header": "A"}),
+        marked(a={"x-mcp-header": "A"}),
+        marked(a=TEXT, b=TEXT),
+        marked(a=TEXT, b={"type": "string", "x-mcp-header": "a"}),
+        marked(a={"type": "array", "items": TEXT}),
+        marked(a={"anyOf": [TEXT]}),
+        {"type": "object", "$defs": {"a": TEXT}},
+        {"type": "object", "if": marked(a=TEXT)},
+        {"type": "string", "x-mcp-header": "A"},
+        marked(**{f"a{n}": {"type": "string", "x-mcp-header": f"A{n}"} for n in range(65)}),
+    ],
+)
+def test_a_mark_that_breaks_the_rules_makes_the_tool_unusable(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="x-mcp-header"):
+        header_params(schema)
+
+
+def test_a_schema_nested_without_end_costs_no_stack() -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": TEXT}}
+    for _ in range(5_000):
+        schema = {"type": "object", "properties": {"a": schema}}
+
+    assert len(header_params(schema)["mcp-param-a"]) == 5_001
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "agreed"),
+    [
+        ("a", "a", True),
+        ("a", "b", False),
+        ("42", 42, True),
+        ("42.0", 42, True),
+        ("4.2e1", 42, True),
+        ("43", 42, False),
+        ("nan", 42, False),
+        ("42", "42.0", False),
+        ("true", True, True),
+        ("1", True, False),
+        ("True", True, False),
+        ("", None, False),
+        ("9" * 5_000, 42, False),
+    ],
+)
+def test_numbers_agree_as_numbers_and_all_else_to_the_letter(
+    text: str, value: Any, agreed: bool
+) -> None:
+    assert agrees(text, value) is agreed

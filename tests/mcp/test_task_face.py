@@ -1,0 +1,650 @@
+"""Tasks as clients of both forms see them. The tool behind is a few lines in here; the stage that
+seals the handles of its questions is the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import FORM, Call, Lasting, Note, Progress, Question, Result, Update
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import Denied, NeedsInput, TimedOut, WorkFailed
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.questions import Handles
+from dragoman.core.tasks import Tasks
+from dragoman.core.tool import PROMPT, TOOL, Tool
+from dragoman.core.view import EVERYTHING
+from dragoman.guards.questions import Questions
+from dragoman.mcp import tasks as task_face
+from dragoman.mcp.asking import WAITS
+from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, RELATED_KEY, TASKS
+from dragoman.mcp.server import Face, Peer
+from dragoman.wire import rpc
+
+pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(20)]
+
+META = "io.modelcontextprotocol/"
+KNOWS = {"extensions": {TASKS: {}}, "elicitation": {}}
+BOB = Principal("key", "bob")
+Steps = Update | Result | Exception
+
+
+class Worker:
+    """A tool that does as it is told, and remembers how it was called."""
+
+    name = "worker"
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.cancelled = asyncio.Event()
+        self.gives_up = True
+        self.given_up: list[str] = []
+        self._next: asyncio.Queue[Steps] = asyncio.Queue()
+
+    def does(self, *steps: Steps) -> None:
+        for step in steps:
+            self._next.put_nowait(step)
+
+    async def run(self, call: Call) -> Result:
+        if call.handle is not None and call.answers is None:
+            self.given_up.append(call.handle)
+            raise WorkFailed("given up")
+        self.calls.append(call)
+        while True:
+            try:
+                step = await self._next.get()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+            if isinstance(step, Result):
+                return step
+            if isinstance(step, Exception):
+                raise step
+            call.updates(step)
+
+
+class Place:
+    def __init__(self, after: float, **bounds: Any) -> None:
+        self.worker = Worker()
+        hub = Hub(Catalog(), Bus(), [Questions(Handles(b"k" * 32, 60))])
+        for kind in (TOOL, PROMPT):
+            tool = Tool(name="worker.t", alias="t", kind=kind, remote_name="t", target=self.worker)
+            hub.catalogs[kind].offer("worker", [tool])
+        self.tasks = Tasks(**{"most": 100, "most_each": 100, "ttl": 60.0, **bounds})
+        self.face = Face(hub, question_seconds=5, tasks=self.tasks, task_after=after)
+
+    async def ask(
+        self,
+        method: str,
+        able: Mapping[str, Any] = KNOWS,
+        who: Principal = OWNER,
+        push: Callable[[bytes], bool] | None = None,
+        **params: Any,
+    ) -> Any:
+        """A request of the new era."""
+        meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": able}
+        params["_meta"] = {**meta, **params.get("_meta", {})}
+        peer = Peer(who, "test", EVERYTHING, R2607)
+        answer = await self.face.answer(json.loads(rpc.request(1, method, params)), peer, push)
+        assert answer is not None
+        return json.loads(answer)
+
+    async def get(self, task: str, able: Mapping[str, Any] = KNOWS) -> Any:
+        return (await self.ask("tasks/get", able, taskId=task))["result"]
+
+    async def until(self, task: str, status: str) -> Any:
+        async with asyncio.timeout(5):
+            while (now := await self.get(task))["status"] != status:
+                await asyncio.sleep(0.002)
+        return now
+
+    async def created(self) -> Any:
+        """The task of a call that lasts from its first moment."""
+        self.worker.does(Lasting())
+        made = (await self.ask("tools/call", name="t"))["result"]
+        assert made["resultType"] == "task"
+        return made
+
+
+@asynccontextmanager
+async def place(after: float = 60.0, **bounds: Any) -> AsyncIterator[Place]:
+    made = Place(after, **bounds)
+    yield made
+    await made.tasks.close()
+
+
+def asks(*names: str) -> Result:
+    questions = {name: Question(FORM, {"message": f"{name}?"}) for name in names}
+    return Result(questions=questions, handle="state")
+
+
+def done(words: str = "done") -> Result:
+    return Result(content=[{"type": "text", "text": words}])
+
+
+def text(result: Mapping[str, Any]) -> Any:
+    return result["content"][0]["text"]
+
+
+# --- 2026-07-28: what becomes a task
+
+
+async def test_a_quick_call_of_one_who_knows_tasks_is_a_call() -> None:
+    async with place() as here:
+        here.worker.does(done())
+        answer = await here.ask("tools/call", name="t", task={"ttl": 5})
+        assert text(answer["result"]) == "done" and answer["result"]["resultType"] == "complete"
+        assert len(here.tasks) == 0
+        assert here.worker.calls[0].features == KNOWS
+
+
+async def test_what_takes_longer_than_the_grace_becomes_a_task_and_goes_on() -> None:
+    async with place(after=0.05) as here:
+        made = (await here.ask("tools/call", name="t"))["result"]
+        assert made["resultType"] == "task" and made["status"] == "working"
+        assert set(made) >= {"taskId", "createdAt", "lastUpdatedAt", "ttlMs", "pollIntervalMs"}
+        assert not set(made) & {"result", "error", "inputRequests", "requestState", "content"}
+        now = await here.get(made["taskId"])
+        assert (now["status"], now["resultType"], now["ttlMs"]) == ("working", "complete", 60_000)
+        here.worker.does(Progress(progress=1, total=2), done())
+        now = await here.until(made["taskId"], "completed")
+        assert text(now["result"]) == "done" and now["result"]["resultType"] == "complete"
+        assert len(here.worker.calls) == 1, "it was never called again"
+
+
+async def test_what_lasts_for_its_server_is_a_task_at_once() -> None:
+    async with place() as here:
+        here.worker.does(Lasting(message="queued"))
+        made = (await here.ask("tools/call", name="t"))["result"]
+        assert (made["resultType"], made["statusMessage"]) == ("task", "queued")
+        here.worker.does(Progress(progress=1, message="half"))
+        async with asyncio.timeout(5):
+            while (await here.get(made["taskId"])).get("statusMessage") != "half":
+                await asyncio.sleep(0.002)
+
+
+async def test_one_who_does_not_know_tasks_waits_and_is_passed_on_as_it_is() -> None:
+    async with place(after=0.01) as here:
+        able = {"extensions": {"x/y": {}}}
+        here.worker.does(Lasting(), done())
+        answer = await here.ask("tools/call", able, name="t")
+        assert text(answer["result"]) == "done" and here.worker.calls[0].features == able
+        assert len(here.tasks) == 0
+
+
+@pytest.mark.parametrize("revision", [R2024, R2503, R2506, R2511])
+async def test_clients_that_shake_hands_wait_and_the_hub_knows_tasks_in_their_place(
+    revision: int,
+) -> None:
+    async with place(after=0.01) as here:
+        params = {"name": "t", "task": {}} if revision < R2511 else {"name": "t"}
+        peer = Peer(OWNER, "test", EVERYTHING, revision, client="c")
+        here.worker.does(Lasting(), done())
+        message = json.loads(rpc.request(1, "tools/call", params))
+        answer = json.loads(await here.face.answer(message, peer) or b"")
+        assert text(answer["result"]) == "done"
+        assert here.worker.calls[0].features is WAITS
+
+
+async def test_progress_and_notes_are_heard_until_it_is_a_task() -> None:
+    async with place(after=0.2) as here:
+        heard: list[Any] = []
+
+        def push(message: bytes) -> bool:
+            heard.append(json.loads(message))
+            return True
+
+        meta = {"progressToken": "p", META + "logLevel": "info"}
+        here.worker.does(Progress(progress=1), Note(level="info", data="x"))
+        made = (await here.ask("tools/call", push=push, name="t", _meta=meta))["result"]
+        here.worker.does(Progress(progress=2), Note(level="info", data="y"), done())
+        await here.until(made["taskId"], "completed")
+        assert [one["method"] for one in heard] == [
+            "notifications/progress",
+            "notifications/message",
+        ]
+
+
+async def test_a_client_that_leaves_before_it_is_a_task_has_the_call_stopped() -> None:
+    async with place() as here:
+        asking = asyncio.create_task(here.ask("tools/call", name="t"))
+        await until(lambda: here.worker.calls)
+        asking.cancel()
+        await asyncio.wait_for(here.worker.cancelled.wait(), 5)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+# --- 2026-07-28: how it is
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Denied("no"),
+        TimedOut("late"),
+        WorkFailed("its own", {"code": -32010, "message": "native", "data": {"x": 1}}),
+        NeedsInput("asks", {"sampling": {}}),
+    ],
+)
+async def test_a_task_comes_to_what_the_call_would_have_come_to(error: Exception) -> None:
+    async with place() as here:
+        here.worker.does(error)
+        direct = await here.ask("tools/call", name="t")
+        made = await here.created()
+        here.worker.does(error)
+        async with asyncio.timeout(5):
+            while (now := await here.get(made["taskId"]))["status"] == "working":
+                await asyncio.sleep(0.002)
+        if "error" in direct:
+            assert now["status"] == "failed" and "result" not in now
+            ours, theirs = now["error"], direct["error"]
+            assert ours["code"] == theirs["code"]
+            assert ours["message"].partition(" (trace")[0] == theirs["message"].partition(" (")[0]
+        else:
+            assert now["status"] == "completed" and "error" not in now
+            assert now["result"]["isError"] is True
+
+
+async def test_a_crash_is_a_failed_task_that_tells_nothing_of_the_hub() -> None:
+    async with place() as here:
+        made = await here.created()
+        here.worker.does(Result(content=object()))  # type: ignore[arg-type]
+        async with asyncio.timeout(5):
+            while (answer := await here.ask("tasks/get", taskId=made["taskId"])).get("result"):
+                await asyncio.sleep(0.002)
+        assert answer["error"]["code"] == rpc.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+async def test_tasks_are_for_those_who_declare_them_and_for_their_owner_alone(method: str) -> None:
+    async with place() as here:
+        id = (await here.created())["taskId"]
+        lacking = await here.ask(method, {}, taskId=id)
+        assert lacking["error"]["code"] == -32021
+        assert lacking["error"]["data"] == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+        params: dict[str, Any] = {"inputResponses": {}} if method == "tasks/update" else {}
+        unknown = await here.ask(method, taskId="0" * 32, **params)
+        others = await here.ask(method, who=BOB, taskId=id, **params)
+        assert others["error"]["code"] == unknown["error"]["code"] == rpc.INVALID_PARAMS
+        assert others["error"]["message"] == unknown["error"]["message"].replace("0" * 32, id)
+        for wrong in (None, 7, [id], {"id": id}):
+            assert (await here.ask(method, taskId=wrong))["error"]["code"] == rpc.INVALID_PARAMS
+        assert (await here.get(id))["status"] == "working"
+
+
+@pytest.mark.parametrize("method", ["tasks/result", "tasks/list"])
+async def test_what_only_the_older_form_has_is_unknown(method: str) -> None:
+    async with place() as here:
+        id = (await here.created())["taskId"]
+        assert (await here.ask(method, taskId=id))["error"]["code"] == rpc.METHOD_NOT_FOUND
+
+
+# --- 2026-07-28: questions and cancelling
+
+
+async def test_a_task_asks_and_goes_on_when_all_is_answered() -> None:
+    async with place() as here:
+        id = (await here.created())["taskId"]
+        here.worker.does(asks("a", "b"))
+        now = await here.until(id, "input_required")
+        assert set(now["inputRequests"]) == {"a", "b"} and "requestState" not in now
+        assert now["inputRequests"]["a"] == {
+            "method": "elicitation/create",
+            "params": {"message": "a?"},
+        }
+        ack = await here.ask("tasks/update", taskId=id, inputResponses={"a": {"x": 1}, "z": {}})
+        assert ack["result"].keys() == {"resultType", "_meta"}
+        assert set((await here.get(id))["inputRequests"]) == {"b"}
+        await here.ask("tasks/update", taskId=id, inputResponses={"b": {"x": 2}})
+        here.worker.does(done("thanks"))
+        assert text((await here.until(id, "completed"))["result"]) == "thanks"
+        again = here.worker.calls[1]
+        assert (again.answers, again.handle) == ({"a": {"x": 1}, "b": {"x": 2}}, "state")
+        for bad in (None, [], {"a": 7}):
+            answer = await here.ask("tasks/update", taskId=id, inputResponses=bad)
+            assert answer["error"]["code"] == rpc.INVALID_PARAMS
+
+
+async def test_what_is_asked_before_there_is_a_task_is_asked_as_ever() -> None:
+    async with place() as here:
+        here.worker.does(asks("a"))
+        first = (await here.ask("tools/call", name="t"))["result"]
+        assert first["resultType"] == "input_required" and len(here.tasks) == 0
+        brought = {"requestState": first["requestState"], "inputResponses": {"a": {"x": 1}}}
+        here.worker.does(Lasting())
+        second = (await here.ask("tools/call", name="t", **brought))["result"]
+        assert second["resultType"] == "task" and here.worker.calls[1].answers == {"a": {"x": 1}}
+        here.worker.does(asks("a"))
+        await here.until(second["taskId"], "input_required")
+        forged = await here.ask("tools/call", name="t", requestState="x", inputResponses={})
+        assert forged["error"]["code"] == rpc.INVALID_PARAMS
+
+
+async def test_cancel_stops_the_call_and_is_acknowledged_however_often() -> None:
+    async with place() as here:
+        id = (await here.created())["taskId"]
+        for _ in range(2):
+            ack = await here.ask("tasks/cancel", taskId=id)
+            assert ack["result"].keys() == {"resultType", "_meta"}
+            now = await here.get(id)
+            assert now["status"] == "cancelled" and not now.keys() & {"result", "error"}
+        await asyncio.wait_for(here.worker.cancelled.wait(), 5)
+
+
+@pytest.mark.parametrize("understands", [True, False])
+async def test_a_task_cancelled_with_an_open_question_lets_its_target_know(
+    understands: bool,
+) -> None:
+    async with place() as here:
+        here.worker.gives_up = understands
+        id = (await here.created())["taskId"]
+        here.worker.does(asks("a"))
+        await here.until(id, "input_required")
+        await here.ask("tasks/cancel", taskId=id)
+        assert (await here.get(id))["status"] == "cancelled"
+        await here.tasks.close()
+        assert here.worker.given_up == (["state"] if understands else [])
+
+
+# --- 2025-11-25
+
+
+class Old(Peer):
+    """A session of 2025-11-25, and what it was told unasked."""
+
+    def __init__(self, here: Place, who: Principal = OWNER, client: str = "c") -> None:
+        super().__init__(who, "test", EVERYTHING, R2511, client)
+        self.features = {"elicitation": {}}
+        self.here = here
+        self.told: list[Any] = []
+
+    def tell(self, message: bytes) -> None:
+        self.told.append(json.loads(message))
+
+    def push(self, message: bytes) -> bool:
+        self.tell(message)
+        return True
+
+    async def ask(self, method: str, **params: Any) -> Any:
+        message = json.loads(rpc.request(1, method, params))
+        return json.loads(await self.here.face.answer(message, self, self.push) or b"")
+
+
+async def test_the_older_form_creates_a_task_and_waits_for_its_result() -> None:
+    async with place() as here:
+        old = Old(here)
+        meta = {"progressToken": 7}
+        made = await old.ask("tools/call", name="t", task={"ttl": 9_000}, _meta=meta)
+        task = made["result"]["task"]
+        assert made["result"].keys() == {"task"} and here.worker.calls == []
+        assert (task["status"], task["ttl"]) == ("working", 9_000)
+        id = task["taskId"]
+        assert (await old.ask("tasks/get", taskId=id))["result"]["status"] == "working"
+        waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
+        here.worker.does(Lasting(), Progress(progress=1, total=2, message="half"), done())
+        result = (await asyncio.wait_for(waiting, 5))["result"]
+        assert text(result) == "done" and result["_meta"] == {RELATED_KEY: {"taskId": id}}
+        assert here.worker.calls[0].wanted.lasting, "so that its server may make one"
+        progress, status = old.told
+        assert progress["params"] == {
+            "progressToken": 7,
+            "progress": 1,
+            "total": 2,
+            "message": "half",
+            "_meta": {RELATED_KEY: {"taskId": id}},
+        }
+        assert status["method"] == "notifications/tasks/status"
+        assert (status["params"]["taskId"], status["params"]["status"]) == (id, "completed")
+        again = await old.ask("tasks/result", taskId=id)
+        assert again["result"] == result, "as often as one likes"
+
+
+async def test_the_older_form_is_asked_on_the_stream_of_tasks_result() -> None:
+    async with place() as here:
+        old = Old(here)
+        id = (await old.ask("tools/call", name="t", task={}))["result"]["task"]["taskId"]
+        here.worker.does(asks("a"))
+        await until(lambda: old.told and old.told[-1]["params"]["status"] == "input_required")
+        assert len(old.told) == 1, "nothing is asked before somebody can be"
+        waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
+        await until(lambda: old.told[-1]["method"] == "elicitation/create")
+        asked = old.told[-1]
+        assert asked["params"]["_meta"] == {RELATED_KEY: {"taskId": id}}
+        answer = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}}
+        assert here.face.begin(answer, old) is None
+        here.worker.does(done("thanks"))
+        assert text((await asyncio.wait_for(waiting, 5))["result"]) == "thanks"
+        assert here.worker.calls[1].answers == {"a": {"action": "accept"}}
+
+
+async def test_a_question_that_the_older_client_refuses_to_answer_goes_its_way() -> None:
+    async with place() as here:
+        old = Old(here)
+        id = (await old.ask("tools/call", name="t", task={}))["result"]["task"]["taskId"]
+        here.worker.does(asks("a"))
+        waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
+        await until(lambda: old.told and old.told[-1]["method"] == "elicitation/create")
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert (await old.ask("tasks/get", taskId=id))["result"]["status"] == "input_required"
+        waiting = asyncio.create_task(old.ask("tasks/result", taskId=id))
+        await until(lambda: sum(one["method"] == "elicitation/create" for one in old.told) == 2)
+        error = {"code": -1, "message": "no"}
+        here.face.begin({"jsonrpc": "2.0", "id": old.told[-1]["id"], "error": error}, old)
+        here.worker.does(done())
+        await asyncio.wait_for(waiting, 5)
+        assert here.worker.calls[1].answers == {"a": {"action": "cancel"}}
+
+
+async def test_the_older_form_says_failed_of_what_failed_and_gives_its_result() -> None:
+    async with place() as here:
+        old = Old(here)
+        ids = []
+        native = WorkFailed("x", {"code": -32010, "message": "native"})
+        failed = Result(content=[{"type": "text", "text": "it broke"}], failed=True)
+        for step in (failed, native, TimedOut("late")):
+            made = await old.ask("tools/call", name="t", task={})
+            ids.append(made["result"]["task"]["taskId"])
+            here.worker.does(step)
+            async with asyncio.timeout(5):
+                while True:
+                    now = (await old.ask("tasks/get", taskId=ids[-1]))["result"]
+                    if now["status"] != "working":
+                        break
+                    await asyncio.sleep(0.002)
+            assert now["status"] == "failed" and now["statusMessage"]
+        first, second, third = [await old.ask("tasks/result", taskId=id) for id in ids]
+        assert text(first["result"]) == "it broke" and first["result"]["isError"] is True
+        assert second["error"]["code"] == -32010
+        assert third["result"]["isError"] is True and "late" in text(third["result"])
+
+
+async def test_the_older_form_cancels_once() -> None:
+    async with place() as here:
+        old = Old(here)
+        id = (await old.ask("tools/call", name="t", task={}))["result"]["task"]["taskId"]
+        await until(lambda: here.worker.calls)
+        assert (await old.ask("tasks/cancel", taskId=id))["result"]["status"] == "cancelled"
+        assert (await old.ask("tasks/cancel", taskId=id))["error"]["code"] == rpc.INVALID_PARAMS
+        await asyncio.wait_for(here.worker.cancelled.wait(), 5)
+        assert "error" in await old.ask("tasks/result", taskId=id)
+        for bad in ("x", None):
+            for method in ("tasks/get", "tasks/cancel", "tasks/result"):
+                answer = await old.ask(method, taskId=bad)
+                assert answer["error"]["code"] == rpc.INVALID_PARAMS
+
+
+async def test_the_older_form_lists_ones_own_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_face, "PAGE", 2)
+    async with place() as here:
+        old, bob = Old(here), Old(here, BOB)
+        mine = []
+        for _ in range(5):
+            made = await old.ask("tools/call", name="t", task={})
+            mine.append(made["result"]["task"]["taskId"])
+        theirs = (await bob.ask("tools/call", name="t", task={}))["result"]["task"]["taskId"]
+        listed: list[str] = []
+        cursor: dict[str, Any] = {}
+        while True:
+            page = (await old.ask("tasks/list", **cursor))["result"]
+            listed += [task["taskId"] for task in page["tasks"]]
+            if "nextCursor" not in page:
+                break
+            cursor = {"cursor": page["nextCursor"]}
+        assert listed == mine
+        for wrong in ("x", 7, theirs):
+            answer = await old.ask("tasks/list", cursor=wrong)
+            assert answer["error"]["code"] == rpc.INVALID_PARAMS
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            answer = await old.ask(method, taskId=theirs)
+            assert answer["error"]["code"] == rpc.INVALID_PARAMS
+
+
+async def test_an_unknown_tool_is_no_task_and_a_bad_time_is_said() -> None:
+    async with place() as here:
+        old = Old(here)
+        answer = await old.ask("tools/call", name="nobody", task={})
+        assert answer["error"]["code"] == rpc.INVALID_PARAMS and len(here.tasks) == 0
+        for ttl in ("x", True, {}):
+            answer = await old.ask("tools/call", name="t", task={"ttl": ttl})
+            assert answer["error"]["code"] == rpc.INVALID_PARAMS
+        for ttl, kept in ((10**30, 60_000), (-5, 1_000), (None, 60_000)):
+            answer = await old.ask("tools/call", name="t", task={"ttl": ttl})
+            assert answer["result"]["task"]["ttl"] == kept
+
+
+async def test_where_there_is_no_room_one_form_is_refused_and_the_other_waits() -> None:
+    async with place(most_each=1, after=0.01) as here:
+        old = Old(here)
+        await old.ask("tools/call", name="t", task={})
+        await until(lambda: here.worker.calls)
+        answer = await old.ask("tools/call", name="t", task={})
+        assert answer["error"]["code"] == -32000 and "tasks of this caller" in str(answer)
+        asking = asyncio.create_task(here.ask("tools/call", name="t"))
+        await until(lambda: len(here.worker.calls) == 2)
+        here.worker.does(done("one"), done("two"))
+        assert text((await asyncio.wait_for(asking, 5))["result"]) in ("one", "two")
+
+
+async def test_only_tools_have_tasks() -> None:
+    async with place(after=0.01) as here:
+        old = Old(here)
+        for asking in (
+            old.ask("prompts/get", name="t", task={}),
+            here.ask("prompts/get", name="t"),
+        ):
+            here.worker.does(Lasting(), Result())
+            assert "messages" in (await asking)["result"]
+        assert len(here.tasks) == 0
+
+
+# --- subscriptions/listen
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.reads = True
+
+    def push(self, message: bytes) -> bool:
+        if self.reads:
+            self.heard.append(json.loads(message))
+        return self.reads
+
+    def states(self) -> list[str]:
+        return [one["params"]["status"] for one in self.heard[1:]]
+
+
+async def test_who_listens_hears_of_his_own_tasks_whole_and_whenever_they_move() -> None:
+    async with place() as here:
+        id = (await here.created())["taskId"]
+        here.worker.does(Lasting())
+        theirs = (await here.ask("tools/call", who=BOB, name="t"))["result"]["taskId"]
+        listener = Listener()
+        wanted = {"taskIds": [id, "x", theirs, id]}
+        listening = asyncio.create_task(
+            here.ask("subscriptions/listen", push=listener.push, notifications=wanted)
+        )
+        await until(lambda: len(listener.heard) == 2)
+        assert listener.heard[0]["params"]["notifications"] == {"taskIds": [id]}
+        told = listener.heard[1]
+        assert told["method"] == "notifications/tasks"
+        assert told["params"]["_meta"] == {META + "subscriptionId": 1}
+        for worker_call in here.worker.calls:
+            assert worker_call.caller in (OWNER, BOB)
+        here.worker.does(Progress(progress=1))
+        await here.ask("tasks/cancel", taskId=id)
+        await until(lambda: len(listener.heard) == 3)
+        assert listener.states() == ["working", "cancelled"]
+        here.face.close()
+        assert "result" in await asyncio.wait_for(listening, 5)
+
+
+async def test_who_listens_gets_the_questions_and_the_result() -> None:
+    async with place() as here:
+        id = (await here.created())["taskId"]
+        listener = Listener()
+        listening = asyncio.create_task(
+            here.ask("subscriptions/listen", push=listener.push, notifications={"taskIds": [id]})
+        )
+        await until(lambda: len(listener.heard) == 2)
+        here.worker.does(asks("a"))
+        await until(lambda: len(listener.heard) == 3)
+        assert "inputRequests" in listener.heard[2]["params"]
+        await here.ask("tasks/update", taskId=id, inputResponses={"a": {}})
+        here.worker.does(done())
+        await until(lambda: len(listener.heard) == 5)
+        assert listener.states() == ["working", "input_required", "working", "completed"]
+        assert text(listener.heard[4]["params"]["result"]) == "done"
+        listening.cancel()
+        await asyncio.wait([listening])
+        assert not here.face.tasks.find(Peer(OWNER, "t", EVERYTHING), id)._watchers[1:]
+
+
+async def test_who_does_not_read_is_told_later_how_it_is_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task_face, "RETRY_SECONDS", 0.02)
+    async with place() as here:
+        id = (await here.created())["taskId"]
+        listener = Listener()
+        listening = asyncio.create_task(
+            here.ask("subscriptions/listen", push=listener.push, notifications={"taskIds": [id]})
+        )
+        await until(lambda: len(listener.heard) == 2)
+        listener.reads = False
+        here.worker.does(asks("a"))
+        await here.until(id, "input_required")
+        await here.ask("tasks/update", taskId=id, inputResponses={"a": {}})
+        here.worker.does(done())
+        await here.until(id, "completed")
+        listener.reads = True
+        await until(lambda: len(listener.heard) == 3)
+        assert listener.states() == ["working", "completed"]
+        listening.cancel()
+        await asyncio.wait([listening])
+
+
+async def test_who_listens_for_tasks_must_know_them() -> None:
+    async with place() as here:
+        push = Listener().push
+        listen = {"method": "subscriptions/listen", "push": push}
+        answer = await here.ask(**listen, able={}, notifications={"taskIds": []})
+        assert answer["error"]["code"] == -32021
+        for wrong in ("x", [7], ["x"] * 101):
+            answer = await here.ask(**listen, notifications={"taskIds": wrong})
+            assert answer["error"]["code"] == rpc.INVALID_PARAMS
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.002)

@@ -1,0 +1,300 @@
+"""Streamable HTTP as the hub's client speaks it: streams taken up again, headers, questions."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mcp.ground import EVERYTHING_ASKED, ground, http, until
+from tests.mcp.mini_http import Request, legacy, mini, modern
+
+from dragoman.core.call import Progress, Wanted
+from dragoman.core.errors import TimedOut, Unreachable, WorkFailed
+from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE
+
+DONE = {"content": [{"type": "text", "text": "done"}]}
+
+
+def answer(request: Request | None, result: Any = DONE) -> dict[str, Any]:
+    assert request is not None
+    return {"id": request.message["id"], "result": result}
+
+
+@pytest.mark.promise("B7")
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-11-25"])
+async def test_a_stream_that_ends_early_is_taken_up_again_where_it_ended(
+    revision: str, short_tmp: Path
+) -> None:
+    call: list[Request] = []
+    times: list[float] = []
+    clock = asyncio.get_running_loop().time
+
+    def handle(request: Request) -> None:
+        if legacy(request, revision):
+            return
+        request.stream()
+        if request.asked == "tools/call":
+            call.append(request)
+            request.event(None, id="e1", retry=300)
+            token = request.message["params"]["_meta"]["progressToken"]
+            told = {"progressToken": token, "progress": 1}
+            request.event({"method": "notifications/progress", "params": told}, id="e2")
+            times.append(clock())
+        elif len(call) == 1 and len(times) < 3:
+            times.append(clock())
+            request.event(None, id=f"e{len(times) + 1}")  # not yet
+        else:
+            times.append(clock())
+            request.event(answer(call[0]), id="e9")
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        await world.add(http("s", server.url))
+        seen: list[Any] = []
+
+        wanted = Wanted(progress=True)
+        result = await world.call("s.t", updates=seen.append, wanted=wanted, client="c")
+
+        assert result.content == DONE["content"]
+        assert [one.progress for one in seen if isinstance(one, Progress)] == [1]
+        gets = [request for request in server.requests if request.method == "GET"]
+        assert [get.headers["last-event-id"] for get in gets] == ["e2", "e3", "e4"]
+        assert all(get.headers["mcp-session-id"] == "s1" for get in gets)
+        # The server says how long to wait, until it says otherwise.
+        assert all(later - sooner >= 0.28 for sooner, later in pairwise(times))
+
+
+@pytest.mark.promise("B7", "B8")
+async def test_a_stream_is_not_taken_up_for_ever(short_tmp: Path) -> None:
+    refusing = False
+
+    def handle(request: Request) -> None:
+        if legacy(request):
+            return
+        if request.method == "GET" and refusing:
+            request.reply(405)
+            return
+        request.stream()
+        request.event(None, id="e1", retry=10)
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        await world.add(http("s", server.url, timeout_secs=2))
+
+        with pytest.raises(Unreachable, match="may or may not have been done"):
+            await world.call("s.t")
+        gets = [request for request in server.requests if request.method == "GET"]
+        assert len(gets) == 10  # none of which brought anything new
+        refusing = True
+        with pytest.raises(Unreachable, match="does not let it be taken up again"):
+            await world.call("s.t")
+
+
+@pytest.mark.promise("B8")
+async def test_the_time_of_a_request_holds_for_all_its_streams_together(short_tmp: Path) -> None:
+    number = 0
+
+    def handle(request: Request) -> None:
+        nonlocal number
+        if legacy(request):
+            return
+        number += 1
+        request.stream()
+        request.event(None, id=f"e{number}", retry=100)
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        await world.add(http("s", server.url, timeout_secs=1))
+
+        with pytest.raises(TimedOut):
+            await world.call("s.t")
+        await until(lambda: server.sent("notifications/cancelled"))
+
+
+@pytest.mark.promise("B7")
+async def test_a_stream_without_ids_and_one_of_the_new_era_are_lost_with_the_connection(
+    short_tmp: Path,
+) -> None:
+    def old(request: Request) -> None:
+        if not legacy(request):
+            request.stream()
+
+    def new(request: Request) -> None:
+        if not modern(request, [{"name": "t", "inputSchema": {"type": "object"}}]):
+            request.stream()
+            request.event(None, id="e1", retry=10)
+
+    for handle in (old, new):
+        async with ground(short_tmp) as world, mini(handle) as server:
+            await world.add(http("s", server.url))
+            with pytest.raises(Unreachable, match="without an answer"):
+                await world.call("s.t")
+            assert not [request for request in server.requests if request.method == "GET"]
+
+
+@pytest.mark.promise("B13")
+async def test_a_question_on_the_stream_for_all_the_rest_is_the_newest_calls_of_that_client(
+    short_tmp: Path,
+) -> None:
+    streams: list[Request] = []
+    open_, answered = asyncio.Event(), asyncio.Event()
+
+    async def handle(request: Request) -> None:
+        if legacy(request):
+            return
+        if request.method == "GET":
+            request.stream()
+            streams.append(request)
+            await open_.wait()
+        elif request.asked == "tools/call":
+            await until(lambda: streams)  # it is opened in the background
+            streams[0].event({"id": 7, "method": "roots/list"})
+            await answered.wait()
+            request.result(DONE)
+        else:  # an answer of ours
+            request.reply(202)
+            answered.set()
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        upstream = await world.add(http("s", server.url, interactive=True))
+        assert upstream.session is not None and not streams  # the shared one needs no such stream
+        how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
+
+        asking = await world.call("s.t", **how)
+        assert asking.questions is not None
+        (key,) = asking.questions
+        folders = {"roots": [{"uri": "file:///x"}]}
+        done = await world.call("s.t", answers={key: folders}, handle=asking.handle, **how)
+
+        assert done.content == DONE["content"]
+        (said,) = [
+            one.message for one in server.requests if one.message and "result" in one.message
+        ]
+        assert said == {"jsonrpc": "2.0", "id": 7, "result": folders}
+        open_.set()
+
+
+PLAIN = {"name": "plain", "inputSchema": {"type": "object"}}
+MARKED = {
+    "name": "marked",
+    "inputSchema": {
+        "type": "object",
+        "properties": {
+            "region": {"type": "string", "x-mcp-header": "Region"},
+            "n": {"type": "integer", "x-mcp-header": "N"},
+            "rest": {"type": "string"},
+        },
+    },
+}
+BROKEN = {
+    "name": "broken",
+    "inputSchema": {"type": "object", "properties": {"a": {"type": "number", "x-mcp-header": "A"}}},
+}
+
+
+@pytest.mark.promise("B12")
+async def test_headers_repeat_what_the_message_says(short_tmp: Path) -> None:
+    def handle(request: Request) -> None:
+        if modern(request, [PLAIN, MARKED, BROKEN], prompts={}, resources={}, completions={}):
+            return
+        member = {
+            "prompts/list": {"prompts": [{"name": "été"}]},
+            "resources/list": {"resources": [{"name": "a", "uri": "x://a b"}]},
+            "resources/templates/list": {"resourceTemplates": []},
+            "prompts/get": {"messages": []},
+            "resources/read": {"contents": []},
+            "completion/complete": {"completion": {"values": []}},
+        }.get(request.asked, DONE)
+        request.result({"resultType": "complete", **member})
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        upstream = await world.add(http("s", server.url))
+        assert [tool.remote_name for tool in world.hub.catalog.tools()] == ["marked", "plain"]
+        (problem,) = upstream.problems
+        assert "broken" in problem and "x-mcp-header" in problem
+
+        await world.call("s.plain", {"region": "none of its"})
+        await world.call("s.marked", {"region": " é", "n": 42, "rest": "r"})
+        await world.call("s.marked", {"n": 7})
+        (prompt,) = world.hub.catalogs[PROMPT].tools()
+        await world.call(prompt.name, kind=PROMPT)
+        await world.call("x://a b", kind=RESOURCE)
+        argument = {"ref": {}, "argument": {"name": "a", "value": ""}}
+        await world.call(prompt.name, argument, kind=COMPLETION)
+
+        def told(method: str) -> list[dict[str, str]]:
+            return [
+                {
+                    name: value
+                    for name, value in request.headers.items()
+                    if name.startswith("mcp-") and name != "mcp-protocol-version"
+                }
+                for request in server.sent(method)
+            ]
+
+        assert told("tools/call") == [
+            {"mcp-method": "tools/call", "mcp-name": "plain"},
+            {
+                "mcp-method": "tools/call",
+                "mcp-name": "marked",
+                "mcp-param-region": "=?base64?IMOp?=",
+                "mcp-param-n": "42",
+            },
+            {"mcp-method": "tools/call", "mcp-name": "marked", "mcp-param-n": "7"},
+        ]
+        assert told("prompts/get") == [
+            {"mcp-method": "prompts/get", "mcp-name": "=?base64?w6l0w6k=?="}
+        ]
+        assert told("resources/read") == [{"mcp-method": "resources/read", "mcp-name": "x://a b"}]
+        assert told("completion/complete") == [{"mcp-method": "completion/complete"}]
+        assert told("tools/list") == [{"mcp-method": "tools/list"}]
+
+
+@pytest.mark.promise("B12")
+async def test_a_tool_that_wants_other_headers_by_now_is_looked_at_and_called_again(
+    short_tmp: Path,
+) -> None:
+    wanted = False
+
+    def handle(request: Request) -> None:
+        tool = {**MARKED, "name": "t"} if wanted else {**PLAIN, "name": "t"}
+        if modern(request, [tool]):
+            return
+        if wanted and request.headers.get("mcp-param-region") != "r":
+            request.fail(-32020)
+        else:
+            request.result({"resultType": "complete", **DONE})
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        await world.add(http("s", server.url))
+        await world.call("s.t", {"region": "r"})
+        wanted = True
+
+        await world.call("s.t", {"region": "r"})
+
+        assert len(server.sent("tools/call")) == 3
+        with pytest.raises(WorkFailed):
+            await world.call("s.t", {"region": "x"})  # which no other header would help
+        assert len(server.sent("tools/call")) == 4
+
+
+@pytest.mark.promise("P3")
+async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
+    async def handle(request: Request) -> None:
+        if legacy(request):
+            return
+        request.stream()
+        token = request.message["params"]["_meta"].get("progressToken", "none")
+        for step in range(8):
+            told = {"progressToken": token, "progress": step}
+            request.event({"method": "notifications/progress", "params": told})
+            await asyncio.sleep(0.2)
+        request.event(answer(request))
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        await world.add(http("s", server.url, timeout_secs=1))
+
+        how: dict[str, Any] = {"updates": lambda _: None, "wanted": Wanted(progress=True)}
+        assert (await world.call("s.t", extra={"_meta": {"a": 1}}, **how)).content
+        with pytest.raises(TimedOut):
+            await world.call("s.t", extra={"_meta": {"a": 1}})

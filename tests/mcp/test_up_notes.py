@@ -1,0 +1,167 @@
+"""Lines of a server's log: given to the call they belong to, and to nobody where that is unsure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mcp.ground import Scripted, ground, http, stdio, until
+from tests.peers.process import HttpPeer, read_log
+
+from dragoman.core.call import Note, Wanted
+
+Peers = Callable[..., HttpPeer]
+
+
+def note(words: str, level: str = "info", **more: Any) -> dict[str, Any]:
+    params = {"level": level, "data": words, **more}
+    return {"method": "notifications/message", "params": params}
+
+
+@pytest.mark.promise("B12")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_over_http_each_call_hears_its_own_and_what_it_wanted(
+    era: str, short_tmp: Path, http_peer: Peers
+) -> None:
+    log = short_tmp / "log"
+    peer = http_peer("matrix_server", "--transport", "http", "--era", era, "--log", log)
+    async with ground(short_tmp) as world:
+        await world.add(http("m", peer.url))
+
+        async def hear(key: str, level: str | None) -> list[Any]:
+            heard: list[Any] = []
+            wanted = Wanted(notes=level)
+            await world.call("m.log", {"key": key}, updates=heard.append, wanted=wanted, client=key)
+            return heard
+
+        a, b, c = await asyncio.gather(hear("a", "debug"), hear("b", "error"), hear("c", None))
+
+        assert [(one.level, one.data["key"]) for one in a] == [
+            (level, "a") for level in ("debug", "info", "warning", "error")
+        ]
+        assert [(one.level, one.data["key"]) for one in b] == [("error", "b")]
+        assert a[0].logger == "matrix" and c == []
+        await hear("a", "info")
+        levels = [
+            seen["params"]["level"]
+            for seen in read_log(log)
+            if seen.get("method") == "logging/setLevel"
+        ]
+        if era == "modern":
+            assert levels == []
+        else:
+            assert levels[-1] == "debug" and len(levels) <= 2  # said once, the least grave last
+        stamped = [
+            (seen["params"].get("_meta") or {}).get("io.modelcontextprotocol/logLevel")
+            for seen in read_log(log)
+            if seen.get("method") == "tools/call"
+        ]
+        by_key = sorted(filter(None, stamped))
+        assert by_key == (["debug", "error", "info"] if era == "modern" else [])
+
+
+@pytest.mark.promise("B12")
+async def test_over_one_stream_the_only_call_hears_what_is_said_meanwhile(short_tmp: Path) -> None:
+    said = [note("one", "debug"), note("two"), {"method": "notifications/message", "params": {}}]
+    said += [note("three", "error", logger="l")]
+    server = Scripted(
+        short_tmp,
+        "legacy",
+        {"tools/call": {"first": said, "content": []}, "logging/setLevel": {}},
+        capabilities={"tools": {}, "logging": {}},
+    )
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        heard: list[Any] = []
+        how: dict[str, Any] = {"updates": heard.append, "client": "a"}
+
+        await world.call("s.t", wanted=Wanted(notes="info"), **how)
+        await world.call("s.t", wanted=Wanted(notes="warning"), **how)
+        await world.call("s.t")
+
+        assert heard == [
+            Note(level="info", data="two"),
+            Note(level="error", data="three", logger="l"),
+            Note(level="error", data="three", logger="l"),
+        ]
+        assert [one["params"] for one in server.sent("logging/setLevel")] == [{"level": "info"}]
+        lines = upstream.stderr.text().splitlines()
+        assert lines == ["[debug] one"] * 2 + ["[info] two"] + [
+            "[debug] one",
+            "[info] two",
+            "[error l] three",
+        ]
+
+
+@pytest.mark.promise("B12")
+@pytest.mark.parametrize(
+    ("others", "heard_by_b"), [(["a"], False), ([""], False), (["b"], True), (["b", "b"], True)]
+)
+async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
+    others: list[str], heard_by_b: bool, short_tmp: Path
+) -> None:
+    silent = {"silent": True}
+    loud = {"first": [note("whose?")], "content": []}
+    server = Scripted(short_tmp, "legacy", {"tools/call": [*([silent] * len(others)), loud]})
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        heard: dict[str, list[Any]] = {"a": [], "b": [], "": []}
+
+        def call(client: str) -> asyncio.Task[Any]:
+            how: dict[str, Any] = {"updates": heard[client].append, "client": client}
+            return asyncio.ensure_future(world.call("s.t", wanted=Wanted(notes="info"), **how))
+
+        hanging = []
+        for number, client in enumerate(others):
+            hanging.append(call(client))
+            await until(lambda number=number: len(server.sent("tools/call")) == number + 1)
+        await call("b")
+
+        assert [one.data for one in heard["b"]] == (["whose?"] if heard_by_b else [])
+        assert heard["a"] == heard[""] == []
+        assert ("whose?" in upstream.stderr.text()) is not heard_by_b
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+
+
+@pytest.mark.promise("B12")
+async def test_what_a_server_says_after_a_call_was_given_up_is_not_taken_for_anothers(
+    short_tmp: Path,
+) -> None:
+    answers = [{"silent": True}, {"first": [note("of the first")], "content": []}]
+    server = Scripted(short_tmp, "legacy", {"tools/call": answers})
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        heard: list[Any] = []
+        how: dict[str, Any] = {"updates": heard.append, "wanted": Wanted(notes="info")}
+        first = asyncio.ensure_future(world.call("s.t", client="a", **how))
+        await until(lambda: server.sent("tools/call"))
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+        await world.call("s.t", client="b", **how)
+        assert heard == [] and "of the first" in upstream.stderr.text()
+        await world.call("s.t", client="a", **how)
+        assert [one.data for one in heard] == ["of the first"]
+
+
+@pytest.mark.promise("B12")
+async def test_progress_and_notes_are_asked_for_only_where_they_are_wanted(short_tmp: Path) -> None:
+    async with ground(short_tmp) as world:
+        log = short_tmp / "log"
+        await world.add(stdio("m", "matrix_server", "--era", "modern", "--log", log))
+
+        for wanted in (Wanted(), Wanted(progress=True), Wanted(notes="error")):
+            await world.call("m.echo", {"text": "x"}, updates=lambda _: None, wanted=wanted)
+        await world.call("m.echo", {"text": "x"})
+
+        metas = [
+            seen["params"]["_meta"] for seen in read_log(log) if seen.get("method") == "tools/call"
+        ]
+        assert ["progressToken" in meta for meta in metas] == [False, True, False, False]
+        key = "io.modelcontextprotocol/logLevel"
+        assert [meta.get(key) for meta in metas] == [None, None, "error", None]

@@ -1,0 +1,370 @@
+"""A server's task followed to its end, in both forms; the server is a few lines of this file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from dragoman.core.call import Call, Lasting, Progress, Result, Update, Wanted
+from dragoman.core.errors import (
+    BadReply,
+    HubError,
+    NeedsInput,
+    NotFound,
+    Unreachable,
+    WorkFailed,
+)
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import tool_nowhere
+from dragoman.core.trace import new_trace
+from dragoman.mcp import upstream_tasks
+from dragoman.mcp.revisions import TASKS
+from dragoman.mcp.upstream_tasks import ServerTasks, is_handle, is_task, wants_task
+
+pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(10)]
+
+Step = Mapping[str, Any] | HubError
+FORM_ASKED = {"method": "elicitation/create", "params": {"message": "sure?"}}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_tasks, "FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(upstream_tasks, "SHORTEST", 0.001)
+
+
+class Server:
+    """Answers `tasks/get` with one step after the other, the last one again and again."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.cancelled = asyncio.Event()
+        self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.times: list[float] = []
+        self._steps: Iterator[Step] = iter(steps)
+        self._last: Step = {}
+
+    async def ask(self, method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
+        self.asked.append((method, params))
+        self.times.append(asyncio.get_running_loop().time())
+        if method == "tasks/cancel":
+            self.cancelled.set()
+            return {}, 2
+        if method == "tasks/update":
+            return {}, 2
+        if method == "tasks/result":
+            return await asyncio.shield(self.result), 7
+        self._last = next(self._steps, self._last)
+        if isinstance(self._last, HubError):
+            raise self._last
+        return {"taskId": "t1", **self._last}, 5
+
+    def methods(self) -> list[str]:
+        return [method for method, _ in self.asked]
+
+
+def a_call(
+    updates: Callable[[Update], None] = lambda update: None,
+    features: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Call:
+    return Call(
+        caller=OWNER,
+        tool=tool_nowhere("s.x", NotFound("x")),
+        asked_as="x",
+        arguments={},
+        trace=new_trace(),
+        door="test",
+        extra={},
+        updates=updates,
+        features={"elicitation": {}} if features is None else features,
+        **more,
+    )
+
+
+def finish(value: Any, size: int) -> Result:
+    return Result(content=value["content"], extra=value.get("_meta", {}), size=size)
+
+
+CREATED = {"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1}
+OLD = {"task": {"taskId": "t1", "status": "working", "pollInterval": 1}}
+DONE = {"status": "completed", "result": {"content": ["done"]}}
+ASKS = {"status": "input_required", "inputRequests": {"a": FORM_ASKED}}
+
+
+# --- the extension
+
+
+async def test_a_task_is_asked_for_until_it_has_a_result_and_tells_of_itself() -> None:
+    told: list[Update] = []
+    server = Server(
+        {"status": "working", "statusMessage": "one"},
+        {"status": "working", "statusMessage": "one"},
+        {"status": "working", "statusMessage": "two"},
+        DONE,
+    )
+    created = {**CREATED, "statusMessage": "queued"}
+    result = await ServerTasks("s", 60).follow(created, a_call(told.append), server.ask, finish)
+    assert (result.content, result.size) == (["done"], 5)
+    assert told == [
+        Lasting(message="queued"),
+        Progress(progress=1, message="queued"),
+        Progress(progress=2, message="one"),
+        Progress(progress=3, message="two"),
+    ]
+    assert server.asked == [("tasks/get", {"taskId": "t1"})] * 4
+
+
+async def test_a_failed_task_is_the_servers_own_error_and_a_cancelled_one_is_said_to_be() -> None:
+    native = {"code": -32603, "message": "panic", "data": 1}
+    server = Server({"status": "failed", "error": native})
+    with pytest.raises(WorkFailed, match="panic") as failed:
+        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    assert failed.value.native == native
+    server = Server({"status": "cancelled"})
+    with pytest.raises(WorkFailed, match="has cancelled its task") as cancelled:
+        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    assert cancelled.value.native is None
+    assert server.methods() == ["tasks/get"], "nothing is left to cancel"
+
+
+async def test_a_task_that_the_server_has_lost_is_said_to_be_and_its_error_is_not_the_callers() -> (
+    None
+):
+    server = Server(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
+    with pytest.raises(WorkFailed, match="no longer knows the task") as lost:
+        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    assert lost.value.native is None
+
+
+async def test_a_server_may_be_away_for_a_moment_but_not_for_good() -> None:
+    gone = Unreachable("gone")
+    server = Server(gone, gone, {"status": "working"}, gone, gone, gone, gone, DONE)
+    result = await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    assert result.content == ["done"]
+    server = Server(gone)
+    with pytest.raises(Unreachable):
+        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+    assert server.methods().count("tasks/get") == upstream_tasks.MAX_FAILURES
+
+
+@pytest.mark.parametrize("id", [None, 7, "", "x" * 2_000])
+async def test_a_task_without_a_usable_id_is_a_bad_reply(id: Any) -> None:
+    with pytest.raises(BadReply, match="no id"):
+        await ServerTasks("s", 60).follow({**CREATED, "taskId": id}, a_call(), Server().ask, finish)
+
+
+async def test_how_often_it_is_asked_is_the_servers_wish_within_reason() -> None:
+    for wish, reason in ((0, 0.001), (-5, 0.001), (20, 0.02), (10**9, 60.0), ("x", None)):
+        followed = upstream_tasks.FarTask("t1")
+        followed.hear({"pollIntervalMs": wish}, lambda update: None)
+        assert followed.pause == reason
+    server = Server({"status": "working", "pollIntervalMs": 100}, DONE)
+    await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    assert server.times[1] - server.times[0] >= 0.09, "the last wish counts"
+
+
+async def test_whoever_leaves_has_the_task_cancelled_at_once() -> None:
+    server = Server({"status": "working"})
+    following = ServerTasks("s", 60)
+    running = asyncio.create_task(following.follow(CREATED, a_call(), server.ask, finish))
+    async with asyncio.timeout(5):
+        while not server.asked:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await server.cancelled.wait()
+    assert server.asked[-1] == ("tasks/cancel", {"taskId": "t1"})
+
+
+async def test_a_result_does_not_carry_the_id_of_the_servers_task() -> None:
+    meta = {"io.modelcontextprotocol/related-task": {"taskId": "t1"}, "kept": 1}
+    server = Server({"status": "completed", "result": {"content": [], "_meta": meta}})
+    result = await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    assert result.extra == {"kept": 1}
+
+
+# --- its questions
+
+
+async def test_a_question_is_the_calls_and_its_answer_goes_to_the_same_task() -> None:
+    server = Server({"status": "working"}, ASKS, ASKS, {"status": "working"}, DONE)
+    following = ServerTasks("s", 60)
+    asked = await following.follow(CREATED, a_call(), server.ask, finish)
+    assert asked.questions is not None and asked.questions["a"].body == {"message": "sure?"}
+    assert is_handle(asked.handle)
+    answers = {"a": {"action": "accept"}}
+    told: list[Update] = []
+    again = a_call(told.append, answers=answers, handle=asked.handle)
+    result = await following.resume(again, server.ask, finish)
+    assert result.content == ["done"], "and what it asked before is not asked again"
+    assert told[0] == Lasting()
+    assert server.asked[2] == ("tasks/update", {"taskId": "t1", "inputResponses": answers})
+    assert not following._open
+
+
+async def test_a_second_question_is_asked_too() -> None:
+    both = {"a": FORM_ASKED, "b": {"method": "roots/list"}}
+    server = Server(ASKS, {**ASKS, "inputRequests": both}, DONE)
+    following = ServerTasks("s", 60)
+    features = {"elicitation": {}, "roots": {}}
+    first = await following.follow(CREATED, a_call(features=features), server.ask, finish)
+    again = a_call(features=features, answers={"a": {}}, handle=first.handle)
+    second = await following.resume(again, server.ask, finish)
+    assert second.questions is not None and list(second.questions) == ["b"]
+    await following.close()
+
+
+async def test_a_caller_who_cannot_be_asked_has_the_task_cancelled() -> None:
+    server = Server(ASKS)
+    with pytest.raises(NeedsInput, match=r"sure\?"):
+        await ServerTasks("s", 60).follow(CREATED, a_call(features={}), server.ask, finish)
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+
+
+async def test_a_question_that_nobody_answers_lapses_and_the_task_with_it() -> None:
+    server = Server(ASKS)
+    following = ServerTasks("s", 0.01)
+    await following.follow(CREATED, a_call(), server.ask, finish)
+    assert not server.cancelled.is_set()
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+    assert not following._open
+
+
+async def test_a_continuing_call_that_brings_no_answer_is_asked_again() -> None:
+    server = Server(ASKS)
+    following = ServerTasks("s", 60)
+    asked = await following.follow(CREATED, a_call(), server.ask, finish)
+    again = await following.resume(a_call(answers={}, handle=asked.handle), server.ask, finish)
+    assert again.questions == asked.questions and "tasks/update" not in server.methods()
+    await following.close()
+
+
+async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
+    server = Server(ASKS)
+    following = ServerTasks("s", 60)
+    asked = await following.follow(CREATED, a_call(), server.ask, finish)
+    with pytest.raises(WorkFailed, match="given up"):
+        again = a_call(handle=asked.handle)
+        await following.resume(again, server.ask, finish)
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+    assert "tasks/update" not in server.methods()
+
+
+async def test_open_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_tasks, "MAX_OPEN", 1)
+    server, following = Server(ASKS), ServerTasks("s", 60)
+    await following.follow(CREATED, a_call(), server.ask, finish)
+    with pytest.raises(HubError, match="too many questions"):
+        await following.follow({**CREATED, "taskId": "t2"}, a_call(), server.ask, finish)
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+    assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})
+    await following.close()
+
+
+async def test_a_question_of_an_unknown_kind_is_a_bad_reply_and_the_task_is_cancelled() -> None:
+    server = Server({**ASKS, "inputRequests": {"a": {"method": "x/y"}}})
+    with pytest.raises(BadReply, match='"x/y"'):
+        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+
+
+# --- the form of 2025-11-25
+
+
+async def test_the_older_form_waits_for_the_result_and_asks_how_it_goes_on_meanwhile() -> None:
+    told: list[Update] = []
+    server = Server({"status": "working", "statusMessage": "half"})
+
+    def hear(update: Update) -> None:
+        told.append(update)
+        if isinstance(update, Progress):
+            meta = {"io.modelcontextprotocol/related-task": {"taskId": "t1"}}
+            server.result.set_result({"content": ["done"], "_meta": meta})
+
+    value, size = await ServerTasks("s", 60).outcome(OLD, hear, server.ask, watched=True)
+    assert (value, size) == ({"content": ["done"], "_meta": {}}, 7)
+    assert told == [Lasting(), Progress(progress=1, message="half")]
+    assert "tasks/cancel" not in server.methods()
+
+
+async def test_nobody_asks_how_it_goes_on_for_whom_it_is_all_one() -> None:
+    server = Server()
+    server.result.set_result({"content": []})
+    await ServerTasks("s", 60).outcome(OLD, lambda update: None, server.ask, watched=False)
+    assert server.methods() == ["tasks/result"]
+
+
+async def test_the_calls_own_error_comes_through_and_a_lost_task_is_told_from_it() -> None:
+    native = {"code": -32000, "message": "no"}
+    server = Server({"status": "failed"})
+    server.result.set_exception(WorkFailed("no", native))
+    with pytest.raises(WorkFailed) as failed:
+        await ServerTasks("s", 60).outcome(OLD, lambda update: None, server.ask, watched=False)
+    assert failed.value.native == native
+    server = Server(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
+    server.result.set_exception(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
+    with pytest.raises(WorkFailed, match="no longer knows"):
+        await ServerTasks("s", 60).outcome(OLD, lambda update: None, server.ask, watched=False)
+
+
+async def test_a_server_that_does_not_wait_is_asked_again() -> None:
+    server = Server({"status": "working"}, {"status": "working"})
+    server.result.set_exception(WorkFailed("not yet", {"code": -32602, "message": "not yet"}))
+
+    async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
+        if method == "tasks/result" and server.methods().count(method) == 2:
+            return {"content": ["done"]}, 7
+        return await server.ask(method, params, timeout)
+
+    value, _ = await ServerTasks("s", 60).outcome(OLD, lambda update: None, ask, watched=False)
+    assert value == {"content": ["done"]}
+
+
+async def test_whoever_leaves_the_older_form_has_the_task_cancelled_too() -> None:
+    server = Server({"status": "working"})
+    outcome = ServerTasks("s", 60).outcome(OLD, lambda update: None, server.ask, watched=True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await outcome
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+
+
+# --- which calls
+
+
+@pytest.mark.parametrize(
+    ("support", "asked", "wanted"),
+    [
+        ("required", False, True),
+        ("required", True, True),
+        ("optional", False, False),
+        ("optional", True, True),
+        ("forbidden", True, False),
+        (None, True, False),
+        (7, True, False),
+    ],
+)
+def test_an_older_server_is_asked_for_a_task_where_it_must_be_or_the_caller_did(
+    support: Any, asked: bool, wanted: bool
+) -> None:
+    features = {"tasks": {"requests": {"tools": {"call": {}}}}}
+    call = a_call(wanted=Wanted(lasting=asked))
+    definition = {"execution": {"taskSupport": support}}
+    assert wants_task(definition, features, call) is wanted
+    assert not wants_task(definition, {"tasks": {}}, call)
+    assert not wants_task({"execution": "x"}, features, call)
+
+
+def test_both_forms_of_a_task_are_known_from_results() -> None:
+    assert is_task(CREATED) and is_task(OLD)
+    for other in (None, [], {"content": []}, {"task": "x"}, {"task": {"taskId": 7}}):
+        assert not is_task(other)
+    assert upstream_tasks.may_last({"tasks": {}})
+    assert upstream_tasks.may_last({"extensions": {TASKS: {}}})
+    assert not upstream_tasks.may_last({"extensions": {}, "tools": {}})

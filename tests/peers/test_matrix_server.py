@@ -1,0 +1,138 @@
+"""The server and the client of the matrix against one another and against the official SDK's
+client, without the hub: what fails in the matrix is then the hub's own doing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mcp.types as t
+import pytest
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from tests.live.matrix_client import ADA, FOLDERS, PARIS, Client, everything
+from tests.live.matrix_transports import OverHttp, OverSse
+from tests.peers.process import HttpPeer, wait_for_log
+
+from mcp import Client as SdkClient
+
+ERAS = [("http", "legacy"), ("http", "modern"), ("sse", "legacy")]
+
+
+def peer(transport: str, era: str, *args: object) -> HttpPeer:
+    return HttpPeer("matrix_server", "--transport", transport, "--era", era, *args)
+
+
+def client_of(server: HttpPeer, transport: str, era: str) -> Client:
+    revision = "2026-07-28" if era == "modern" else "2025-11-25"
+    where: Any = SimpleNamespace(
+        url=server.url.removesuffix("/sse"), mcp_url=server.url, headers={}
+    )
+    made = OverHttp if transport == "http" else OverSse
+    return made(where, revision, everything(revision))
+
+
+@pytest.mark.parametrize(("transport", "era"), ERAS)
+async def test_the_official_client_is_asked_everything_and_reads_everything(
+    transport: str, era: str
+) -> None:
+    asked: list[str] = []
+
+    async def elicit(_: Any, params: Any) -> t.ElicitResult:
+        asked.append(params.mode)
+        content = ADA["content"] if params.mode == "form" else None
+        return t.ElicitResult(action="accept", content=content)
+
+    async def sample(_: Any, params: Any) -> t.CreateMessageResult:
+        asked.append("sampling")
+        return t.CreateMessageResult.model_validate(PARIS)
+
+    async def folders(_: Any) -> t.ListRootsResult:
+        asked.append("roots")
+        return t.ListRootsResult.model_validate(FOLDERS)
+
+    with peer(transport, era) as server:
+        made = streamable_http_client if transport == "http" else sse_client
+        async with SdkClient(
+            made(server.url),
+            mode="legacy" if era == "legacy" else "2026-07-28",
+            elicitation_callback=elicit,
+            sampling_callback=sample,
+            list_roots_callback=folders,
+        ) as client:
+            for tool in ("form", "url", "sampling", "roots"):
+                result = await client.call_tool(f"ask_{tool}", {"key": tool})
+                assert not result.is_error, result
+            assert asked == ["form", "url", "sampling", "roots"]
+            both = await client.call_tool("ask_rounds", {"key": "r"})
+            assert both.content[0].text == "Ada and Ada"
+            read = await client.read_resource("matrix://text")
+            assert read.contents[0].text == "the text of matrix"
+            prompt = await client.get_prompt("travel", {"country": "fr", "city": "Pau"})
+            assert prompt.messages[0].content.text == "To Pau"
+            assert len((await client.list_resource_templates()).resource_templates) == 1
+
+
+@pytest.mark.parametrize(("transport", "era"), ERAS)
+def test_the_client_of_the_matrix_hears_and_answers_in_the_way_of_its_era(
+    transport: str, era: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with peer(transport, era, "--log", log) as server, client_of(server, transport, era) as client:
+
+        def text(answer: Any) -> str:
+            return str(answer["result"]["content"][0]["text"])
+
+        assert json.loads(text(client.call("ask_form", {"key": "f"}))) == ADA
+        assert json.loads(text(client.call("ask_sampling", {"key": "s"}))) == PARIS
+        assert json.loads(text(client.call("ask_roots", {"key": "r"}))) == FOLDERS
+        assert json.loads(text(client.call("ask_url", {"key": "u"}))) == {"action": "accept"}
+        several = json.loads(text(client.call("ask_several", {"key": "x"})))
+        assert several == {"folders": FOLDERS, "who": ADA}
+        assert text(client.call("ask_rounds", {"key": "2"})) == "Ada and Ada"
+        assert len(client.asked) == 8
+        assert wait_for_log(log, event="answered", key="f")["answers"] == {"who": ADA}
+        assert set(json.loads(text(client.call("declared")))) == {
+            "elicitation",
+            "roots",
+            "sampling",
+        }
+
+        client.call("progress", {"steps": 2}, progressToken="p")
+        assert [h.params["progress"] for h in client.said("notifications/progress")] == [1, 2]
+        if era == "legacy":
+            assert client.request("logging/setLevel", {"level": "warning"})["result"] == {}
+        client.call("log", **{"io.modelcontextprotocol/logLevel": "warning"})
+        heard = [h.params["level"] for h in client.said("notifications/message")]
+        assert heard == ["warning", "error"]
+
+        slow = client.begin("tools/call", {"name": "slow", "arguments": {"seconds": 60}})
+        wait_for_log(log, event="started", name="slow")
+        client.cancel(slow)
+        wait_for_log(log, event="cancelled", name="slow")
+
+        watched = "matrix://watched"
+        if era == "legacy":
+            assert client.request("resources/subscribe", {"uri": watched})["result"] == {}
+        else:
+            wanted = {"resourceSubscriptions": [watched], "toolsListChanged": True}
+            listen = client.begin("subscriptions/listen", {"notifications": wanted})
+            client.until_heard("notifications/subscriptions/acknowledged")
+        for what in ("watched", "tools"):
+            client.call("change", {"what": what})
+        told = client.until_heard("notifications/resources/updated", uri=watched)
+        client.until_heard("notifications/tools/list_changed")
+        if era == "modern":
+            assert told.stream == listen
+            client.cancel(listen)
+
+
+def test_the_client_says_when_an_answer_never_came() -> None:
+    with peer("http", "modern") as server, client_of(server, "http", "modern") as client:
+        slow = client.begin("tools/call", {"name": "slow", "arguments": {"seconds": 60}})
+        client.cancel(slow)
+        with pytest.raises((OSError, EOFError)):
+            client.wait(slow)
