@@ -15,12 +15,14 @@ from bench.plan import QUICK, TABLES, Plan, say
 from bench.processes import LOAD_CORE, stop_all
 from bench.report import page
 from bench.starts import startup
+from bench.streams import streams
 
 MEASURE = {
     "calls": tables.calls,
     "growth": tables.growth,
     "memory": tables.memory,
     "start": startup,
+    "streams": streams,
 }
 
 

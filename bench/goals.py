@@ -111,7 +111,25 @@ def of_start(start: dict, plan: dict) -> list[Verdict]:
     ]
 
 
-GOALS = {"calls": of_calls, "growth": of_growth, "memory": of_memory, "start": of_start}
+def of_streams(streams: dict, plan: dict) -> list[Verdict]:
+    kept = [median(records, "kb_each") for records in streams.values()]
+    return [
+        judge(
+            f"an idle stream, {plan['streams']:,} open at once: at most 12 KB",
+            None if not kept or None in kept else max(each for each in kept if each is not None),
+            "{:.1f} KB",
+            lambda kilobytes: kilobytes <= 12,
+        )
+    ]
+
+
+GOALS = {
+    "calls": of_calls,
+    "growth": of_growth,
+    "memory": of_memory,
+    "start": of_start,
+    "streams": of_streams,
+}
 
 
 def verdicts(results: dict) -> list[Verdict]:

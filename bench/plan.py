@@ -9,7 +9,7 @@ from bench.places import CannotRun
 from bench.rows import Row
 
 Records = dict[str, list[dict]]
-TABLES = ("calls", "growth", "memory", "start")
+TABLES = ("calls", "growth", "memory", "start", "streams")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Plan:
     marks: tuple[int, int] = (2_000, 20_000)  # calls after which memory is read
     starts: int = 9
     relay_starts: int = 25
+    streams: int = 5_000  # open at once
     only: str = ""
     tables: tuple[str, ...] = TABLES
 
@@ -28,7 +29,7 @@ class Plan:
         return re.search(self.only, row.name, re.IGNORECASE) is not None
 
 
-QUICK = Plan(rounds=1, seconds=0.3, marks=(200, 2_000), starts=2, relay_starts=4)
+QUICK = Plan(rounds=1, seconds=0.3, marks=(200, 2_000), starts=2, relay_starts=4, streams=500)
 
 
 def say(text: str) -> None:

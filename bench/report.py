@@ -188,6 +188,20 @@ def start_section(results: dict) -> str:
     return text + ("\n" + table(header, lines) if lines else "")
 
 
+def streams_section(results: dict) -> str:
+    lines = [
+        [
+            kind,
+            show(median(records, "open"), "{:,.0f}") or "failed",
+            show(median(records, "kb_each"), "{:.1f} KB"),
+            show(median(records, "idle_cpu"), "{:.2f} s"),
+        ]
+        for kind, records in results["streams"].items()
+    ]
+    header = ["Dragoman", "open at once", "memory each", "CPU in a second of all of them"]
+    return "## Idle streams\n\n" + table(header, lines)
+
+
 def goals_section(results: dict) -> str:
     lines = [[v.goal, v.measured, v.word] for v in verdicts(results)]
     return "## Goals\n\n" + table(["", "measured", ""], lines)
@@ -211,6 +225,7 @@ SECTIONS = {
     "growth": growth_section,
     "memory": memory_section,
     "start": start_section,
+    "streams": streams_section,
 }
 
 

@@ -67,9 +67,10 @@ def hub(
         def connected() -> str:
             with urllib.request.urlopen(f"{base}/api/mcp/servers", timeout=5) as answer:
                 servers = json.load(answer)
-            if any(server.get("name") == SERVER for server in servers["connected"]):
-                return base
-            raise ValueError(json.dumps(servers["configured"])[:500])
+            for server in servers["connected"]:
+                if server["name"] == SERVER and server["connected"]:
+                    return base
+            raise ValueError(json.dumps(servers["connected"])[:500])
 
         wait_for(process, connected)
         yield f"{base}/mcp", home

@@ -124,11 +124,13 @@ def shown(value: Any) -> str:
 def by_name(definitions: list[Object], prefix: str) -> Object:
     """Definitions by their names without the prefix.
 
-    What the hub adds goes too: `_meta`, and the server's name before a tool's description.
+    What the hub adds goes too: `_meta`, the server's name before a tool's description, and that
+    any tool may be called as a task.
     """
+    added = ("name", "_meta", "execution")
     found: Object = {}
     for definition in definitions:
-        rest = {key: value for key, value in definition.items() if key not in ("name", "_meta")}
+        rest = {key: value for key, value in definition.items() if key not in added}
         if "description" in rest:
             rest["description"] = rest["description"].removeprefix(f"[MCP:{SERVER}] ")
         found[definition["name"].removeprefix(prefix)] = rest

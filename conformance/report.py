@@ -13,7 +13,8 @@ HEAD = (
     "(https://github.com/modelcontextprotocol/conformance) runs against a fixture server made with "
     "the official SDK, first on the fixture itself and then through the hub, with an empty list of "
     "expected failures: a SHOULD that is not met is a failure too. A check counts as different "
-    "where it passes on the fixture and not through the hub.\n"
+    "where it passes on the fixture and not through the hub; each such difference is listed with "
+    "its reason, and one without fails the run.\n"
 )
 
 
@@ -60,15 +61,20 @@ def cell(record: dict[str, Any]) -> str:
 
 
 def differences(records: list[dict[str, Any]]) -> str:
-    rows = [
-        [f"`{r['ground']}`", SUITES[r["suite"]].title, f"`{each['key']}`", each["message"][:200],
-         each["reason"] or "**to be mended**"]
-        for r in records
-        for each in r["differences"]
-    ]  # fmt: skip
-    if not rows:
+    """One row a check and reason, with the suites and grounds it was seen on."""
+    seen: dict[tuple[str, str], list[tuple[dict[str, Any], str]]] = {}
+    for record in records:
+        for each in record["differences"]:
+            found = seen.setdefault((each["key"], each["reason"] or "**to be mended**"), [])
+            found.append((record, each["message"]))
+    if not seen:
         return "None: every check that passes on the fixture passes through the hub.\n"
-    return table(["ground", "suite", "check", "what came", "why"], rows) + "\n"
+    rows = []
+    for (key, reason), found in seen.items():
+        suites = dict.fromkeys(SUITES[record["suite"]].title for record, _ in found)
+        grounds = dict.fromkeys(f"`{record['ground']}`" for record, _ in found)
+        rows.append([f"`{key}`", found[0][1][:200], reason, "; ".join(suites), ", ".join(grounds)])
+    return table(["check", "what came", "why", "suites", "grounds"], rows) + "\n"
 
 
 def client(records: list[dict[str, Any]]) -> str:
@@ -114,4 +120,4 @@ def page(results: dict[str, Any]) -> str:
                   client(results["client"])]  # fmt: skip
     if results.get("peers"):
         parts += ["## Other people's programs", plain(results["peers"])]
-    return "\n".join(parts)
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -35,6 +35,7 @@ from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.connect import Connector
 from dragoman.mcp.http import HttpFace
+from dragoman.mcp.questions import WAITS
 from dragoman.mcp.server import Face
 from dragoman.mcp.servers import Servers
 from dragoman.mcp.spawn import kill_marked
@@ -98,7 +99,8 @@ class Instance:
         self.audit = SqliteAudit(place, durable=config.audit.durable)
         self.bus = Bus()
         self.catalog = Catalog()
-        handles = Handles(key, config.limits.question_secs)
+        # Not the home's key: which handles were used is forgotten at the end, and so must they be.
+        handles = Handles(os.urandom(32), config.limits.question_secs)
         stages = guards.standard(self.audit, self.bus, config.limits, handles)
         self.hub = Hub(self.catalog, self.bus, stages)
         self.metrics_ = Metrics(self.bus)
@@ -153,7 +155,7 @@ class Instance:
 
     async def start(self) -> None:
         http_path, mcp_path = home.socket_paths(str(self.place))
-        api = Api(self.hub, self)
+        api = Api(self.hub, self, WAITS)
         mounts: dict[str, Mounted] = {"/mcp": self.http_face, **self.sse_face.mounts}
         if self.mode == "daemon":
             await self._listen_tcp(api, mounts)

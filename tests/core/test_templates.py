@@ -5,7 +5,7 @@ from time import process_time
 import pytest
 
 from dragoman.core.call import Call, Result
-from dragoman.core.templates import matches, owner_of
+from dragoman.core.templates import MAX_URI, Owners, matches
 from dragoman.core.tool import RESOURCE, TEMPLATE, Tool
 
 EXPANSIONS = [
@@ -59,15 +59,37 @@ def of(server: str, address: str, kind: str) -> Tool:
 
 def test_the_template_that_says_the_most_has_the_address() -> None:
     wide, narrow = of("a", "db://{+rest}", TEMPLATE), of("b", "db://users/{id}", TEMPLATE)
-    assert owner_of("db://users/1", [wide, narrow], []) is narrow
-    assert owner_of("db://other/1", [wide, narrow], []) is wide
+    owners = Owners([wide, narrow], [])
+    assert owners.of("db://users/1") is narrow
+    assert owners.of("db://other/1") is wide
 
 
 def test_without_a_template_the_only_server_with_resources_is_asked_and_never_one_of_several() -> (
     None
 ):
     one, other = of("a", "x://1", RESOURCE), of("b", "y://1", RESOURCE)
-    assert owner_of("z://9", [], [one]) is one
-    assert owner_of("z://9", [], [one, other]) is None
-    assert owner_of("b.z://9", [], [one, other]) is other, "its full name says whose it is"
-    assert owner_of("z://9", [], []) is None
+    assert Owners([], [one]).of("z://9") is one
+    assert Owners([], [one, other]).of("z://9") is None
+    assert Owners([], [one, other]).of("b.z://9") is other, "its full name says whose it is"
+    assert Owners([], []).of("z://9") is None
+
+
+def test_of_two_servers_with_the_same_template_none_is_asked_unless_it_is_named() -> None:
+    one, other = of("a", "db://{table}", TEMPLATE), of("b", "db://{table}", TEMPLATE)
+    owners = Owners([one, other], [])
+    assert owners.of("db://users") is None
+    assert owners.of("b.db://users") is other
+
+
+def test_an_address_that_is_too_long_is_nobodys_whoever_is_the_only_one_to_ask() -> None:
+    only = of("a", "x://1", RESOURCE)
+    assert Owners([], [only]).of("z://" + "9" * MAX_URI) is None
+
+
+def test_an_address_is_looked_for_among_very_many_templates_in_little_time() -> None:
+    many = [of("a", f"x://{'y' * 4_000}/{n}/{{id}}", TEMPLATE) for n in range(5_000)]
+    owners = Owners(many, [])
+    begun = process_time()
+    for _ in range(20):
+        assert owners.of("z://9") is None
+    assert process_time() - begun < 1.0

@@ -121,6 +121,10 @@ class RunningHub:
         assert answer.status == 200, (path, answer.status, answer.body[:500])
         return answer.json()
 
+    def post(self, path: str, body: Any) -> Any:
+        """What it answers to a POST of JSON, decoded, whatever the status."""
+        return wire.post(self.url + path, body, self.headers).json()
+
     def rpc(
         self,
         method: str,

@@ -8,6 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,24 +99,30 @@ class Grounds:
 
 
 @contextmanager
-def matrix_grounds(*more: object, config: str = "", interactive: bool = True) -> Iterator[Grounds]:
+def matrix_grounds(*more: object, config: str = "") -> Iterator[Grounds]:
     """`more` are arguments for each of the servers."""
     folder = Path(tempfile.mkdtemp(prefix="dgm", dir="/tmp"))
     logs = {name: Log(folder / f"{name}.log") for name in UPSTREAMS}
-    urls = {}
+
+    def arguments(name: str) -> tuple[object, ...]:
+        era = UPSTREAMS[name][0]
+        return ("--era", era, "--scheme", scheme(name), "--log", logs[name].file, *more)
+
+    def start(name: str) -> str:
+        peer = HttpPeer("matrix_server", "--transport", UPSTREAMS[name][1], *arguments(name))
+        stack.callback(peer.close)
+        return peer.url
+
     try:
-        with ExitStack() as stack:
-            entries = []
-            for name, (era, transport) in UPSTREAMS.items():
-                args = ("--era", era, "--scheme", scheme(name), "--log", logs[name].file, *more)
-                if transport == "stdio":
-                    entry = server_entry(name, "matrix_server", *args, interactive=interactive)
-                else:
-                    peer = HttpPeer("matrix_server", "--transport", transport, *args)
-                    stack.callback(peer.close)
-                    urls[name] = peer.url
-                    entry = server_entry(name, transport, peer.url, interactive=interactive)
-                entries.append(entry)
+        with ExitStack() as stack, ThreadPoolExecutor() as pool:
+            listening = [name for name, (_, way) in UPSTREAMS.items() if way != "stdio"]
+            urls = dict(zip(listening, pool.map(start, listening), strict=True))
+            entries = [
+                server_entry(name, UPSTREAMS[name][1], urls[name], interactive=True)
+                if name in urls
+                else server_entry(name, "matrix_server", *arguments(name), interactive=True)
+                for name in UPSTREAMS
+            ]
             settings = f'{config}\n[mcp]\nstdio_expose = ["*"]\n'
             hub = stack.enter_context(lasting_hub(entries, settings))
             hub.wait_connected(*UPSTREAMS)

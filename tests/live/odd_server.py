@@ -10,7 +10,7 @@ Beside the mode it is a plain server of the handshake era with the tools `echo`,
     true-id     answers with `true` for an id             odd-tools    tools of every odd kind
     questions   asks the client things before it answers  regress      progress that goes backwards
     floats      ids come back as floats                   talkative    a megabyte of stderr
-    deep        answers nested a hundred deep
+    deep        answers nested two hundred deep
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def call(number: Any, params: dict[str, Any]) -> None:
         body = f'{{"jsonrpc":"2.0","result":{{"ids":[{inner}],"content":['
         write(body.encode() + b" " * (11 << 20) + b']},"id":%d}\n' % number)
     elif MODE == "deep":
-        write(b'{"jsonrpc":"2.0","id":%d,"result":%s%s}\n' % (number, b"[" * 100, b"]" * 100))
+        write(b'{"jsonrpc":"2.0","id":%d,"result":%s%s}\n' % (number, b"[" * 200, b"]" * 200))
     elif MODE == "true-id":
         send(id=True, result=text("true"))
     elif MODE == "floats":

@@ -98,9 +98,10 @@ def test_a_schema_bomb_is_refused_and_its_neighbours_stay(grounds: Grounds, upst
     state = state_of(hub, upstream)
     names = [tool["name"] for tool in state["tools"]]
     assert len(names) > 20
-    assert not [name for name in names if name.endswith(("bomb", "wide"))]
-    for name in ("bomb", "wide"):
+    assert not [name for name in names if name.endswith(("bomb", "wide", "deep"))]
+    for name in ("bomb", "wide", "deep"):
         assert hub.call(f"mcp_{upstream}_{name}")["error"]["code"] == -32602
     assert text_of(hub.call(f"mcp_{upstream}_echo", {"text": "still here"})) == "still here"
     told = [line for line in hub.log().splitlines() if upstream in line]
-    assert any('"bomb"' in line for line in told) and any('"wide"' in line for line in told), told
+    for name in ("bomb", "wide", "deep"):
+        assert any(f'"{name}"' in line for line in told), told

@@ -20,7 +20,8 @@ from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Tool
 from dragoman.core.view import EVERYTHING
 from dragoman.guards.questions import Questions
 from dragoman.mcp import asking
-from dragoman.mcp.asking import WAITS, features_of
+from dragoman.mcp.asking import features_of
+from dragoman.mcp.questions import WAITS
 from dragoman.mcp.revisions import NAMES, R2024, R2503, R2506, R2511, R2607, SERVER_KEY
 from dragoman.mcp.server import Face, Peer, answer_batch
 from dragoman.wire import rpc

@@ -223,7 +223,7 @@ async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits_for_it
     far = Far()
     task, other = far.ask(), far.ask()
     await asyncio.sleep(0)
-    far.duplex.receive(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 100 + b"]" * 100 + b"}")
+    far.duplex.receive(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 200 + b"]" * 200 + b"}")
     with pytest.raises(BadReply, match=r'answered "tools/call" with what is no message: .*nested'):
         await task
     assert not other.done()

@@ -15,7 +15,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.view import EVERYTHING
-from dragoman.mcp.asking import WAITS
+from dragoman.mcp.questions import WAITS
 from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
 from dragoman.mcp.server import Face, Peer
 from dragoman.wire import rpc

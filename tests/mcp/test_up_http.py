@@ -174,6 +174,44 @@ async def test_a_question_on_the_stream_for_all_the_rest_is_the_newest_calls_of_
         open_.set()
 
 
+@pytest.mark.promise("B13")
+async def test_questions_that_come_at_once_are_asked_together_and_answered_each_on_its_own(
+    short_tmp: Path,
+) -> None:
+    answered: dict[int, Any] = {}
+
+    async def handle(request: Request) -> None:
+        if legacy(request):
+            return
+        if request.asked == "tools/call":
+            request.stream()
+            for number in (7, 8, 9):
+                form = {"message": f"{number}?", "requestedSchema": {"type": "object"}}
+                request.event({"id": number, "method": "elicitation/create", "params": form})
+                for _ in range(10):  # so that each is read on its own
+                    await asyncio.sleep(0)
+            await until(lambda: len(answered) == 3)
+            request.event({"id": request.message["id"], "result": DONE})
+        else:  # an answer of ours
+            answered[request.message["id"]] = request.message["result"]["content"]["to"]
+            request.reply(202)
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        await world.add(http("s", server.url, interactive=True))
+        how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
+
+        asking = await world.call("s.t", **how)
+        assert asking.questions is not None and len(asking.questions) == 3
+        answers = {
+            key: {"action": "accept", "content": {"to": question.body["message"]}}
+            for key, question in asking.questions.items()
+        }
+        done = await world.call("s.t", answers=answers, handle=asking.handle, **how)
+
+        assert done.content == DONE["content"]
+        assert answered == {7: "7?", 8: "8?", 9: "9?"}
+
+
 PLAIN = {"name": "plain", "inputSchema": {"type": "object"}}
 MARKED = {
     "name": "marked",

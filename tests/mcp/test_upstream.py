@@ -16,7 +16,7 @@ from dragoman.mcp.client import Session
 from dragoman.mcp.config import HttpTransport, ServerEntry
 from dragoman.mcp.revisions import R2511
 from dragoman.mcp.servers import Servers
-from dragoman.mcp.upstream import Upstream
+from dragoman.mcp.upstream import Apart, Upstream
 
 ENTRY = ServerEntry(name="s", transport=HttpTransport(url="http://me:secret@x.example/a?k=secret"))
 CATALOGS = {kind: Catalog(kind) for kind in (TOOL, PROMPT, RESOURCE, TEMPLATE)}
@@ -37,7 +37,10 @@ class Crashing:
         self.wire = Wire()
         self.lists = 0
 
-    async def entries(self, method: str, member: str, timeout: float) -> list[Any]:
+    def meta_for(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:
+        return {}
+
+    async def entries(self, method: str, member: str, timeout: float, meta: Any) -> list[Any]:
         self.lists += 1
         if self.lists > 1:
             raise KeyError("a mistake of ours")
@@ -51,9 +54,7 @@ class Crashing:
 async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_alone() -> None:
     opened: list[Crashing] = []
 
-    async def connect(
-        upstream: Upstream, seconds: float, features: Mapping[str, Any] | None
-    ) -> Session:
+    async def connect(upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
         opened.append(Crashing())
         return cast(Session, opened[-1])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from dragoman.core.call import Call, Lasting, Progress, Result, Update, Wanted
 from dragoman.core.errors import (
     BadReply,
     HubError,
+    InvalidInput,
     NeedsInput,
     NotFound,
     Unreachable,
@@ -152,6 +154,24 @@ async def test_a_server_may_be_away_for_a_moment_but_not_for_good() -> None:
     assert server.methods().count("tasks/get") == upstream_tasks.MAX_FAILURES
 
 
+async def test_a_server_that_is_gone_is_not_called_again_for_want_of_its_task() -> None:
+    gone = Unreachable("gone", sent=False)
+    following = ServerTasks("s", 60)
+    asked = await following.follow(CREATED, a_call(), Server(ASKS).ask, finish)
+    again = a_call(answers={}, handle=asked.handle)
+    server = Server(gone)
+    server.result.set_exception(gone)
+    for work in (
+        following.follow(CREATED, a_call(), server.ask, finish),
+        following.resume(again, server.ask, finish),
+        following.outcome(OLD, lambda update: None, server.ask, watched=False),
+    ):
+        with pytest.raises(Unreachable) as left:
+            await work
+        assert left.value.sent, "or the call itself would be made once more"
+    await following.close()
+
+
 @pytest.mark.parametrize("id", [None, 7, "", "x" * 2_000])
 async def test_a_task_without_a_usable_id_is_a_bad_reply(id: Any) -> None:
     with pytest.raises(BadReply, match="no id"):
@@ -234,6 +254,37 @@ async def test_a_question_that_nobody_answers_lapses_and_the_task_with_it() -> N
     assert not server.cancelled.is_set()
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert not following._open
+
+
+async def test_a_question_that_has_lapsed_cannot_be_answered_and_the_server_hears_nothing() -> None:
+    server = Server(ASKS)
+    following = ServerTasks("s", 0.01)
+    asked = await following.follow(CREATED, a_call(), server.ask, finish)
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+    again = a_call(answers={"a": {}}, handle=asked.handle)
+    with pytest.raises(InvalidInput, match="not open any more"):
+        await following.resume(again, server.ask, finish)
+    assert "tasks/update" not in server.methods()
+
+
+async def test_a_handle_says_nothing_of_the_server_and_two_tasks_of_one_id_have_two() -> None:
+    following = ServerTasks("s", 60)
+    first, second = Server(ASKS), Server(ASKS, DONE)
+    one = await following.follow(CREATED, a_call(), first.ask, finish)
+    other = await following.follow(CREATED, a_call(), second.ask, finish)
+    assert one.handle != other.handle and "t1" not in (one.handle or "")
+    again = a_call(answers={"a": {}}, handle=other.handle)
+    assert (await following.resume(again, second.ask, finish)).content == ["done"]
+    assert following.open == 1
+    await following.close()
+
+
+async def test_at_the_end_the_tasks_that_wait_for_answers_are_cancelled_too() -> None:
+    server = Server(ASKS)
+    following = ServerTasks("s", 60)
+    await following.follow(CREATED, a_call(), server.ask, finish)
+    await following.close()
+    assert server.cancelled.is_set() and not following.open
 
 
 async def test_a_continuing_call_that_brings_no_answer_is_asked_again() -> None:
@@ -356,9 +407,11 @@ def test_an_older_server_is_asked_for_a_task_where_it_must_be_or_the_caller_did(
     features = {"tasks": {"requests": {"tools": {"call": {}}}}}
     call = a_call(wanted=Wanted(lasting=asked))
     definition = {"execution": {"taskSupport": support}}
-    assert wants_task(definition, features, call) is wanted
-    assert not wants_task(definition, {"tasks": {}}, call)
-    assert not wants_task({"execution": "x"}, features, call)
+    call = replace(call, tool=replace(call.tool, definition=definition))
+    assert wants_task(features, call) is wanted
+    assert not wants_task({"tasks": {}}, call)
+    odd = replace(call, tool=replace(call.tool, definition={"execution": "x"}))
+    assert not wants_task(features, odd)
 
 
 def test_both_forms_of_a_task_are_known_from_results() -> None:

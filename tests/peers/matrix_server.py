@@ -168,6 +168,10 @@ def add_tools() -> None:
         wide = {"type": "object", "properties": {f"p{n}": {} for n in range(20_001)}}
         TOOLS["bomb"] = {"name": "bomb", "inputSchema": bomb()}
         TOOLS["wide"] = {"name": "wide", "inputSchema": wide}
+        deep: dict[str, Any] = {}
+        for _ in range(70):
+            deep = {"not": deep}
+        TOOLS["deep"] = {"name": "deep", "inputSchema": {"type": "object", "not": deep}}
 
 
 async def faithful(a: Arguments) -> dict[str, Any]:
@@ -335,7 +339,7 @@ def main() -> None:
     parser = sdk_server.arguments()
     parser.add_argument("--scheme", default="matrix", help="of the addresses of its resources")
     parser.add_argument("--refer-to", help="one tool has a schema that refers to this address")
-    parser.add_argument("--bomb", action="store_true", help="two tools have unbearable schemas")
+    parser.add_argument("--bomb", action="store_true", help="three tools have unbearable schemas")
     parser.parse_args(namespace=OPTIONS)
     add_tools()
     add_resources()

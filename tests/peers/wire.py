@@ -39,7 +39,8 @@ def modern_headers(
     method: str, params: Mapping[str, Any] | None = None, version: str = MODERN
 ) -> dict[str, str]:
     headers = {"Mcp-Protocol-Version": version, "Mcp-Method": method}
-    name = (params or {}).get("name" if method in ("tools/call", "prompts/get") else "uri")
+    member = "taskId" if method.startswith("tasks/") else "uri"
+    name = (params or {}).get("name" if method in ("tools/call", "prompts/get") else member)
     return {**headers, "Mcp-Name": str(name)} if name is not None else headers
 
 

@@ -17,7 +17,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, leaves
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
-from dragoman.mcp import answering, streams
+from dragoman.mcp import streams
 from dragoman.mcp.http import HttpFace
 from dragoman.mcp.server import Face
 from dragoman.web import http1, listener
@@ -439,7 +439,7 @@ async def test_head_is_get_without_the_body() -> None:
 async def test_a_long_call_is_kept_alive_by_comments_and_answered_in_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answering, "WATCH_AFTER", 0.02)
+    monkeypatch.setattr(streams, "WATCH_AFTER", 0.02)
     monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.1)
     async with place() as here:
         asking = asyncio.ensure_future(here.ask(post("/mcp", call(), JSON)))
@@ -462,7 +462,7 @@ async def test_a_long_call_is_kept_alive_by_comments_and_answered_in_the_stream(
 async def test_a_client_that_takes_json_only_gets_it_however_long_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answering, "WATCH_AFTER", 0.02)
+    monkeypatch.setattr(streams, "WATCH_AFTER", 0.02)
     monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.05)
     async with place() as here:
         request = post("/mcp", call(_meta={"progressToken": 1}), JSON, "Accept: application/json")
@@ -494,7 +494,7 @@ async def test_a_call_by_the_api_ends_with_the_one_who_made_it() -> None:
 async def test_a_modern_client_that_hangs_up_has_cancelled_and_a_legacy_one_has_not(
     era: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "WATCH_AFTER", 0.02)
+    monkeypatch.setattr(streams, "WATCH_AFTER", 0.02)
     async with place() as here:
         _, writer = await here.connect()
         modern = post("/mcp", call(_meta=META), JSON, *MODERN)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.web.serving import BOB, Answer, call, modern, notification, place, request
 
-from dragoman.mcp import answering, http, sessions, streams
-from dragoman.mcp.asking import WAITS
+from dragoman.mcp import http, sessions, streams
+from dragoman.mcp.questions import WAITS
 from dragoman.wire.sse import ServerEvent
 
 RESUMABLE = ["2025-03-26", "2025-06-18", "2025-11-25"]
@@ -110,7 +110,7 @@ async def test_neither_modern_clients_nor_those_without_a_session_get_ids() -> N
 async def test_a_call_that_lasts_is_primed_so_that_its_answer_can_be_had_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answering, "WATCH_AFTER", 0.01)
+    monkeypatch.setattr(streams, "WATCH_AFTER", 0.01)
     async with place() as here:
         session = await here.session()
         message = {**call(waits=True)}
@@ -361,14 +361,14 @@ async def test_who_takes_no_stream_or_has_no_session_is_asked_nothing() -> None:
 
 
 @pytest.mark.promise("B12", "G2")
-@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("streamed", [True, False])
 async def test_hanging_up_cancels_from_2026_on_and_never_before(
-    streams: bool, monkeypatch: pytest.MonkeyPatch
+    streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "WATCH_AFTER", 0.01)
+    monkeypatch.setattr(streams, "WATCH_AFTER", 0.01)
     async with place() as here:
-        message = call(waits=True, **({"steps": [1]} if streams else {}))
-        accept = "application/json, text/event-stream" if streams else "application/json"
+        message = call(waits=True, **({"steps": [1]} if streamed else {}))
+        accept = "application/json, text/event-stream" if streamed else "application/json"
         session = await here.session()
 
         async def hang_up(sent: dict[str, Any]) -> None:

@@ -105,14 +105,15 @@ class HubClient:
         self._wait(lambda: self._knows(name))
         return self._look(name)
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+    def call(self, name: str, arguments: dict[str, Any], **more: Any) -> Any:
+        """`more`: what can be asked here (`can`), or `answers` and their `handle`."""
         self._wait(lambda: self._knows(name))
         waiting = Waiting()
         waiting.say(f"calling {name} …")
         path = f"/api/tools/{quote(name, safe='')}/call"
         with self._explaining(lambda: self._missing(name)):
             try:
-                return self._try("POST", path, {"arguments": arguments}, CALL_SECONDS)
+                return self._try("POST", path, {"arguments": arguments, **more}, CALL_SECONDS)
             finally:
                 waiting.done()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from dragoman.cli import asking
 from dragoman.cli.client import HubClient, connected, nearest
 from dragoman.cli.errors import FAILED, NOT_FOUND, USAGE, say, stop
 from dragoman.cli.output import clean, home_option, json_option, print_json, table
@@ -100,7 +101,8 @@ def call(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool)
     dragoman call files.read - < arguments.json
 
     Where the tool wants text, a value is taken as text; elsewhere a value that is JSON (a number,
-    true, a list) is taken as such. `dragoman tools show NAME` says what it wants.
+    true, a list) is taken as such. `dragoman tools show NAME` says what it wants. What the tool
+    asks meanwhile is asked here, on a terminal; Ctrl-D declines.
 
     \b
     Exit codes: 0 done, 1 the tool says that it failed, 2 the arguments do not fit, 4 refused,
@@ -109,13 +111,25 @@ def call(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool)
     given = _given(arguments)
     with connected(home) as hub:
         values = given if isinstance(given, dict) else _typed(given, hub, name)
-        result = hub.call(name, values)
+        result = _called(hub, name, values, asking.can_ask() if not as_json else [])
     if as_json:
         print_json(result)
     else:
         _print(result)
     if result["failed"]:
         raise SystemExit(FAILED)
+
+
+def _called(hub: HubClient, name: str, values: dict[str, Any], can: list[str]) -> Any:
+    """Through the questions of the tool, if it has any and somebody is there to answer."""
+    more: dict[str, Any] = {"can": can} if can else {}
+    result = hub.call(name, values, **more)
+    for _ in range(asking.ROUNDS):
+        if "questions" not in result:
+            return result
+        answers = asking.answered(result["questions"])
+        result = hub.call(name, values, **more, answers=answers, handle=result["handle"])
+    stop(f"{name} has asked {asking.ROUNDS} times and is not done", FAILED)
 
 
 # --- what a tool takes --------------------------------------------------------------------------

@@ -6,10 +6,11 @@ its whole offer at once; a name that two targets claim belongs to the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dragoman.core.errors import AmbiguousName, ConfigError
 from dragoman.core.tool import TOOL, Tool, tool_nowhere, unknown
+from dragoman.core.view import View
 
 
 class Catalog:
@@ -59,8 +60,18 @@ class Catalog:
         tool = self._by_name.get(name)
         if tool is not None:
             return tool
-        sharers = self._by_alias.get(name)
-        if sharers is None:
+        return self._of(name, self._by_alias.get(name, ()))
+
+    def find_within(self, name: str, view: View) -> Tool:
+        """The same for somebody to whom there is nothing beyond `view`, not even as another that
+        is called alike."""
+        tool = self._by_name.get(name)
+        if tool is not None and view.includes(tool):
+            return tool
+        return self._of(name, [one for one in self._by_alias.get(name, ()) if view.includes(one)])
+
+    def _of(self, name: str, sharers: Sequence[Tool]) -> Tool:
+        if not sharers:
             return unknown(name, self.kind)
         if len(sharers) == 1:
             return sharers[0]
@@ -82,6 +93,10 @@ class Catalog:
         if self._sorted is None:
             self._sorted = tuple(sorted(self._by_name.values(), key=lambda tool: tool.name))
         return self._sorted
+
+    def targets(self) -> list[Tool]:
+        """One tool of each target that offers any."""
+        return [tools[0] for tools in self._offers.values() if tools]
 
     def offered_by(self, target: str) -> tuple[Tool, ...]:
         return self._offers.get(target, ())

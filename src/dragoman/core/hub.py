@@ -12,7 +12,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.pipeline import Stage, compose
 from dragoman.core.principal import Principal
-from dragoman.core.templates import owner_of
+from dragoman.core.templates import Owners
 from dragoman.core.tool import (
     COMPLETION,
     PROMPT,
@@ -23,7 +23,6 @@ from dragoman.core.tool import (
     Nowhere,
     Tool,
     anything,
-    unknown,
 )
 from dragoman.core.trace import Trace, new_trace
 from dragoman.core.view import EVERYTHING, View
@@ -50,6 +49,8 @@ class Hub:
             TEMPLATE: Catalog(TEMPLATE),
         }
         self.bus = bus
+        self._owners_at = (-1, -1), Owners((), ())
+        """Whose the addresses of resources are, at these versions of the catalogs."""
         self._road = compose(stages, _run)
 
     async def call(
@@ -102,29 +103,33 @@ class Hub:
 
     def find(self, name: str, view: View, kind: str = TOOL) -> Tool:
         """What a call of `kind` by that name leads to; a tool nowhere if to nothing."""
-        tool = self.catalog.find(name) if kind == TOOL else self._other(name, kind)
-        if view is EVERYTHING or isinstance(tool.target, Nowhere) or view.includes(tool):
-            return tool
-        return unknown(name, kind)
-
-    def _other(self, name: str, kind: str) -> Tool:
-        if kind == COMPLETION:
-            tool = self.catalogs[PROMPT].find(name)
-            if isinstance(tool.target, Nowhere):
-                tool = self.catalogs[TEMPLATE].find(name)
-        elif kind in (RESOURCE, SUBSCRIPTION):
-            tool = self.catalogs[RESOURCE].find(name)
-            if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):
-                tool = self._unlisted(name, tool)
-        else:
-            return self.catalogs[kind].find(name)
+        if kind == TOOL:
+            return self._in(TOOL, name, view)
+        tool = self._other(name, view, kind)
         return tool if tool.kind == kind else replace(tool, kind=kind, validate=anything)
 
-    def _unlisted(self, uri: str, nowhere: Tool) -> Tool:
+    def _in(self, kind: str, name: str, view: View) -> Tool:
+        catalog = self.catalogs[kind]
+        return catalog.find(name) if view is EVERYTHING else catalog.find_within(name, view)
+
+    def _other(self, name: str, view: View, kind: str) -> Tool:
+        if kind == COMPLETION:
+            tool = self._in(PROMPT, name, view)
+            return self._in(TEMPLATE, name, view) if isinstance(tool.target, Nowhere) else tool
+        if kind not in (RESOURCE, SUBSCRIPTION):
+            return self._in(kind, name, view)
+        tool = self._in(RESOURCE, name, view)
+        if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):
+            unlisted = self._unlisted(name)
+            if unlisted is not None and (view is EVERYTHING or view.includes(unlisted)):
+                return unlisted
+        return tool
+
+    def _unlisted(self, uri: str) -> Tool | None:
         """A resource need not be listed to be read: a template may have led to it."""
-        owner = owner_of(uri, self.catalogs[TEMPLATE].tools(), self.catalogs[RESOURCE].tools())
+        owner = self._owners().of(uri)
         if owner is None:
-            return nowhere
+            return None
         prefix = f"{owner.target.name}."
         remote = uri.removeprefix(prefix) if owner.name.startswith(prefix) else uri
         return Tool(
@@ -134,3 +139,10 @@ class Hub:
             kind=RESOURCE,
             target=owner.target,
         )
+
+    def _owners(self) -> Owners:
+        templates, resources = self.catalogs[TEMPLATE], self.catalogs[RESOURCE]
+        version = templates.version, resources.version
+        if self._owners_at[0] != version:
+            self._owners_at = version, Owners(templates.tools(), resources.targets())
+        return self._owners_at[1]

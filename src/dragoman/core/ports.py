@@ -75,6 +75,10 @@ class HttpClient(Protocol):
         the time himself."""
 
 
+JSON_HEADERS = [(b"content-type", b"application/json")]
+"""Most answers have these and no others, so that how they are written can be known beforehand."""
+
+
 class HttpRequest(Protocol):
     """A request that came in over HTTP, and the way to answer it."""
 

@@ -20,9 +20,11 @@ from typing import Any
 
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question
 from dragoman.core.errors import Full, InvalidInput, NeedsInput
+from dragoman.core.principal import Principal
 
 MAX_HANDLE = 256 * 1024
-MAX_USED = 100_000
+MAX_USED = 20_000
+"""Of one caller, so that nobody else's questions go unanswered for it."""
 MAX_QUESTIONS = 16
 
 
@@ -31,8 +33,8 @@ class Handles:
         self._key = hmac.digest(key, b"handles of questions", "sha256")
         self._seconds = seconds
         self._clock = clock
-        self._used: OrderedDict[str, float] = OrderedDict()
-        """Those that were brought back, until their time is over."""
+        self._used: dict[Principal, OrderedDict[str, float]] = {}
+        """Those that each caller brought back, until their time is over."""
 
     def seal(self, call: Call, state: str) -> str:
         """`state` is the target's own; it comes back to it as it is."""
@@ -55,19 +57,17 @@ class Handles:
             raise _not_yours()
         nonce, expiry, state = json.loads(body)
         now = self._clock()
-        self._forget(now)
         if now > expiry:
             raise InvalidInput("the question was not answered in time; begin the call again")
-        if nonce in self._used:
+        used = self._used.setdefault(call.caller, OrderedDict())
+        while used and next(iter(used.values())) < now:
+            used.popitem(last=False)
+        if nonce in used:
             raise InvalidInput("the question was answered already; begin the call again")
-        if len(self._used) >= MAX_USED:
-            raise Full("too many questions are being answered; try again shortly")
-        self._used[nonce] = expiry
+        if len(used) >= MAX_USED:
+            raise Full("you are answering too many questions at once; try again shortly")
+        used[nonce] = expiry
         return str(state)
-
-    def _forget(self, now: float) -> None:
-        while self._used and next(iter(self._used.values())) < now:
-            self._used.popitem(last=False)
 
     def _mac(self, call: Call, body: bytes) -> bytes:
         caller = call.caller

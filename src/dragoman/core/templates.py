@@ -7,7 +7,7 @@ time that grows with the length of the address alone, whatever the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from dragoman.core.tool import Tool
 
@@ -19,41 +19,49 @@ _ACROSS = frozenset("+#/?&;")
 
 def matches(template: str, uri: str) -> bool:
     """Whether `uri` is an expansion of `template`."""
-    if len(uri) > MAX_URI:
-        return False
-    literals, operators = _parts(template)
-    if not operators:
-        return uri == template
-    if not uri.startswith(literals[0]):
-        return False
-    at = len(literals[0])
-    for operator, literal in zip(operators[:-1], literals[1:-1], strict=True):
-        found = uri.find(literal, at)
-        if found < 0 or not _fits(uri[at:found], operator):
-            return False
-        at = found + len(literal)
-    end = len(uri) - len(literals[-1])
-    return end >= at and uri.endswith(literals[-1]) and _fits(uri[at:end], operators[-1])
+    return len(uri) <= MAX_URI and _fits(*_parts(template), uri)
 
 
-def owner_of(uri: str, templates: Iterable[Tool], resources: Sequence[Tool]) -> Tool | None:
-    """A template or resource whose target is the one to ask for `uri`.
+class Owners:
+    """Whose an address is. Made once of what is offered: reading a template takes longer than all
+    the rest."""
 
-    The template that says the most fits best; without any, the only server that has resources at
-    all is asked. Where several could be meant nobody is: a read must not go round.
-    """
-    best: tuple[int, Tool] | None = None
-    for tool in templates:
-        template = tool.alias
-        if matches(template, uri) or matches(tool.name, uri):
-            weight = sum(map(len, _parts(template)[0]))
-            if best is None or weight > best[0]:
-                best = weight, tool
-    if best is not None:
-        return best[1]
-    named = [tool for tool in resources if uri.startswith(f"{tool.target.name}.")]
-    targets = {tool.target.name: tool for tool in named or resources}
-    return next(iter(targets.values())) if len(targets) == 1 else None
+    def __init__(self, templates: Iterable[Tool], others: Iterable[Tool]) -> None:
+        """`others` are resources, one of each target that has any."""
+        read = [(tool, *_parts(tool.alias)) for tool in templates]
+        weighed = [(sum(map(len, one[1])), *one) for one in read]
+        self._templates = sorted(weighed, key=lambda one: -one[0])
+        self._others = {tool.target.name: tool for tool in others}
+
+    def of(self, uri: str) -> Tool | None:
+        """A template or resource whose target is the one to ask for `uri`.
+
+        The template that says the most fits best; without any, the only server that has resources
+        at all is asked. Where several could be meant nobody is: a read must not go round.
+        """
+        if len(uri) > MAX_URI:
+            return None
+        best: tuple[int, Tool] | None = None
+        for weight, tool, literals, operators in self._templates:
+            if best is not None and weight < best[0]:
+                break
+            if _fits(literals, operators, uri) or _fits(literals, operators, _own(uri, tool)):
+                if best is not None and best[1].target is not tool.target:
+                    return None
+                best = best or (weight, tool)
+        if best is not None:
+            return best[1]
+        named = [one for one in self._others.values() if _own(uri, one)]
+        found = named or list(self._others.values())
+        return found[0] if len(found) == 1 else None
+
+
+def _own(uri: str, tool: Tool) -> str:
+    """What stands behind the name of the tool's server; nothing where that does not stand there."""
+    server = tool.target.name
+    if not uri.startswith(server) or uri[len(server) : len(server) + 1] != ".":
+        return ""
+    return uri[len(server) + 1 :]
 
 
 def _parts(template: str) -> tuple[list[str], list[str]]:
@@ -61,5 +69,20 @@ def _parts(template: str) -> tuple[list[str], list[str]]:
     return pieces[::2], pieces[1::2]
 
 
-def _fits(text: str, operator: str) -> bool:
+def _fits(literals: list[str], operators: list[str], uri: str) -> bool:
+    if not uri.startswith(literals[0]):
+        return False
+    if not operators:
+        return uri == literals[0]
+    at = len(literals[0])
+    for operator, literal in zip(operators[:-1], literals[1:-1], strict=True):
+        found = uri.find(literal, at)
+        if found < 0 or not _expands(uri[at:found], operator):
+            return False
+        at = found + len(literal)
+    end = len(uri) - len(literals[-1])
+    return end >= at and uri.endswith(literals[-1]) and _expands(uri[at:end], operators[-1])
+
+
+def _expands(text: str, operator: str) -> bool:
     return operator in _ACROSS or ("/" not in text and text != "")

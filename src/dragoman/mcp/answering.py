@@ -10,7 +10,7 @@ import re
 from collections.abc import Coroutine
 from typing import Any
 
-from dragoman.core.ports import HttpRequest
+from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.mcp.peer import Peer
 from dragoman.mcp.revisions import R2607
 from dragoman.mcp.sessions import Session
@@ -18,9 +18,6 @@ from dragoman.mcp.streams import ASKED, Beating, Beats, Headers, Kept, Stream
 from dragoman.wire import rpc
 
 CANCELLED = -32800
-WATCH_AFTER = 1.0
-"""What takes longer is watched for its client going away."""
-
 BAD_REQUEST_CODES = frozenset({-32700, -32600, -32602, -32020, -32021, -32022})
 _ERROR = re.compile(
     rb'\{"jsonrpc":"2\.0","id":(?:"(?:[^"\\]|\\.)*"|[^",]*),"error":\{"code":(-?\d+)'
@@ -37,7 +34,7 @@ class Answering:
     """
 
     __slots__ = (
-        "_beat", "_beats", "_left", "_task", "_timer", "cancelled", "may_stream", "must_stream",
+        "_beat", "_beats", "_due", "_left", "_task", "cancelled", "may_stream", "must_stream",
         "peer", "request", "stream",
     )  # fmt: skip
 
@@ -54,13 +51,13 @@ class Answering:
         """With whom it is kept alive; None until it is watched."""
         self._task: asyncio.Task[Any] | None = None
         """What is at work for it."""
-        self._timer: asyncio.TimerHandle
+        self._due = 0
 
     async def run(self, work: Coroutine[Any, Any, bytes | None], id: rpc.Id) -> None:
         """Answers with what comes of `work`."""
         loop = self.request.loop
         self._task = asyncio.current_task(loop)
-        self._timer = loop.call_later(WATCH_AFTER, self._watch)
+        self._due = self._beats.watched.begin(loop, self._watch)
         try:
             answer = await work
         except asyncio.CancelledError:
@@ -72,11 +69,14 @@ class Answering:
             answer = rpc.error(id, CANCELLED, "the request was cancelled")
         finally:
             self._task = None
-            self._timer.cancel()
+            self._beats.watched.end(self._due)
             if self._beat is not None:
                 self._beat.discard(self)
                 self.request.gone.remove_done_callback(self._gone)
-        await self.finish(answer)
+        if self.stream is None and answer is not None and not self.must_stream:
+            send_json(self.request, status_of(answer, self.peer.revision), answer)
+        else:
+            await self.finish(answer)
 
     def cancel(self) -> None:
         """The client wants no answer any more; the exchange must end all the same."""
@@ -114,7 +114,7 @@ class Answering:
     def _watch(self) -> None:
         if self._beat is not None:
             return
-        self._timer.cancel()
+        self._beats.watched.end(self._due)
         self._beat = self._beats.add(self, self.request.loop)
         self.request.gone.add_done_callback(self._gone)
         if self.stream is None and self.may_stream and _primed(self.peer):
@@ -160,9 +160,6 @@ def status_of(answer: bytes, revision: int) -> int:
     if code == rpc.METHOD_NOT_FOUND:
         return 404
     return 400 if code in BAD_REQUEST_CODES else 200
-
-
-JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 
 
 def send_json(

@@ -18,7 +18,7 @@ from typing import Any
 from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question
 from dragoman.core.errors import Full, NeedsInput, TimedOut
 from dragoman.mcp.peer import Peer, Push
-from dragoman.mcp.revisions import R2503, R2506, R2511, SERVER_KEY, TASKS, server_info
+from dragoman.mcp.revisions import R2503, R2506, R2511, SERVER_KEY, server_info
 from dragoman.mcp.revisions import R2607 as MODERN
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
@@ -55,19 +55,6 @@ def features_of(capabilities: Any, revision: int) -> Mapping[str, Any]:
     if revision < R2506:
         features.pop("elicitation", None)
     return features
-
-
-WAITS: Mapping[str, Any] = {"extensions": {TASKS: {}}}
-"""What is passed on of a client that shakes hands and can be asked nothing."""
-
-
-def with_waiting(features: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same, of one that can: the hub waits in its place for what servers make tasks of."""
-    if not features:
-        return WAITS
-    extensions = features.get("extensions")
-    known = extensions if isinstance(extensions, dict) else {}
-    return {**features, "extensions": {**known, TASKS: {}}}
 
 
 def beyond(questions: Mapping[str, Question], features: Mapping[str, Any]) -> NeedsInput | None:

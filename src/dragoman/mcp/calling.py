@@ -27,6 +27,7 @@ from dragoman.core.view import View
 from dragoman.mcp import asking, showing
 from dragoman.mcp.errors import as_error, as_result, understood
 from dragoman.mcp.peer import Peer, Push
+from dragoman.mcp.questions import WAITS
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
     LOG_LEVEL_KEY,
@@ -268,7 +269,7 @@ def _said(
     wants, its answers and their handle; or what is wrong with those."""
     if revision < R2607:
         # Its answers come back on the session, as the questions go out before this answer.
-        features = peer.features if push is not None and peer.client else asking.WAITS
+        features = peer.features if push is not None and peer.client else WAITS
         return features, peer.log_level or DEFAULT_LEVEL, None, None
     meta = params["_meta"]
     level = meta.get(LOG_LEVEL_KEY)

@@ -65,11 +65,14 @@ class Session:
         wire: Wire,
         missed: Callable[[], None],
         declared: Mapping[str, Any] = NOTHING,
+        listens: bool = True,
     ) -> None:
         self.server = server
         self.wire = wire
         self.declared = declared
         """What it says that it can be asked."""
+        self.listens = listens
+        """Whether it wants to hear what comes on no request's stream."""
         self.revision = R2607
         self.features: dict[str, Any] = {}
         self.server_info: dict[str, Any] = {}
@@ -130,13 +133,12 @@ class Session:
         except WorkFailed as error:
             if not _is_modern(error):
                 return False
-            result = {}
+            result = {"supportedVersions": MODERN}
         except (HttpStatus, TimedOut):
             return False
-        if not isinstance(result, dict):
-            return False
-        versions = result.get("supportedVersions")
-        if isinstance(versions, list) and MODERN[-1] not in versions:
+        versions = result.get("supportedVersions") if isinstance(result, dict) else None
+        # Some of the old era answer anything with an empty result: that discovers nothing.
+        if not isinstance(versions, list | tuple) or MODERN[-1] not in versions:
             return False
         self.revision = R2607
         meta = result.get("_meta")
@@ -261,7 +263,13 @@ class Session:
         self.unasked.start()
         self._missed()
 
-    async def entries(self, method: str, member: str, timeout: float) -> list[Any]:
+    async def entries(
+        self,
+        method: str,
+        member: str,
+        timeout: float,
+        meta: Mapping[str, Any] = MODERN_META,
+    ) -> list[Any]:
         """All pages, as the server put them."""
         found: list[Any] = []
         cursor: Any = None
@@ -269,7 +277,7 @@ class Session:
         total = 0
         for _ in range(MAX_PAGES):
             params: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
-            result, size = await self.request(method, params, timeout)
+            result, size = await self.request(method, params, timeout, meta=meta)
             total += size
             page = result.get(member) if isinstance(result, dict) else None
             if not isinstance(page, list):

@@ -26,7 +26,7 @@ from dragoman.mcp.hearing import (
 from dragoman.mcp.param_headers import header_value
 from dragoman.mcp.revisions import NAMES, R2503, R2506, R2607
 from dragoman.wire import rpc, sse
-from dragoman.wire.json import MAX_BYTES, MAX_REPLY_TOKENS, Malformed, decode
+from dragoman.wire.json import MAX_BYTES, Malformed, decode, decode_reply
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class HttpWire:
                 headers["mcp-name"] = header_value(name)
         elif self.session is not None:
             headers[SESSION] = self.session
-        if name is not None and len(name) > LONGEST_KEPT:
+        if name is not None and (len(name) > LONGEST_KEPT or NAMED.get(method) == "taskId"):
             return headers
         if len(self._kept) >= KEPT_HEADERS:
             self._kept.clear()
@@ -279,7 +279,7 @@ class HttpWire:
 
     def _decoded(self, data: bytes, method: str) -> Any:
         try:
-            return decode(data, max_tokens=MAX_REPLY_TOKENS)
+            return decode_reply(data)
         except Malformed as error:
             raise BadReply(
                 f'server "{self.server}" answered "{method}" with what is no message: {error}'

@@ -22,7 +22,7 @@ from dragoman.mcp.client_stdio import StdioWire
 from dragoman.mcp.config import HttpTransport, SseTransport, StdioTransport, header_pairs
 from dragoman.mcp.hearing import Heard
 from dragoman.mcp.spawn import environment
-from dragoman.mcp.upstream import Upstream
+from dragoman.mcp.upstream import Apart, Upstream
 
 OTHER_WAY = frozenset({200, 400, 404, 405, 406, 415, 501})
 """What a server of one of the two HTTP transports may say to a request of the other: to a POST of
@@ -42,13 +42,11 @@ class Connector:
         """Where `env` names and `${NAME}` references get their values."""
         self._reaching = reaching
 
-    async def __call__(
-        self, upstream: Upstream, seconds: float, features: Mapping[str, Any] | None
-    ) -> Session:
-        """With features, a client's own session with a server of the old era."""
+    async def __call__(self, upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
+        """Apart from the one that all share, a session with a server of the old era."""
         transport = upstream.entry.transport
         if isinstance(transport, StdioTransport):
-            return await self._stdio(upstream, transport, seconds, features)
+            return await self._stdio(upstream, transport, seconds, apart)
         if isinstance(transport, HttpTransport):
             order = [self._http, self._sse]
         else:
@@ -57,7 +55,7 @@ class Connector:
             order.sort(key=lambda way: way.__name__ != upstream.way)
         first, second = order
         try:
-            return await first(upstream, transport, seconds, features)
+            return await first(upstream, transport, seconds, apart)
         except HttpStatus as error:
             if error.status not in OTHER_WAY:
                 raise
@@ -65,7 +63,7 @@ class Connector:
         except BadReply as error:
             problem = error
         try:
-            return await second(upstream, transport, seconds, features)
+            return await second(upstream, transport, seconds, apart)
         except HubError:
             raise problem from None
 
@@ -74,29 +72,29 @@ class Connector:
         upstream: Upstream,
         transport: StdioTransport,
         seconds: float,
-        features: Mapping[str, Any] | None,
+        apart: Apart | None,
     ) -> Session:
         folder = self.home / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", upstream.name)
         mark = f"{self.mark}:{upstream.name}"
-        if features is not None:  # all that carries a mark ends together
+        if apart is not None:  # all that carries a mark ends together
             mark = f"{self.mark}:{token_hex(8)} {upstream.name}"
         env = environment(upstream.entry.env, self.lookup, folder, mark)
-        wire = StdioWire(upstream.name, _ears(upstream, features), upstream.stderr)
+        wire = StdioWire(upstream.name, _ears(upstream, apart), upstream.stderr)
         cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
         await wire.start(os.path.expanduser(transport.command), transport.args, env, cwd)
-        return await self._open(upstream, wire, seconds, upstream.modern, features)
+        return await self._open(upstream, wire, seconds, upstream.modern, apart)
 
     async def _http(
         self,
         upstream: Upstream,
         transport: SseTransport,
         seconds: float,
-        features: Mapping[str, Any] | None,
+        apart: Apart | None,
     ) -> Session:
         http = self._reaching(transport.url, transport.allow_private)
         headers = self._headers(upstream, transport)
-        wire = HttpWire(upstream.name, http, transport.url, headers, _ears(upstream, features))
-        session = await self._open(upstream, wire, seconds, upstream.modern, features)
+        wire = HttpWire(upstream.name, http, transport.url, headers, _ears(upstream, apart))
+        session = await self._open(upstream, wire, seconds, upstream.modern, apart)
         upstream.way = "_http"
         return session
 
@@ -105,13 +103,13 @@ class Connector:
         upstream: Upstream,
         transport: SseTransport,
         seconds: float,
-        features: Mapping[str, Any] | None,
+        apart: Apart | None,
     ) -> Session:
         http = self._reaching(transport.url, transport.allow_private)
         headers = self._headers(upstream, transport)
-        wire = SseWire(upstream.name, http, transport.url, headers, _ears(upstream, features))
+        wire = SseWire(upstream.name, http, transport.url, headers, _ears(upstream, apart))
         await wire.start()
-        session = await self._open(upstream, wire, seconds, False, features)
+        session = await self._open(upstream, wire, seconds, False, apart)
         upstream.way = "_sse"
         return session
 
@@ -121,14 +119,14 @@ class Connector:
         wire: Any,
         seconds: float,
         modern: bool | None,
-        features: Mapping[str, Any] | None,
+        apart: Apart | None,
     ) -> Session:
-        if features is None:
+        if apart is None:
             session = Session(upstream.name, wire, upstream.missed)
         else:
-            session = Session(upstream.name, wire, _nothing_missed, features)
+            session = Session(upstream.name, wire, _nothing_missed, apart.features, apart.listens)
         try:
-            await session.open(seconds, modern=modern if features is None else False)
+            await session.open(seconds, modern=modern if apart is None else False)
         except BaseException as error:
             reason = wire.lost.result() if wire.lost.done() else None
             await session.close()
@@ -160,8 +158,8 @@ def expand(value: str, lookup: Mapping[str, str], server: str) -> str:
 
 
 def _nothing_missed() -> None:
-    """What a client's own session does not hear the shared one does."""
+    """What such a session does not hear the shared one does."""
 
 
-def _ears(upstream: Upstream, features: Mapping[str, Any] | None) -> Heard:
-    return upstream.heard if features is None else upstream.overheard
+def _ears(upstream: Upstream, apart: Apart | None) -> Heard:
+    return upstream.heard if apart is None else apart.heard

@@ -25,7 +25,7 @@ from dragoman.mcp.hearing import (
     Listener,
 )
 from dragoman.wire import rpc
-from dragoman.wire.json import MAX_REPLY_TOKENS, Malformed, decode
+from dragoman.wire.json import Malformed, decode_reply
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ CALLS = frozenset(
 """What is asked for somebody; the rest is the hub's own affair."""
 MANY = 100
 """Calls that are looked through for the one that a question belongs to."""
-LEFT_SECONDS = 30.0
+LEFT_SECONDS = 5.0
 """So long after a call was given up the server may still speak of it."""
 
 
@@ -229,7 +229,7 @@ class Duplex:
 
     def receive(self, data: bytes) -> None:
         try:
-            message = decode(data, max_tokens=MAX_REPLY_TOKENS)
+            message = decode_reply(data)
         except Malformed as error:
             self._not_understood(data, error)
             return

@@ -70,7 +70,8 @@ class HttpFace:
         if isinstance(message, list):
             for item in message:
                 _cancel(item, peer)
-            await way.run(answer_batch(self.face, message, peer, push), None)
+            running = peer.running if isinstance(peer, Session) else None
+            await way.run(answer_batch(self.face, message, peer, push, running), None)
             return
         begun = self.face.begin(message, peer, push)
         if begun is None:
@@ -197,17 +198,21 @@ async def _run(work: Coroutine[Any, Any, bytes | None], id: rpc.Id, way: Answeri
     if not isinstance(session, Session):
         await way.run(work, id)
         return
+    if key in session.running:
+        work.close()
+        words = "a request with this id is still under way"
+        await way.finish(rpc.error(id, rpc.INVALID_REQUEST, words))
+        return
     if len(session.running) >= MAX_RUNNING:
         work.close()
         problem = Full(f"{MAX_RUNNING} requests of this session are under way; wait for some")
         await way.finish(as_error(id, problem, session.revision))
         return
-    cancel = session.running[key] = way.cancel
+    session.running[key] = way.cancel
     try:
         await way.run(work, id)
     finally:
-        if session.running.get(key) == cancel:
-            del session.running[key]
+        del session.running[key]
 
 
 async def _answer_again(request: HttpRequest, found: tuple[Kept, int] | None) -> None:

@@ -30,6 +30,7 @@ from dragoman.mcp.revisions import (
 )
 from dragoman.mcp.tasks import TaskFace, Watching, declared, listening_flaw, missing
 from dragoman.mcp.translate import meta_to_pass
+from dragoman.mcp.turns import Turns
 from dragoman.wire import rpc
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Listening:
         self._retrying: asyncio.TimerHandle | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._turns = Turns(self._tell_update)
         self._stops = [
             catalog.on_change(partial(self._on_change, kind))
             for kind, catalog in hub.catalogs.items()
@@ -133,6 +135,7 @@ class Listening:
         for stop in self._stops:
             stop()
         self._stops.clear()
+        self._turns.close()
         for timer in (self._telling, self._retrying):
             if timer is not None:
                 timer.cancel()
@@ -336,7 +339,8 @@ class Listening:
             self._changed.add(kind)
             if self._telling is None:
                 loop = asyncio.get_running_loop()
-                self._telling = loop.call_later(CHANGE_PAUSE, self._tell_changes)
+                pause = max(CHANGE_PAUSE, self._turns.owed)
+                self._telling = loop.call_later(pause, self._turns.take, self._tell_changes)
 
     def _tell_changes(self) -> None:
         self._telling = None
@@ -356,10 +360,12 @@ class Listening:
 
     def _updated(self, event: ResourceUpdated) -> None:
         name = next((one for one in _above(event.name) if one in self._followers), None)
-        if name is None:
-            return
-        for who, uri in tuple(self._followers[name].items()):
-            address = uri + event.name[len(name) :]
+        if name is not None and not self._closed:
+            self._turns.changed(event.name, name)
+
+    def _tell_update(self, changed: str, name: str) -> None:
+        for who, uri in tuple(self._followers.get(name, {}).items()):
+            address = uri + changed[len(name) :]
             if isinstance(who, Peer):
                 who.tell(rpc.notification(_UPDATED, {"uri": address}))
             elif who.early is None:
@@ -383,9 +389,16 @@ class Listening:
         self._retrying = None
         behind, self._behind = self._behind, set()
         for stream in behind:
-            late, stream.late = stream.late or {}, None
-            for message in late:
-                self._send(stream, message)
+            late = stream.late or {}
+            while late and stream.push(next(iter(late))):
+                del late[next(iter(late))]
+            if late:
+                self._behind.add(stream)
+            else:
+                stream.late = None
+        if self._behind:
+            loop = asyncio.get_running_loop()
+            self._retrying = loop.call_later(RETRY_SECONDS, self._catch_up)
 
 
 _OWN = {SERVER_KEY: server_info(R2607)}

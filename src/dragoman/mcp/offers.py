@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
+from dragoman.core.call import NOTHING
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import ConfigError, HubError, Unreachable
+from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.templates import MAX_URI
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
@@ -38,19 +39,24 @@ class Kind(NamedTuple):
     member: str
     changed: str
     """The notification that says so."""
+    id: str
+    """Which member of an entry tells it from the others."""
 
 
 KINDS = {
-    TOOL: Kind("tools", "tools/list", "tools", "notifications/tools/list_changed"),
-    PROMPT: Kind("prompts", "prompts/list", "prompts", "notifications/prompts/list_changed"),
+    TOOL: Kind("tools", "tools/list", "tools", "notifications/tools/list_changed", "name"),
+    PROMPT: Kind(
+        "prompts", "prompts/list", "prompts", "notifications/prompts/list_changed", "name"
+    ),
     RESOURCE: Kind(
-        "resources", "resources/list", "resources", "notifications/resources/list_changed"
+        "resources", "resources/list", "resources", "notifications/resources/list_changed", "uri"
     ),
     TEMPLATE: Kind(
         "resources",
         "resources/templates/list",
         "resourceTemplates",
         "notifications/resources/list_changed",
+        "uriTemplate",
     ),
 }
 
@@ -60,6 +66,21 @@ def kinds_changed(method: str) -> list[str]:
     return [name for name, kind in KINDS.items() if kind.changed == method]
 
 
+Lists = dict[str, "list[Any] | HubError"]
+"""By kind; an error where the server did not give it."""
+
+
+class Made(NamedTuple):
+    """What became of a list."""
+
+    definitions: list[Any]
+    checked: bool
+    """Whether the tools were looked through for headers to send."""
+    tools: list[Tool]
+    mirrored: dict[str, Mapping[str, Path]]
+    problems: list[str]
+
+
 class Offers:
     def __init__(
         self,
@@ -67,11 +88,14 @@ class Offers:
         catalogs: Mapping[str, Catalog],
         compile_schema: SchemaCompiler,
         prefix: str | None,
+        declared: Mapping[str, Any] = NOTHING,
     ) -> None:
+        """`declared` is what a request of the new era for a list says its sender can be asked."""
         self._target = target
         self._catalogs = catalogs
         self._compile = compile_schema
         self._prefix = prefix
+        self._declared = declared
         self._listed: dict[str, list[Any] | None] = {
             TOOL: None,
             PROMPT: [],
@@ -81,14 +105,14 @@ class Offers:
         """As the server put it. Tools are offered even where there are none."""
         self._checked = False
         """Whether the tools that are offered were looked through for headers to send."""
-        self._problems: dict[str, list[str]] = {}
+        self._problems: dict[str, list[str]] = {kind: [] for kind in KINDS}
         self.mirrored: dict[str, Mapping[str, Path]] = {}
         """Of the tools that have such: which of their arguments are sent as headers as well."""
 
     @property
     def problems(self) -> list[str]:
         """What was left out, and why."""
-        return [words for kind in KINDS for words in self._problems.get(kind, ())][:MAX_PROBLEMS]
+        return [words for found in self._problems.values() for words in found][:MAX_PROBLEMS]
 
     def count(self, kind: str) -> int:
         return len(self._catalogs[kind].offered_by(self._target.name))
@@ -102,60 +126,76 @@ class Offers:
             catalog.withdraw(self._target.name)
 
     async def refresh(self, session: Session, kinds: Iterable[str], timeout: float) -> None:
-        """Lists what may have changed and offers it. Only the tools are needed: another list that
-        is not given is reported, and what was offered stays."""
+        """Lists what may have changed, then offers all of it together."""
+        await self.offer(session, await self.listed(session, kinds, timeout))
+
+    async def listed(self, session: Session, kinds: Iterable[str], timeout: float) -> Lists:
+        """As the server puts them. Only the tools are needed: of another list the reason why it is
+        not given."""
         wanted = list(kinds)
-        if TOOL in wanted:
-            await self._refresh(session, TOOL, timeout)
-        others = [kind for kind in wanted if kind != TOOL]
-        if others:
-            within = min(timeout, LIST_SECONDS)
-            await asyncio.gather(*(self._try(session, kind, within) for kind in others))
+        found = await asyncio.gather(*(self._list(session, kind, timeout) for kind in wanted))
+        lists = dict(zip(wanted, found, strict=True))
+        for kind, entries in lists.items():
+            if isinstance(entries, Unreachable) or (kind == TOOL and isinstance(entries, HubError)):
+                raise entries
+        return lists
 
-    async def _try(self, session: Session, kind: str, timeout: float) -> None:
-        try:
-            await self._refresh(session, kind, timeout)
-        except Unreachable:
-            raise
-        except HubError as error:
-            self._report(kind, [f"no {kind}s are listed: {error}"])
+    async def offer(self, session: Session, lists: Lists) -> None:
+        """Of a list that was not given what was offered stays."""
+        changes: list[tuple[str, Made]] = []
+        checked = session.modern and isinstance(session.wire, HttpWire)
+        for kind, entries in lists.items():
+            if isinstance(entries, HubError):
+                self.report(KINDS[kind].method, [f"no {kind}s are listed: {entries}"])
+                continue
+            self.report(KINDS[kind].method, [])
+            if entries != self._listed[kind] or (kind == TOOL and checked != self._checked):
+                changes.append((kind, await self._made(kind, entries, checked and kind == TOOL)))
+        for kind, made in changes:  # what is as it was is not touched: nobody is told of a change
+            self._offer(kind, made)
 
-    async def _refresh(self, session: Session, kind: str, timeout: float) -> None:
-        feature, method, member, _ = KINDS[kind]
-        definitions: list[Any] = []
-        assumed = kind == TOOL and not session.features
-        if session.features.get(feature) is not None or assumed:
-            definitions = await self._entries(session, kind, method, member, timeout)
-        checked = kind == TOOL and session.modern and isinstance(session.wire, HttpWire)
-        if definitions == self._listed[kind] and (kind != TOOL or checked == self._checked):
-            return  # so that nobody is told of a change that is none
-        tools, mirrored, problems = await self._made(kind, definitions, checked)
-        self._report(kind, problems)
-        self._listed[kind] = definitions
+    def _offer(self, kind: str, made: Made) -> None:
+        self.report(kind, made.problems)
+        self._listed[kind] = made.definitions
         if kind == TOOL:
-            self._checked, self.mirrored = checked, mirrored
+            self._checked, self.mirrored = made.checked, made.mirrored
         try:
-            self._catalogs[kind].offer(self._target.name, tools)
+            self._catalogs[kind].offer(self._target.name, made.tools)
         except ConfigError as error:
             self._problems[kind].append(str(error))
+
+    async def _list(self, session: Session, kind: str, timeout: float) -> list[Any] | HubError:
+        """As the server put it, or why there is none. No other list keeps the tools waiting."""
+        feature, method, member, *_ = KINDS[kind]
+        assumed = kind == TOOL and not session.features
+        if session.features.get(feature) is None and not assumed:
+            return []
+        if kind == TOOL:
+            within = None  # each of its pages has its time, and connecting as a whole
+        else:
+            within = timeout = min(timeout, LIST_SECONDS)
+        try:
+            async with asyncio.timeout(within):
+                return await self._entries(session, kind, method, member, timeout)
+        except TimeoutError:
+            return TimedOut(f'"{method}" was not answered to the end within {timeout:g} s')
+        except HubError as error:
+            return error
 
     async def _entries(
         self, session: Session, kind: str, method: str, member: str, timeout: float
     ) -> list[Any]:
         try:
-            return await session.entries(method, member, timeout)
+            meta = session.meta_for(self._declared, None)
+            return await session.entries(method, member, timeout, meta)
         except HubError as error:
             native = getattr(error, "native", None)
             if kind == TEMPLATE and isinstance(native, dict) and native.get("code") == -32601:
                 return []  # many have resources and no templates
             raise
 
-    async def _made(
-        self, kind: str, definitions: list[Any], checked: bool
-    ) -> tuple[list[Tool], dict[str, Mapping[str, Path]], list[str]]:
-        tools: list[Tool] = []
-        mirrored: dict[str, Mapping[str, Path]] = {}
-        problems: list[str] = []
+    async def _made(self, kind: str, definitions: list[Any], checked: bool) -> Made:
+        made = Made(definitions, checked, [], {}, [])
         taken: dict[str, str] = {}
         begun = monotonic()
         for position, definition in enumerate(definitions):
@@ -165,13 +205,13 @@ class Offers:
             try:
                 tool = self._one(kind, definition, taken)
                 if checked and (params := _headers(tool)):
-                    mirrored[tool.remote_name] = params
+                    made.mirrored[tool.remote_name] = params
             except BadTool as error:
-                problems.append(f"{kind} {position + 1} is left out: {error}")
+                made.problems.append(f"{kind} {position + 1} is left out: {error}")
                 continue
             taken[tool.name] = tool.remote_name
-            tools.append(tool)
-        return tools, mirrored, problems
+            made.tools.append(tool)
+        return made
 
     def _one(self, kind: str, definition: Any, taken: Mapping[str, str]) -> Tool:
         if kind == TOOL:
@@ -180,12 +220,12 @@ class Offers:
             )
         if kind == PROMPT:
             return prompt_from_definition(definition, self._target, taken, self._prefix)
-        member = "uri" if kind == RESOURCE else "uriTemplate"
-        return resource_from_definition(definition, self._target, taken, kind, member)
+        return resource_from_definition(definition, self._target, taken, kind, KINDS[kind].id)
 
-    def _report(self, kind: str, problems: list[str]) -> None:
-        known, found = self._problems.get(kind, []), problems[:MAX_PROBLEMS]
-        self._problems[kind] = found
+    def report(self, about: str, problems: list[str]) -> None:
+        """Whatever was said about the same before is over."""
+        known, found = self._problems.get(about, []), problems[:MAX_PROBLEMS]
+        self._problems[about] = found
         for problem in found:
             if problem not in known:  # said once, however often it is listed
                 log.warning('server "%s": %s', self._target.name, problem)

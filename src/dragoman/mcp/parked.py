@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from dragoman.core.call import NO_UPDATES, Call, Progress, Question, Update, discard
+from dragoman.core.call import Call, Lasting, Progress, Question, Update, discard
 from dragoman.core.errors import TimedOut
 from dragoman.core.questions import MAX_QUESTIONS
 from dragoman.mcp.hearing import Asked, Listener, listener_of
@@ -20,6 +20,7 @@ REFUSED = -1
 """The code for a question that was not answered; the specification has it so for sampling."""
 
 GATHER_SECONDS = 0.02
+LONGEST_SECONDS = 7 * 86_400.0
 LEAST_SECONDS = 1.0
 """What is left at least of a call's time once its question was answered."""
 
@@ -39,11 +40,12 @@ class Parked:
         self._deadline = self._loop.time() + seconds
         self._open: dict[str, tuple[Question, Asked]] = {}
         self._count = 0
+        self._lasting = False
         self._arrived: asyncio.Future[None] | None = None
         self._lapsing: asyncio.TimerHandle | None = None
         made = listener_of(call) or Listener(client=call.client)
         made.ask = self._ask
-        self._updates = made.updates
+        self._updates = call.updates
         made.updates = self._update
         self._listener = made
         self._task: asyncio.Task[tuple[Any, int]] = self._loop.create_task(self._run(work, made))
@@ -101,7 +103,9 @@ class Parked:
         if self._lapsing is not None:
             self._lapsing.cancel()
         self._features = call.features
-        self._updates = call.updates if call.wanted is not NO_UPDATES else discard
+        self._updates = call.updates
+        if self._lasting:
+            call.updates(Lasting())
         for key, answer in (call.answers or {}).items():
             question, asked = self._open.pop(key, (None, None))
             if question is None or asked is None:
@@ -136,7 +140,10 @@ class Parked:
         return True
 
     def _update(self, update: Update) -> None:
-        if isinstance(update, Progress):
+        if isinstance(update, Lasting):
+            self._lasting = True  # whose time is kept elsewhere
+            self._seconds = self._left = LONGEST_SECONDS
+        if isinstance(update, Progress | Lasting):
             self._deadline = self._loop.time() + self._seconds  # which gives the time again
         self._updates(update)
 

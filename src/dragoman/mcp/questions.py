@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Question
 from dragoman.core.errors import BadReply
 from dragoman.core.questions import MAX_QUESTIONS, can_answer
-from dragoman.mcp.revisions import R2506, R2511
+from dragoman.mcp.revisions import R2506, R2511, TASKS
 
 URL_REQUIRED = -32042
 """2025-11-25, elicitation: the error that names addresses to be visited first."""
@@ -77,6 +77,19 @@ def is_answerable(question: Question, features: Mapping[str, Any]) -> bool:
         return False
     wants_tools = "tools" in question.body or "toolChoice" in question.body
     return question.kind != SAMPLING or not wants_tools or "tools" in features["sampling"]
+
+
+WAITS: Mapping[str, Any] = {"extensions": {TASKS: {}}}
+"""What is passed on of a client that shakes hands and can be asked nothing."""
+
+
+def with_waiting(features: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same, of one that can: the hub waits in its place for what servers make tasks of."""
+    if not features:
+        return WAITS
+    extensions = features.get("extensions")
+    known = extensions if isinstance(extensions, dict) else {}
+    return {**features, "extensions": {**known, TASKS: {}}}
 
 
 def askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from dragoman.core.hub import Hub
 from dragoman.core.tasks import Tasks
 from dragoman.mcp import asking, lists, showing
 from dragoman.mcp.calling import Calling
+from dragoman.mcp.headers import version_named
 from dragoman.mcp.listening import Listening
 from dragoman.mcp.peer import Peer, Push
+from dragoman.mcp.questions import with_waiting
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
@@ -59,7 +61,7 @@ class Face:
         becomes a task, for a client that knows these."""
         self.hub = hub
         self.lists = lists.Lists(hub, key or os.urandom(32))
-        self.tasks = TaskFace(tasks or few_tasks(), task_after, question_seconds)
+        self.tasks = TaskFace(few_tasks() if tasks is None else tasks, task_after, question_seconds)
         self.listening = Listening(hub, self.tasks)
         self.calling = Calling(hub, question_seconds, self.tasks)
         self._style_of = style_of
@@ -185,7 +187,7 @@ def _shaken(params: Mapping[str, Any], peer: Peer) -> dict[str, Any]:
     result = initialize_result(params)
     peer.revision = NUMBERS[result["protocolVersion"]]
     features = asking.features_of(params.get("capabilities"), peer.revision)
-    peer.features = asking.with_waiting(features)
+    peer.features = with_waiting(features)
     peer.info = _named(params.get("clientInfo"))
     return result
 
@@ -238,6 +240,10 @@ async def _answer_one(
     push: Push | None,
     running: MutableMapping[Any, Callable[[], Any]] | None,
 ) -> bytes | None:
+    if version_named(message) is not None and "id" in message:
+        # Its headers have to say what it is, and nobody has looked at those.
+        problem = "2026-07-28 has no batches; send this request by itself"
+        return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
     begun = face.begin(message, peer, push)
     if begun is None or isinstance(begun, bytes):
         return begun

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from dragoman.core.principal import Principal
 from dragoman.core.view import View
-from dragoman.mcp.asking import with_waiting
 from dragoman.mcp.peer import Peer
+from dragoman.mcp.questions import with_waiting
 from dragoman.mcp.revisions import R2503, R2511
 from dragoman.mcp.streams import Shelf, Store, Stream
 
@@ -41,8 +41,12 @@ _PASSED_OVER = 16
 """So many sessions that are in use are passed over before one of them has to go."""
 
 
+Order = OrderedDict[str, "Session"]
+"""By their ids, the one that was used longest ago first."""
+
+
 class Session(Peer):
-    __slots__ = ("id", "running", "shelf", "streams", "unsent", "used")
+    __slots__ = ("id", "running", "shelf", "siblings", "streams", "unsent", "used")
 
     def __init__(
         self, id: str, principal: Principal, view: View, revision: int, store: Store
@@ -57,6 +61,8 @@ class Session(Peer):
         self.running: dict[Any, Callable[[], None]] = {}
         """Each request under way by its id, and how to cancel it."""
         self.unsent: list[tuple[float, bytes]] = []
+        self.siblings: Order = OrderedDict()
+        """All sessions of its principal."""
 
     @property
     def resumable(self) -> bool:
@@ -105,7 +111,8 @@ class Sessions:
         self._view = view
         self._audience = audience
         self._store = Store()
-        self._open: OrderedDict[str, Session] = OrderedDict()
+        self._open: Order = OrderedDict()
+        self._of: dict[Principal, Order] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -129,6 +136,7 @@ class Sessions:
                 return None
             session.used = monotonic()
             self._open.move_to_end(id)
+            session.siblings.move_to_end(id)
             return session
         if id in self._ended or not 0 <= len(id) - _NONCE - _SEAL <= 2 * MAX_NAME:
             return None
@@ -159,6 +167,8 @@ class Sessions:
 
     def _keep(self, session: Session) -> Session:
         self._open[session.id] = session
+        session.siblings = self._of.setdefault(session.principal, session.siblings)
+        session.siblings[session.id] = session
         self._audience.join(session)
         self._make_room()
         return session
@@ -170,13 +180,17 @@ class Sessions:
                 self._open.move_to_end(oldest.id)
             else:
                 self._drop(oldest)
-        while len(self._open) > MAX_SESSIONS:
-            some = list(islice(self._open.values(), min(_PASSED_OVER, len(self._open) - 1)))
+        while len(self._open) > MAX_SESSIONS:  # whoever has the most has one less
+            most = max(self._of.values(), key=len)
+            some = list(islice(most.values(), min(_PASSED_OVER, max(1, len(most) - 1))))
             self._drop(next((one for one in some if not one.busy), some[0]))
 
     def _drop(self, session: Session) -> None:
         if self._open.pop(session.id, None) is None:
             return
+        del session.siblings[session.id]
+        if not session.siblings:
+            del self._of[session.principal]
         for stream in tuple(session.streams):
             stream.end()
         session.shelf.clear(all=True)

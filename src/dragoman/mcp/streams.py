@@ -14,11 +14,14 @@ from secrets import token_hex
 from time import monotonic
 from typing import Protocol
 
+from dragoman.core.deadlines import Deadlines
 from dragoman.core.ports import HttpRequest
 from dragoman.wire import sse
 
 Headers = list[tuple[bytes, bytes]]
 
+WATCH_AFTER = 1.0
+"""What takes longer is watched for its client going away."""
 KEEPALIVE_SECONDS = 15.0
 SLOTS = 15
 RETRY_MS = 1000
@@ -267,6 +270,7 @@ class Beats:
         self._slots: list[set[Beating]] = [set() for _ in range(SLOTS)]
         self._at = 0
         self._timer: asyncio.TimerHandle | None = None
+        self.watched = Deadlines(WATCH_AFTER)
 
     def add(self, one: Beating, loop: asyncio.AbstractEventLoop) -> set[Beating]:
         """Whoever leaves takes himself out of the set that is given."""

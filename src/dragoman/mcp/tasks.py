@@ -31,6 +31,9 @@ POLL_MS = 1_000
 PAGE = 50
 MAX_LISTENED = 100
 MAX_TTL_MS = 10**12
+MAX_WAITING = 32
+"""Requests that wait for the end of one task; with one more the oldest is answered: up to
+2025-11-25 whoever hangs up has not cancelled, and may ask again."""
 RETRY_SECONDS = 1.0
 """When somebody is told again who did not read."""
 
@@ -81,6 +84,8 @@ class TaskFace:
         """Seconds until a call becomes a task."""
         self._question_seconds = question_seconds
         self._asking: set[str] = set()
+        self._waiting: dict[str, dict[asyncio.Future[bool], None]] = {}
+        """Who waits for the end of each task, the oldest first."""
 
     # --- making them ---------------------------------------------------------------------------
 
@@ -210,9 +215,9 @@ class TaskFace:
             asks = task.state == INPUT_REQUIRED and task.id not in self._asking
             if asks and push is not None and peer.client:
                 await self._ask(task, peer, revision, push)
-            else:
-                state = task.state
-                await task.until(lambda task: task.state != state)  # noqa: B023 (awaited here)
+            elif not await self._moved(task):
+                many = Full(f"{MAX_WAITING} newer requests wait for the end of this task")
+                return as_error(id, many, revision)
         member, value = outcome(task, revision)
         if member == "error":
             return rpc.error(id, value["code"], value["message"], value.get("data"))
@@ -235,6 +240,32 @@ class TaskFace:
             task.answer(answers)
         finally:
             self._asking.discard(task.id)
+            for turn in self._waiting.get(task.id, ()):  # it may be another's turn to be asked
+                _settle(turn, True)
+
+    async def _moved(self, task: ToolTask) -> bool:
+        """Waits until there is something to be done for it; False where others wait instead."""
+        state = task.state
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if task.state != state:
+                _settle(turn, True)
+
+        waiting = self._waiting.setdefault(task.id, {})
+        if len(waiting) >= MAX_WAITING:
+            oldest = next(iter(waiting))
+            del waiting[oldest]
+            _settle(oldest, False)
+        waiting[turn] = None
+        stop = task.watch(look)
+        try:
+            return await turn
+        finally:
+            stop()
+            waiting.pop(turn, None)
+            if not waiting and self._waiting.get(task.id) is waiting:
+                del self._waiting[task.id]
 
     # --- subscriptions/listen --------------------------------------------------------------------
 
@@ -305,6 +336,11 @@ def missing(id: rpc.Id) -> bytes:
     problem = f'this needs the extension "{TASKS}", which the request does not declare'
     required: dict[str, Any] = {"extensions": {TASKS: {}}}
     return rpc.error(id, MISSING_CAPABILITY, problem, {"requiredCapabilities": required})
+
+
+def _settle(turn: asyncio.Future[bool], true: bool) -> None:
+    if not turn.done():
+        turn.set_result(true)
 
 
 def _settled(task: Task) -> bool:

@@ -99,6 +99,8 @@ class Unasked:
 
     def _needed(self, uris: frozenset[str]) -> bool:
         session = self._session
+        if not session.listens:
+            return False
         duplex = not isinstance(session.wire, HttpWire)
         if not session.modern:
             # Where everything comes on one stream there is nothing to open.

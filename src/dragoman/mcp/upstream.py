@@ -13,10 +13,10 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call, Result
+from dragoman.core.call import NOTHING, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, TimedOut, Unreachable
 from dragoman.core.events import ResourceUpdated, ServerChanged
@@ -26,13 +26,15 @@ from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.config import ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
-from dragoman.mcp.hearing import MESSAGE, UPDATED, line_of, note_of
+from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, line_of, note_of
+from dragoman.mcp.listing import ASKED, Listing
 from dragoman.mcp.offers import KINDS, Offers, kinds_changed
 from dragoman.mcp.personal import PersonalSessions
 from dragoman.mcp.questions import ASKING
 from dragoman.mcp.revisions import NAMES
 from dragoman.mcp.spawn import Ring
 from dragoman.mcp.upstream_calls import Calls
+from dragoman.mcp.upstream_tasks import ServerTasks, may_last
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +53,18 @@ QUESTION_SECONDS = 600.0
 OWN_IDLE_SECONDS = 300.0
 """How long a client's own session is kept that nothing happens on."""
 
-Connect = Callable[["Upstream", float, Mapping[str, Any] | None], Awaitable[Session]]
-"""Makes an open session with a server, within so many seconds. With features it is a client's own
-and declares those; with None it is the one that all share."""
+
+class Apart(NamedTuple):
+    """What a session declares that is not the one that all share, who hears what is said on it
+    unasked, and whether a stream is opened for that."""
+
+    features: Mapping[str, Any]
+    heard: Heard
+    listens: bool
+
+
+Connect = Callable[["Upstream", float, Apart | None], Awaitable[Session]]
+"""Makes an open session with a server, within so many seconds; with None the one that all share."""
 
 
 class Upstream:
@@ -80,13 +91,24 @@ class Upstream:
         self.way: str | None = None
         """What was found out about it the last time: the era, and which HTTP transport."""
         self.restarts = -1
-        self.offers = Offers(self, catalogs, compile_schema, entry.prefix)
+        declared = ASKED if entry.interactive else NOTHING
+        self.offers = Offers(self, catalogs, compile_schema, entry.prefix, declared)
+        self._listing = Listing(self.offers, self._open_to_list, entry.timeout_secs)
         self.followed = Followed(self.name, self._updated)
         self.personal = PersonalSessions(
             self.name, self._open_own, entry.timeout_secs, question_secs, OWN_IDLE_SECONDS
         )
+        self.tasks = ServerTasks(self.name, question_secs)
+        self.may_last = False
+        """Whether it makes tasks: its calls may then take longer than others."""
         self._calls = Calls(
-            self.name, entry.timeout_secs, self.offers, self.personal, entry.interactive
+            self.name,
+            entry.timeout_secs,
+            self.offers,
+            self.personal,
+            self.tasks,
+            self._connected,
+            entry.interactive,
         )
         self._connect = connect
         self._bus = bus
@@ -108,15 +130,17 @@ class Upstream:
 
     async def stop(self) -> None:
         """What it offers is gone at once; the server itself may take a while to end."""
-        if self._task is not None:
-            self._task.cancel()
         self.offers.withdraw()
         self.followed.close()
         self._become("stopped", "it was stopped")
         self._settle()
+        await self.tasks.close()  # while there is a connection
+        if self._task is not None:
+            self._task.cancel()
         await self.personal.close()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._listing.close()
 
     async def run(self, call: Call) -> Result:
         session = self.session or await self._wait()
@@ -205,6 +229,9 @@ class Upstream:
 
     # --- waiting for a connection --------------------------------------------------------------
 
+    async def _connected(self) -> Session:
+        return self.session or await self._wait()
+
     async def _wait(self) -> Session:
         """The session of the attempt under way, or of one made now."""
         if self.state == "stopped":
@@ -281,11 +308,12 @@ class Upstream:
         seconds = self._start_seconds()
         session: Session | None = None
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
                 session = await self._connect(self, seconds, None)
                 self._changed.clear()
                 self._dirty.clear()
-                await self.offers.refresh(session, ALL, self.entry.timeout_secs)
+                left = (limit.when() or 0.0) - asyncio.get_running_loop().time()
+                await self._list(session, ALL, left / 2)
         except BaseException as error:
             if session is not None:
                 await session.close()
@@ -294,6 +322,7 @@ class Upstream:
                 raise TimedOut(f"it did not answer within {seconds:g} s") from None
             raise
         self.modern = session.modern
+        self.may_last = self._calls.lasts = may_last(session.features)
         self.session = session
         self._wake.clear()
         self.restarts += 1
@@ -313,11 +342,24 @@ class Upstream:
         child = isinstance(self.entry.transport, StdioTransport)
         return max(seconds, START_SECONDS) if child else seconds
 
-    async def _open_own(self, features: Mapping[str, Any]) -> Session:
+    async def _list(self, session: Session, kinds: Iterable[str], seconds: float) -> None:
+        """What it offers of these kinds. Another connection for that may take so long."""
+        if self.entry.interactive:
+            await self._listing.refresh(session, kinds, seconds)
+        else:
+            await self.offers.refresh(session, kinds, self.entry.timeout_secs)
+
+    def _open_own(self, features: Mapping[str, Any]) -> Awaitable[Session]:
+        return self._open_apart(Apart(features, self.overheard, listens=True))
+
+    def _open_to_list(self, features: Mapping[str, Any], heard: Heard) -> Awaitable[Session]:
+        return self._open_apart(Apart(features, heard, listens=False))
+
+    async def _open_apart(self, apart: Apart) -> Session:
         seconds = self._start_seconds()
         try:
             async with asyncio.timeout(seconds):
-                return await self._connect(self, seconds, features)
+                return await self._connect(self, seconds, apart)
         except TimeoutError:
             raise TimedOut(
                 f'server "{self.name}" did not open another session within {seconds:g} s'
@@ -345,7 +387,7 @@ class Upstream:
                     self._changed.clear()
                     changed = self._change()
                     await self._follow_change(session)
-                busy = self._in_flight or len(self.followed)
+                busy = self._in_flight or len(self.followed) or self.tasks.open
                 if idle and not busy and monotonic() - self._used_at >= idle:
                     return None
         finally:
@@ -357,7 +399,7 @@ class Upstream:
     async def _follow_change(self, session: Session) -> None:
         kinds, self._dirty = self._dirty, set()
         try:
-            await self.offers.refresh(session, kinds, self.entry.timeout_secs)
+            await self._list(session, kinds, self._start_seconds())
         except HubError as error:
             log.warning(
                 'server "%s" changed what it offers but does not list it: %s', self.name, error

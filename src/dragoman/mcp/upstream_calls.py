@@ -6,7 +6,7 @@ of the old era sends them while it works, on a session that is the client's own.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from dragoman.core.call import NO_UPDATES, URL, Call, Result
@@ -24,10 +24,12 @@ from dragoman.mcp.questions import (
     NO_STATE,
     PARKED,
     STATE,
+    WAITS,
     addresses_of,
     askable,
     question_of,
     questions_of,
+    with_waiting,
 )
 from dragoman.mcp.revisions import R2503
 from dragoman.mcp.translate import (
@@ -39,6 +41,7 @@ from dragoman.mcp.translate import (
     unknown_result,
 )
 from dragoman.mcp.unasked import FOR_EVER
+from dragoman.mcp.upstream_tasks import TASK, Ask, ServerTasks, is_handle, is_task, wants_task
 
 HEADER_MISMATCH = -32020
 _MAY_ASK = frozenset({TOOL, PROMPT, RESOURCE})
@@ -50,17 +53,33 @@ Beside = tuple[Listener | None, Mapping[str, str] | None, Mapping[str, Any]]
 
 class Calls:
     def __init__(
-        self, server: str, timeout: float, offers: Offers, personal: PersonalSessions, asks: bool
+        self,
+        server: str,
+        timeout: float,
+        offers: Offers,
+        personal: PersonalSessions,
+        tasks: ServerTasks,
+        connected: Callable[[], Awaitable[Session]],
+        asks: bool,
     ) -> None:
+        """`connected` gives the session that is shared, whichever it is by then."""
         self._server = server
         self._timeout = timeout
         self._offers = offers
         self._personal = personal
+        self._tasks = tasks
+        self._connected = connected
         self.asks = asks
         """Whether the server is known to ask questions in the old way."""
+        self.lasts = False
+        """Whether it makes tasks."""
 
     def make(self, session: Session, call: Call) -> Awaitable[Result]:
-        if session.modern or not (call.features or call.handle is not None):
+        if call.handle is not None and is_handle(call.handle):
+            return self._tasks.resume(call, self._asker(call), self._finish)
+        # Most calls are of somebody who can be asked nothing.
+        plain = not call.features or call.features is WAITS
+        if session.modern or (plain and call.handle is None):
             return self._shared(session, call)
         return self._interactive(session, call)
 
@@ -68,11 +87,11 @@ class Calls:
         kind = call.tool.kind
         if kind == COMPLETION and _completes_nothing(session):
             return Result(structured=NO_COMPLETIONS)
-        params = request_from_call(call, session.revision)
+        params = self._params(session, call)
         try:
             if (
                 call.wanted is NO_UPDATES
-                and not call.features
+                and (not call.features or (call.features is WAITS and not self.lasts))
                 and call.handle is None
                 and call.answers is None
                 and not self._offers.mirrored
@@ -88,6 +107,8 @@ class Calls:
                 return _addresses(call, error)
             beside = await self._beside(session, call, params)
             value, size = await session.request(METHODS[kind], params, self._timeout, *beside)
+        if self.lasts and kind == TOOL and is_task(value):
+            return await self._last(session, call, value)
         return self._result(session, call, value, size)
 
     async def _changed_headers(self, session: Session, call: Call, error: WorkFailed) -> bool:
@@ -114,8 +135,13 @@ class Calls:
         async def request(own: Session, listener: Listener) -> tuple[Any, int]:
             if listener.notes is not None:
                 await own.hear_notes(listener.notes, self._timeout)
-            params = request_from_call(call, own.revision)
-            return await own.request(METHODS[call.tool.kind], params, FOR_EVER, listener)
+            kind, params = call.tool.kind, self._params(own, call)
+            value, size = await own.request(METHODS[kind], params, FOR_EVER, listener)
+            if self.lasts and kind == TOOL and is_task(value):
+                ask = _asker_on(own, listener)
+                watched = call.wanted.progress
+                return await self._tasks.outcome(value, listener.updates, ask, watched=watched)
+            return value, size
 
         return await self._own(session, call, self._personal.call(call, features, request))
 
@@ -138,7 +164,41 @@ class Calls:
             return Result(questions=outcome.questions, handle=outcome.handle)
         return self._result(session, call, *outcome)
 
+    # --- tasks -----------------------------------------------------------------------------------
+
+    async def _last(self, session: Session, call: Call, made: Any) -> Result:
+        """What comes of a call of which the server has made a task."""
+        ask = self._asker(call)
+        if session.modern:
+            return await self._tasks.follow(made, call, ask, self._finish)
+        watched = call.wanted.progress
+        try:
+            outcome = await self._tasks.outcome(made, call.updates, ask, watched=watched)
+        except Unanswered as error:
+            raise _unanswered(call, error) from error
+        return self._finish(*outcome)
+
+    def _asker(self, call: Call) -> Ask:
+        """Sends the requests by which a task is followed, over whatever connection there is."""
+        features = with_waiting(call.features)
+
+        async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
+            session = await self._connected()
+            meta = session.meta_for(features, None)
+            return await session.request(method, params, timeout, meta=meta)
+
+        return ask
+
+    def _finish(self, value: Any, size: int) -> Result:
+        return result_from_mcp(value, size, self._server)
+
     # --- one request -----------------------------------------------------------------------------
+
+    def _params(self, session: Session, call: Call) -> dict[str, Any]:
+        params = request_from_call(call, session.revision)
+        if self.lasts and call.tool.kind == TOOL and wants_task(session.features, call):
+            params["task"] = TASK
+        return params
 
     async def _beside(self, session: Session, call: Call, params: dict[str, Any]) -> Beside:
         """What goes with the parameters, and what stands in them beside the arguments."""
@@ -178,12 +238,22 @@ class Calls:
                 raise BadReply(f'server "{self._server}" asks for input where it may not')
             questions, handle = questions_of(value, self._server)
             return Result(questions=questions, handle=handle)
-        if kind == "task":
-            # The seam for tasks: whoever follows them is given the session, the call and this.
-            raise unknown_result(kind, self._server)
-        if not session.shared_extensions(call.features):
+        if kind == "task" or not session.shared_extensions(call.features):
             raise unknown_result(kind, self._server)
         return Result(extra=value, size=size)  # of an extension that both ends know
+
+
+def _asker_on(own: Session, listener: Listener) -> Ask:
+    """The same for a session of a client's own; what the task asks is asked meanwhile."""
+    heard = Listener(
+        listener.updates, notes=listener.notes, client=listener.client, ask=listener.ask
+    )
+
+    async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
+        asking = heard if method == "tasks/result" else None
+        return await own.request(method, params, timeout, asking)
+
+    return ask
 
 
 def _completes_nothing(session: Session) -> bool:

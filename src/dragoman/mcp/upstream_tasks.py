@@ -12,10 +12,11 @@ requests of the server's meanwhile: those are the business of whoever sends our 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
 
 from dragoman.core.call import Call, Lasting, Progress, Question, Result, Updates
@@ -23,12 +24,14 @@ from dragoman.core.errors import (
     BadReply,
     Full,
     HubError,
+    InvalidInput,
     NeedsInput,
     TimedOut,
     Unreachable,
     WorkFailed,
 )
 from dragoman.core.questions import unanswerable
+from dragoman.mcp.duplex import Unanswered
 from dragoman.mcp.questions import question_of
 from dragoman.mcp.revisions import RELATED_KEY, TASKS
 
@@ -44,8 +47,12 @@ FIRST_PAUSE, LAST_PAUSE = 0.5, 5.0
 ASK_SECONDS = 30.0
 RESULT_SECONDS = 3_600.0
 CANCEL_SECONDS = 5.0
+CLOSE_SECONDS = 0.5
+TASK = {"ttl": round(RESULT_SECONDS * 1000)}
+"""What a server of 2025-11-25 is asked for."""
 MAX_FAILURES = 5
-"""So often in a row a server need not be there before the task is given up."""
+"""So often in a row a server need not be there before the task is given up, each time for longer.
+"""
 MAX_OPEN = 1_000
 MAX_ID = 1_024
 
@@ -56,13 +63,13 @@ Finish = Callable[[Any, int], Result]
 """Makes a result of what a server answers to a call."""
 
 
-def wants_task(definition: Mapping[str, Any], features: Mapping[str, Any], call: Call) -> bool:
-    """Whether to ask a server of 2025-11-25 for a task: where the tool must be called so, or may
-    be and the caller asked for one."""
+def wants_task(features: Mapping[str, Any], call: Call) -> bool:
+    """Whether to ask a server of 2025-11-25 with these features for a task: where the tool must be
+    called so, or may be and the caller asked for one."""
     requests = _at(features, "tasks", "requests", "tools")
     if not isinstance(requests, dict) or "call" not in requests:
         return False
-    support = _at(definition, "execution", "taskSupport")
+    support = _at(call.tool.definition, "execution", "taskSupport")
     return support == "required" or (support == "optional" and call.wanted.lasting)
 
 
@@ -86,7 +93,7 @@ def is_handle(handle: str | None) -> bool:
 
 @dataclass(slots=True)
 class FarTask:
-    """What is known of a server's task; between two calls it travels in the handle."""
+    """What is known of a server's task."""
 
     id: str
     pause: float | None = None
@@ -95,14 +102,6 @@ class FarTask:
     told: int = 0
     """How often progress was reported."""
     message: str = ""
-
-    def handle(self) -> str:
-        state = [self.id, self.pause, self.answered, self.told, self.message]
-        return HANDLE + json.dumps(state)
-
-    @classmethod
-    def from_handle(cls, handle: str) -> FarTask:
-        return cls(*json.loads(handle.removeprefix(HANDLE)))
 
     def hear(self, task: Mapping[str, Any], updates: Updates) -> None:
         """Takes in what the server says of it: when to ask again, and what it is doing."""
@@ -122,20 +121,16 @@ class ServerTasks:
     def __init__(self, server: str, question_secs: float) -> None:
         self.server = server
         self._question_secs = question_secs
-        self._open: dict[str, asyncio.TimerHandle] = {}
-        """Tasks with open questions: nobody asks for them while nobody answers."""
+        self._open: dict[str, tuple[FarTask, Ask, asyncio.TimerHandle]] = {}
+        """Tasks with open questions, by the handle that is given out for each: nobody asks for them
+        while nobody answers. The server's own id stays here."""
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def follow(self, created: Any, call: Call, ask: Ask, finish: Finish) -> Result:
         """The extension: from the answer that made a task of `call` to its result, or questions."""
         followed = self._begun(created, call.updates)
-        try:
+        with self._held(followed, ask):
             return await self._poll(followed, call, ask, finish)
-        except (WorkFailed, NeedsInput):
-            raise  # it has ended, or was seen to
-        except BaseException:
-            self._cancel(followed.id, ask)
-            raise
 
     async def outcome(
         self, created: Any, updates: Updates, ask: Ask, *, watched: bool
@@ -148,12 +143,8 @@ class ServerTasks:
             watch = self._watch(followed, updates, ask)
             watching = asyncio.get_running_loop().create_task(watch)
         try:
-            return await self._await(followed, ask)
-        except WorkFailed:
-            raise
-        except BaseException:
-            self._cancel(followed.id, ask)
-            raise
+            with self._held(followed, ask):
+                return await self._await(followed, ask)
         finally:
             if watching is not None:
                 watching.cancel()
@@ -170,27 +161,34 @@ class ServerTasks:
 
     async def resume(self, call: Call, ask: Ask, finish: Finish) -> Result:
         """Goes on with the task that asked; `call` brings the answers, or that there are none."""
-        followed = FarTask.from_handle(call.handle or "")
-        if timer := self._open.pop(followed.id, None):
-            timer.cancel()
+        found = self._open.pop(call.handle or "", None)
+        if found is None:
+            raise InvalidInput(
+                f'the question of "{call.tool.name}" is not open any more; begin the call again'
+            )
+        followed, _, timer = found
+        timer.cancel()
         if call.answers is None:
             self._cancel(followed.id, ask)
             raise WorkFailed(f'the task of server "{self.server}" was given up: nobody answered it')
         call.updates(Lasting())
-        try:
+        with self._held(followed, ask):
             if call.answers:
                 await self._update(followed, call, ask)
             return await self._poll(followed, call, ask, finish)
-        except (WorkFailed, NeedsInput):
-            raise
-        except BaseException:
-            self._cancel(followed.id, ask)
-            raise
+
+    @property
+    def open(self) -> int:
+        """Tasks that wait for an answer."""
+        return len(self._open)
 
     async def close(self) -> None:
-        for timer in self._open.values():
+        for followed, ask, timer in self._open.values():
             timer.cancel()
+            self._cancel(followed.id, ask)
         self._open.clear()
+        if self._cancelling:
+            await asyncio.wait(list(self._cancelling), timeout=CLOSE_SECONDS)
         for task in list(self._cancelling):
             task.cancel()
             await asyncio.wait([task])
@@ -206,10 +204,9 @@ class ServerTasks:
             try:
                 task, size = await self._get(followed, ask)
                 failures = 0
-            except (Unreachable, TimedOut):
+            except (Unreachable, TimedOut) as error:
                 failures += 1
-                if failures >= MAX_FAILURES:
-                    raise
+                await self._patience(failures, error)
                 continue
             followed.hear(task, call.updates)
             status = task.get("status")
@@ -265,15 +262,15 @@ class ServerTasks:
             raise problem
         if len(self._open) >= MAX_OPEN:
             raise Full(f'too many questions of server "{self.server}" are open')
+        handle = HANDLE + token_hex(16)
         loop = asyncio.get_running_loop()
-        self._open[followed.id] = loop.call_later(
-            self._question_secs, self._lapse, followed.id, ask
-        )
-        return Result(questions=asked, handle=followed.handle())
+        timer = loop.call_later(self._question_secs, self._lapse, handle)
+        self._open[handle] = followed, ask, timer
+        return Result(questions=asked, handle=handle)
 
-    def _lapse(self, id: str, ask: Ask) -> None:
-        self._open.pop(id, None)
-        self._cancel(id, ask)
+    def _lapse(self, handle: str) -> None:
+        followed, ask, _ = self._open.pop(handle)
+        self._cancel(followed.id, ask)
 
     # --- the form of 2025-11-25 ------------------------------------------------------------------
 
@@ -283,6 +280,8 @@ class ServerTasks:
             try:
                 value, size = await ask("tasks/result", {"taskId": followed.id}, RESULT_SECONDS)
                 return _unrelated(value), size
+            except Unanswered:
+                raise
             except WorkFailed as error:
                 # The call's own error, or a server that does not wait for the end.
                 task, _ = await self._get(followed, ask)
@@ -290,10 +289,9 @@ class ServerTasks:
                     raise self._ended(task) from error
                 if task.get("status") in ("completed", "failed"):
                     raise
-            except (Unreachable, TimedOut):
+            except (Unreachable, TimedOut) as error:
                 failures += 1
-                if failures >= MAX_FAILURES:
-                    raise
+                await self._patience(failures, error)
             await asyncio.sleep(followed.pause or FIRST_PAUSE)
 
     async def _watch(self, followed: FarTask, updates: Updates, ask: Ask) -> None:
@@ -310,6 +308,27 @@ class ServerTasks:
             followed.hear(task, updates)
 
     # --- ends ------------------------------------------------------------------------------------
+
+    async def _patience(self, failures: int, error: HubError) -> None:
+        if failures >= MAX_FAILURES:
+            raise error
+        await asyncio.sleep(min(FIRST_PAUSE * 2**failures, LAST_PAUSE))
+
+    @contextmanager
+    def _held(self, followed: FarTask, ask: Ask) -> Iterator[None]:
+        """Whoever leaves has the task cancelled, unless it has ended or was seen to."""
+        try:
+            yield
+        except (WorkFailed, NeedsInput) as error:
+            if isinstance(error, Unanswered):
+                self._cancel(followed.id, ask)
+            raise
+        except Unreachable as error:
+            self._cancel(followed.id, ask)
+            raise Unreachable(str(error)) from error  # the call itself has left long ago
+        except BaseException:
+            self._cancel(followed.id, ask)
+            raise
 
     def _ended(self, task: Mapping[str, Any]) -> WorkFailed:
         if task.get("status") == "cancelled":

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
 from dragoman.core.ports import Reply
 from dragoman.net.addresses import Verdict, judge
@@ -22,6 +23,7 @@ from dragoman.net.urls import BadUrl, Origin, Url, join, parse, presentable
 
 REDIRECTS = 3
 ROUTES = 256
+LIMITS = 64
 
 _MOVED = frozenset((301, 302, 303, 307, 308))
 _METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
@@ -89,6 +91,8 @@ class Outlet:
         self._own = _own_reach(configured)
         self._allow_private = allow_private
         self._routes: dict[tuple[str, str], Route] = {}
+        self._limits: dict[float, Deadlines] = {}
+        """One for each timeout that is asked for."""
 
     async def request(
         self,
@@ -100,8 +104,17 @@ class Outlet:
         timeout: float,
     ) -> Reply:
         route = self._routes.get((method, url)) or self._remember(method, url)
-        deadline = route.pool.loop.time() + timeout
-        exchange = await self._send(route, headers, body, timeout, deadline)
+        pool = route.pool
+        now = pool.loop.time()
+        deadline = now + timeout
+        connection = pool.take(now)
+        if connection is None:
+            exchange = await self._send(route, headers, body, timeout, deadline)
+        else:
+            limit = self._limits.get(timeout) or self._limit(timeout)
+            request = _written(route, headers, body)
+            exchange = connection.send(request, method, route.shown, timeout, limit)
+            await exchange.head()
         if exchange.status in _MOVED:
             exchange = await self._follow(route, exchange, headers, body, timeout, deadline)
         return Reply(exchange.status, exchange.headers, exchange)
@@ -109,21 +122,20 @@ class Outlet:
     async def _send(
         self, route: Route, headers: Mapping[str, str], body: bytes, timeout: float, deadline: float
     ) -> Exchange:
-        method, url, shown, pool, start = route
-        if body or method not in _BODILESS:
-            request = b"%b%bcontent-length: %d\r\n\r\n%b" % (
-                start,
-                encode(headers),
-                len(body),
-                body,
-            )
-        else:
-            request = b"%b%b\r\n" % (start, encode(headers))
+        """Over a connection that rests or is opened for it; what time is left is what is left."""
+        method, url, shown, pool, _ = route
         now = pool.loop.time()
+        request = _written(route, headers, body)
         connection = pool.take(now) or await pool.open(url, deadline - now)
-        exchange = connection.send(request, method, shown, timeout, deadline)
+        left = Deadlines(deadline - pool.loop.time())
+        exchange = connection.send(request, method, shown, timeout, left)
         await exchange.head()
         return exchange
+
+    def _limit(self, timeout: float) -> Deadlines:
+        if len(self._limits) >= LIMITS:
+            return Deadlines(timeout)
+        return self._limits.setdefault(timeout, Deadlines(timeout))
 
     async def _follow(
         self,
@@ -183,6 +195,13 @@ class Outlet:
         if self._allow_private:
             return Reach.PRIVATE
         return self._own if url.origin.host == self._host else Reach.PUBLIC
+
+
+def _written(route: Route, headers: Mapping[str, str], body: bytes) -> bytes:
+    if body or route.method not in _BODILESS:
+        length = len(body)
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (route.start, encode(headers), length, body)
+    return b"%b%b\r\n" % (route.start, encode(headers))
 
 
 def _own_reach(configured: Url) -> Reach:

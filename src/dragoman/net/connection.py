@@ -12,6 +12,7 @@ from typing import NoReturn, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
 
 HEAD_BYTES = 64 * 1024
@@ -29,6 +30,8 @@ _NAMES = {
     )
     for spelling in (name, name.title())
 }  # fmt: skip
+
+_BLANK = " \t"
 
 # Headers that frame or move an answer: two of them mean that two readers may see two answers.
 _ONCE = frozenset(("content-encoding", "content-length", "location", "transfer-encoding"))
@@ -50,8 +53,8 @@ class Exchange:
     """One request and its answer: the `Body` of the reply, once there is a head."""
 
     __slots__ = (
-        "_collecting", "_connection", "_error", "_loop", "_paused", "_shown", "_timeout", "_timer",
-        "_waiter", "_waiting", "complete", "headers", "method", "status",
+        "_collecting", "_connection", "_due", "_error", "_limit", "_loop", "_paused", "_shown",
+        "_timeout", "_waiter", "_waiting", "complete", "headers", "method", "status",
     )  # fmt: skip
 
     def __init__(
@@ -61,7 +64,7 @@ class Exchange:
         method: str,
         shown: str,
         timeout: float,
-        deadline: float,
+        limit: Deadlines,
     ) -> None:
         self.method = method
         self.status = 0
@@ -71,7 +74,8 @@ class Exchange:
         self._loop = loop
         self._shown = shown
         self._timeout = timeout
-        self._timer = loop.call_at(deadline, self._expire)
+        self._limit = limit
+        self._due = limit.begin(loop, self._expire)
         self._waiter: asyncio.Future[None] | None = None
         self._waiting: bytes | bytearray = b""
         self._paused = False
@@ -82,11 +86,20 @@ class Exchange:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._news()
+            # As `_news`, without a coroutine of its own: every request waits here.
+            waiter = self._waiter = self._loop.create_future()
+            try:
+                await waiter
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                self._waiter = None
 
     async def read(self, limit: int) -> bytes:
         self._collecting = True
-        self._resume()
+        if self._paused:
+            self._resume()
         if not self.complete and int(self.headers.get("content-length", 0)) > limit:
             self.fail(self._too_long(limit))
         while True:
@@ -101,7 +114,7 @@ class Exchange:
 
     def chunks(self) -> Exchange:
         # A stream lasts as long as it lasts: from here on whoever iterates keeps the time.
-        self._timer.cancel()
+        self._limit.end(self._due)
         return self
 
     def __aiter__(self) -> Exchange:
@@ -142,14 +155,14 @@ class Exchange:
 
     def finish(self) -> None:
         self.complete = True
-        self._timer.cancel()
+        self._limit.end(self._due)
         self.wake()
 
     def fail(self, error: TargetFailed) -> None:
         if self.complete or self._error is not None:
             return
         self._error = error
-        self._timer.cancel()
+        self._limit.end(self._due)
         self._connection.drop(self)
         self.wake()
 
@@ -179,13 +192,13 @@ class Exchange:
     def _take(self) -> bytes:
         data = self._waiting
         self._waiting = b""
-        self._resume()
+        if self._paused:
+            self._resume()
         return data if isinstance(data, bytes) else bytes(data)
 
     def _resume(self) -> None:
-        if self._paused:
-            self._paused = False
-            self._connection.resume(self)
+        self._paused = False
+        self._connection.resume(self)
 
     def _too_long(self, limit: int) -> BadReply:
         return BadReply(f'the answer of "{self._shown}" is longer than {limit} bytes')
@@ -215,9 +228,9 @@ class Connection(asyncio.Protocol):
         return not self._closed and not self._transport.is_closing()
 
     def send(
-        self, request: bytes, method: str, shown: str, timeout: float, deadline: float
+        self, request: bytes, method: str, shown: str, timeout: float, limit: Deadlines
     ) -> Exchange:
-        exchange = Exchange(self, self._loop, method, shown, timeout, deadline)
+        exchange = Exchange(self, self._loop, method, shown, timeout, limit)
         self._exchange = exchange
         self._headers: dict[str, str] = {}
         self._count = 0
@@ -318,7 +331,8 @@ class Connection(asyncio.Protocol):
         key = _NAMES.get(name) or name.decode("latin-1").lower()
         if key in _ONCE and key in self._headers:
             self._refuse(f'it has two "{key}" headers')
-        self._headers[key] = value.decode("latin-1").rstrip(" \t")
+        text = value.decode("latin-1")
+        self._headers[key] = text.rstrip(" \t") if text[-1:] in _BLANK else text
 
     def on_headers_complete(self) -> None:
         exchange = self._exchange

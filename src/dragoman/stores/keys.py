@@ -156,7 +156,8 @@ class KeyStore:
 
     def any(self) -> bool:
         """Whether a key was ever made, revoked and expired ones too."""
-        self._look()
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._look()
         return bool(self._by_id)
 
     def list(self) -> tuple[KeyRecord, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from dragoman.core.call import ABSENT, Result
+from dragoman.core.call import ABSENT, NOTHING, Result
 from dragoman.core.errors import HubError, InvalidInput
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
@@ -62,8 +62,11 @@ Respond = Callable[[Request], Awaitable[Response]]
 
 
 class Api:
-    def __init__(self, hub: Hub, sources: Sources) -> None:
+    def __init__(self, hub: Hub, sources: Sources, features: Mapping[str, Any] = NOTHING) -> None:
+        """`features` are those of everybody who calls by this door; what more a caller can do, it
+        says with its call."""
         self._hub = hub
+        self._features = features
         self._sources = sources
         self._routes: list[tuple[str, re.Pattern[str], Respond]] = [
             (method, re.compile(path), respond)
@@ -145,9 +148,16 @@ class Api:
     async def _call(self, request: Request) -> Response:
         assert request.principal is not None
         try:
-            arguments = _arguments(request)
+            asked = _asked(request, self._features)
             result = await self._hub.call(
-                request.principal, request.names[0], arguments, door="api", view=EVERYTHING
+                request.principal,
+                request.names[0],
+                asked.arguments,
+                door="api",
+                view=EVERYTHING,
+                features=asked.features or self._features,
+                answers=asked.answers,
+                handle=asked.handle,
             )
         except HubError as error:
             return _refusal(error)
@@ -169,6 +179,12 @@ def result_as_json(result: Result) -> dict[str, Any]:
         value["structured"] = result.structured
     if result.extra:
         value["extra"] = result.extra
+    if result.questions is not None:
+        value["questions"] = {
+            key: {"kind": question.kind, **question.body}
+            for key, question in result.questions.items()
+        }
+        value["handle"] = result.handle
     return value
 
 
@@ -179,14 +195,45 @@ def _refusal(error: HubError) -> Response:
     return response
 
 
-def _arguments(request: Request) -> dict[str, Any]:
+CAN_BE_ASKED = ("form", "url")
+"""The kinds of questions that a person at a program can answer."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The body of a call."""
+
+    arguments: dict[str, Any]
+    features: dict[str, Any]
+    answers: dict[str, Any] | None
+    handle: str | None
+
+
+_SHAPE = (
+    'the body must be {"arguments": {…}}, with "can" (a list of "form" and "url") where questions '
+    'can be answered, and "answers" and "handle" where they are'
+)
+
+
+def _asked(request: Request, more: Mapping[str, Any]) -> Asked:
     if not request.fields.get(b"content-type", b"").startswith(b"application/json"):
         raise InvalidInput('send {"arguments": {…}} as content-type application/json')
     try:
         given = decode(request.body) if request.body.strip() else {}
     except Malformed as error:
         raise InvalidInput(str(error)) from None
-    arguments = given.get("arguments", {}) if isinstance(given, dict) else None
-    if not isinstance(arguments, dict) or given.keys() - {"arguments"}:
-        raise InvalidInput('the body must be {"arguments": {…}} and nothing else')
-    return arguments
+    if not isinstance(given, dict) or given.keys() - {"arguments", "can", "answers", "handle"}:
+        raise InvalidInput(_SHAPE)
+    arguments, can = given.get("arguments", {}), given.get("can", [])
+    answers, handle = given.get("answers"), given.get("handle")
+    if (
+        not isinstance(arguments, dict)
+        or not isinstance(can, list)
+        or any(kind not in CAN_BE_ASKED for kind in can)
+        or not isinstance(answers, dict | None)
+        or not isinstance(handle, str | None)
+        or (answers is None) != (handle is None)
+    ):
+        raise InvalidInput(_SHAPE)
+    features = {**more, "elicitation": {kind: {} for kind in can}} if can else {}
+    return Asked(arguments, features, answers, handle)

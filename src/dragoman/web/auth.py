@@ -33,7 +33,7 @@ class Authenticator:
     def principal(self, fields: Mapping[bytes, bytes]) -> Principal | None:
         authorization = fields.get(b"authorization")
         if authorization is None:
-            return None if self.required else LOCAL
+            return LOCAL if self._api_key is None and not self._any() else None
         scheme, _, token = authorization.partition(b" ")
         token = token.strip()
         if scheme.lower() != b"bearer" or not token:

@@ -38,6 +38,7 @@ UNREAD_SECONDS = 60.0
 """A client that has read nothing for so long does not read."""
 
 NEVER = float("inf")
+_BLANK = b" \t"
 
 
 class Application(Protocol):
@@ -112,14 +113,16 @@ class Connection(asyncio.Protocol):
             self._current.left()
 
     def data_received(self, data: bytes) -> None:
-        if self._ends():
+        if self._closing:
             return
         if self._idle:
             self._idle = False
-            self._untime()
+            self._due = NEVER
         self._head_bytes += len(data)
         try:
-            self._feed(data)
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._feed_again(data[offer.args[0] :])
         except httptools.HttpParserError:
             self._refuse(400, b"that is no HTTP request")
         if self._ends():
@@ -134,15 +137,21 @@ class Connection(asyncio.Protocol):
     def _ends(self) -> bool:
         return self._closing
 
-    def _feed(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            # h2c, which Java's client and curl offer. llhttp takes the head for the whole request
-            # then, so it is read again without the offer.
+    def _feed_again(self, rest: bytes) -> None:
+        """After an offer of h2c, which Java's client and curl make. llhttp takes the head for the
+        whole request then, so it is read again without the offer."""
+        while True:
             head, self._offer = self._offer, b""
             self._parser = httptools.HttpRequestParser(self)
-            self._feed(head + data[offer.args[0] :])
+            try:
+                self._parser.feed_data(head + rest)
+            except httptools.HttpParserUpgrade as offer:
+                rest = (head + rest)[offer.args[0] :]
+            except httptools.HttpParserError:
+                self._refuse(400, b"that is no HTTP request")
+                return
+            else:
+                return
 
     def eof_received(self) -> bool:
         return False
@@ -177,7 +186,8 @@ class Connection(asyncio.Protocol):
         if not self._in_head:
             return  # after the body: too late to say anything that counts
         name = name.lower()
-        value = value.rstrip(b" \t")  # no part of it (RFC 9110, 5.5), and llhttp leaves it there
+        if value and value[-1] in _BLANK:  # no part of it (RFC 9110, 5.5); llhttp leaves it there
+            value = value.rstrip(b" \t")
         fields = self._fields
         if name in fields:
             self._repeated |= {name}
@@ -203,7 +213,7 @@ class Connection(asyncio.Protocol):
             self._ready(request)
             return
         self._reading = request
-        self._untime()  # the body has its own time
+        self._due = NEVER  # the body has its own time
         length = self._fields.get(b"content-length", b"")
         if length.isdigit() and int(length) > DRAIN_BYTES:
             request.too_large = True
@@ -251,9 +261,10 @@ class Connection(asyncio.Protocol):
 
     def _ready(self, request: Request) -> None:
         self._reading = None
-        self._untime()
+        self._due = NEVER
         if self._current is None:
-            self._begin(request)
+            self._current = request
+            self._task = self.loop.create_task(self._run(request))
         elif len(self._queue) < MAX_PIPELINED:
             self._queue.append(request)
             self._transport.pause_reading()

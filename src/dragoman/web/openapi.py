@@ -63,7 +63,19 @@ _SCHEMAS: dict[str, Any] = {
     },
     "Arguments": {
         "type": "object",
-        "properties": {"arguments": {"type": "object"}},
+        "properties": {
+            "arguments": {"type": "object"},
+            "can": {
+                "type": "array",
+                "items": {"enum": ["form", "url"]},
+                "description": "The kinds of questions that can be answered.",
+            },
+            "answers": {
+                "type": "object",
+                "description": "To the questions of the call before, by their names there.",
+            },
+            "handle": {"type": "string", "description": "What came with the questions."},
+        },
         "additionalProperties": False,
     },
     "Result": {
@@ -74,6 +86,11 @@ _SCHEMAS: dict[str, Any] = {
             "structured": {},
             "failed": {"type": "boolean", "description": "The tool ran and says it failed."},
             "extra": {"type": "object"},
+            "questions": {
+                "type": "object",
+                "description": "There is no result yet: answer these, and call again.",
+            },
+            "handle": {"type": "string", "description": "Goes with the answers."},
         },
     },
     "Object": {"type": "object"},

@@ -13,6 +13,8 @@ import msgspec
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_DEPTH = 64
+MAX_REPLY_DEPTH = 128
+"""The same for what a server answers: one tool whose schema goes too deep is left out alone."""
 MAX_TOKENS = 200_000
 """Structural characters in a request: `{`, `[` and `,`."""
 MAX_REPLY_TOKENS = 1_000_000
@@ -27,7 +29,12 @@ class Malformed(ValueError):
     """Not the JSON we take; the text says why."""
 
 
-def decode(text: bytes | bytearray | memoryview, *, max_tokens: int = MAX_TOKENS) -> Any:
+def decode(
+    text: bytes | bytearray | memoryview,
+    *,
+    max_tokens: int = MAX_TOKENS,
+    max_depth: int = MAX_DEPTH,
+) -> Any:
     data = bytes(text) if not isinstance(text, bytes) else text
     if len(data) > MAX_BYTES:
         raise Malformed(f"the message is larger than {MAX_BYTES} bytes")
@@ -39,10 +46,15 @@ def decode(text: bytes | bytearray | memoryview, *, max_tokens: int = MAX_TOKENS
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Malformed(f"not valid JSON: {error}") from None
     except RecursionError:
-        raise Malformed(f"the message is nested deeper than {MAX_DEPTH}") from None
-    if opened > MAX_DEPTH and deeper_than(value, MAX_DEPTH):
-        raise Malformed(f"the message is nested deeper than {MAX_DEPTH}")
+        raise Malformed(f"the message is nested deeper than {max_depth}") from None
+    if opened > max_depth and deeper_than(value, max_depth):
+        raise Malformed(f"the message is nested deeper than {max_depth}")
     return value
+
+
+def decode_reply(text: bytes) -> Any:
+    """What a server says, which may be more than what a client may."""
+    return decode(text, max_tokens=MAX_REPLY_TOKENS, max_depth=MAX_REPLY_DEPTH)
 
 
 def deeper_than(value: Any, limit: int) -> bool:

@@ -1,0 +1,49 @@
+"""Time limits that many keep to and few ever reach: one timer for all of the same length.
+
+A timer of the event loop for each call costs ten times as much as an entry here. Those who began
+first are due first, so that the order of a dictionary is the order of their ends.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable
+
+
+class Deadlines:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._waiting: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._last = 0
+        self._loop: AbstractEventLoop | None = None
+        self._timer: TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, loop: AbstractEventLoop, expire: Callable[[], None]) -> int:
+        """Calls `expire` after the time, unless `end` is called with what this returns."""
+        if loop is not self._loop:
+            self._loop, self._timer = loop, None
+            self._waiting.clear()
+        self._last = key = self._last + 1
+        self._waiting[key] = loop.time() + self.seconds, expire
+        if self._timer is None:
+            self._timer = loop.call_later(self.seconds, self._look)
+        return key
+
+    def end(self, key: int) -> None:
+        self._waiting.pop(key, None)
+
+    def _look(self) -> None:
+        self._timer = None
+        loop = self._loop
+        assert loop is not None
+        now = loop.time()
+        while self._waiting:
+            key, (due, expire) = next(iter(self._waiting.items()))
+            if due > now:
+                self._timer = loop.call_at(due, self._look)
+                return
+            del self._waiting[key]
+            expire()

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dragoman.core.deadlines import Deadlines
+
+
+async def until(event: asyncio.Event) -> None:
+    async with asyncio.timeout(5):
+        await event.wait()
+
+
+async def test_those_who_are_not_ended_in_time_are_called_back_in_the_order_they_began() -> None:
+    limits = Deadlines(0.02)
+    loop = asyncio.get_running_loop()
+    called: list[str] = []
+    over = asyncio.Event()
+    limits.begin(loop, lambda: called.append("first"))
+    ended = limits.begin(loop, lambda: called.append("ended"))
+    limits.begin(loop, lambda: (called.append("last"), over.set())[0])
+    limits.end(ended)
+    begun = loop.time()
+    await until(over)
+    assert called == ["first", "last"] and loop.time() - begun >= 0.015
+    assert not len(limits)
+
+
+async def test_one_that_begins_later_is_called_later_and_an_idle_one_begins_again() -> None:
+    limits = Deadlines(0.03)
+    loop = asyncio.get_running_loop()
+    for _ in range(2):
+        over = asyncio.Event()
+        begun: list[float] = []
+        limits.end(limits.begin(loop, lambda: pytest.fail("it was ended")))
+        await asyncio.sleep(0.01)
+        begun.append(loop.time())
+        limits.begin(loop, over.set)
+        await until(over)
+        assert loop.time() - begun[0] >= 0.025
+        limits.end(10_000)  # none of those
+
+
+def test_another_loop_starts_afresh() -> None:
+    limits = Deadlines(0.01)
+
+    async def one() -> None:
+        over = asyncio.Event()
+        limits.begin(asyncio.get_running_loop(), over.set)
+        await until(over)
+
+    async def left() -> None:
+        limits.begin(asyncio.get_running_loop(), lambda: None)
+
+    asyncio.run(left())
+    asyncio.run(one())

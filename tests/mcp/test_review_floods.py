@@ -1,0 +1,170 @@
+"""Servers that never stop talking, and clients that never read: what it costs everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.events import ResourceUpdated
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import RESOURCE, TOOL, Tool
+from dragoman.core.view import EVERYTHING
+from dragoman.mcp import listening
+from dragoman.mcp.revisions import R2607
+from dragoman.mcp.server import Face, Peer
+from dragoman.mcp.turns import MAX_PUT_OFF, Turns
+
+pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
+
+META = "io.modelcontextprotocol/"
+SLOW = 0.002
+"""Seconds to tell one client, here."""
+
+
+class Server:
+    name = "s"
+
+    async def run(self, call: Call) -> Result:
+        return Result()
+
+
+def face_of(*uris: str) -> Face:
+    hub, server = Hub(Catalog(), Bus(), []), Server()
+    tools = [
+        Tool(name=f"s.{uri}", alias=uri, remote_name=uri, kind=RESOURCE, target=server)
+        for uri in uris
+    ]
+    hub.catalogs[RESOURCE].offer("s", tools)
+    return Face(hub)
+
+
+class Listeners:
+    """Clients of the new era, all told by the same slow wire."""
+
+    def __init__(self, face: Face, count: int, **wanted: Any) -> None:
+        self.told: Counter[bytes] = Counter()
+        self.deaf = False
+        meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
+        params = {"notifications": wanted, "_meta": meta}
+        message = {"jsonrpc": "2.0", "method": "subscriptions/listen", "params": params}
+        self.work = []
+        for number in range(count):
+            peer = Peer(OWNER, "test", EVERYTHING, R2607)
+            begun = face.begin({**message, "id": number}, peer, self.push)
+            assert begun is not None and not isinstance(begun, bytes)
+            self.work.append(asyncio.ensure_future(begun))
+
+    def push(self, message: bytes) -> bool:
+        if self.deaf:
+            return False
+        if b"acknowledged" not in message:
+            until = monotonic() + SLOW
+            while monotonic() < until:
+                pass
+        self.told[message] += 1
+        return True
+
+    @property
+    def changes(self) -> int:
+        return sum(count for said, count in self.told.items() if b"acknowledged" not in said)
+
+
+async def test_a_server_that_tells_of_a_change_all_the_time_leaves_most_of_it_to_others() -> None:
+    face = face_of("a:1")
+    clients = Listeners(face, 50, resourceSubscriptions=["a:1"])
+    while sum(clients.told.values()) < 50:
+        await asyncio.sleep(0)
+    begun, turns = monotonic(), 0
+    while monotonic() - begun < 2.0:
+        face.hub.bus.emit(ResourceUpdated("s.a:1"))  # as fast as others have their turns
+        await asyncio.sleep(0)
+        turns += 1
+    telling = clients.changes * SLOW
+    assert telling < 1.0, f"{telling:.1f} of 2 s went into telling of changes"
+    before = clients.changes
+    face.hub.bus.emit(ResourceUpdated("s.a:1"))
+    async with asyncio.timeout(5):
+        while clients.changes < before + 50:
+            await asyncio.sleep(0.01)
+    face.close()
+    await asyncio.gather(*clients.work)
+
+
+async def test_a_server_whose_list_never_stays_the_same_leaves_most_of_the_time_to_others() -> None:
+    face = face_of("a:1")
+    clients = Listeners(face, 50, toolsListChanged=True)
+    while sum(clients.told.values()) < 50:
+        await asyncio.sleep(0)
+    begun, number = monotonic(), 0
+    while monotonic() - begun < 2.0:
+        number += 1
+        name = f"t{number}"
+        tool = Tool(name=f"s.{name}", alias=name, remote_name=name, target=Server())
+        face.hub.catalogs[TOOL].offer("s", [tool])
+        await asyncio.sleep(0.01)
+    telling = clients.changes * SLOW
+    assert 0 < telling < 1.0, f"{telling:.1f} of 2 s went into telling of changes"
+    face.close()
+    await asyncio.gather(*clients.work)
+
+
+async def test_what_is_put_off_is_bounded_and_nothing_that_is_followed_is_forgotten() -> None:
+    told: list[tuple[str, str]] = []
+    turns = Turns(lambda name, followed: told.append((name, followed)))
+    turns.take(lambda: _spin(0.2))
+    for number in range(3 * MAX_PUT_OFF):
+        turns.changed(f"s.d/{number}", "s.d")
+    turns.changed("s.other", "s.other")
+    assert told == [] and len(turns) == MAX_PUT_OFF + 2
+    async with asyncio.timeout(5):
+        while len(turns):
+            await asyncio.sleep(0.01)
+    assert told[-2:] == [("s.d", "s.d"), ("s.other", "s.other")]
+    turns.close()
+
+
+def _spin(seconds: float) -> None:
+    until = monotonic() + seconds
+    while monotonic() < until:
+        pass
+
+
+async def test_clients_that_do_not_read_cost_one_look_each_however_much_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listening, "RETRY_SECONDS", 0.01)
+    uris = [f"a:{number}" for number in range(200)]
+    face = face_of(*uris)
+    clients = Listeners(face, 1, resourceSubscriptions=uris)
+    while not clients.told:
+        await asyncio.sleep(0)
+    clients.deaf = True
+    looks = 0
+    push = clients.push
+
+    def counted(message: bytes) -> bool:
+        nonlocal looks
+        looks += 1
+        return push(message)
+
+    (stream,) = face.listening._streams
+    stream.push = counted
+    for uri in uris:
+        face.hub.bus.emit(ResourceUpdated(f"s.{uri}"))
+    looks = 0
+    await asyncio.sleep(0.2)
+    assert 0 < looks <= 40
+    clients.deaf = False
+    async with asyncio.timeout(10):
+        while clients.changes < len(uris):
+            await asyncio.sleep(0.01)
+    face.close()
+    await asyncio.gather(*clients.work)

@@ -1,0 +1,107 @@
+"""Attacks on a view: what it does not show must not be read, completed, followed or even named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import AmbiguousName, NotFound
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import (
+    COMPLETION,
+    PROMPT,
+    RESOURCE,
+    SUBSCRIPTION,
+    TEMPLATE,
+    TOOL,
+    Tool,
+)
+from dragoman.core.view import EVERYTHING, View
+
+pytestmark = pytest.mark.promise("F3")
+PUB = View(("pub.*",))
+
+
+class Server:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked: list[str] = []
+
+    async def run(self, call: Call) -> Result:
+        self.asked.append(call.tool.remote_name)
+        return Result()
+
+
+def hub_of(*servers: tuple[str, str, str]) -> tuple[Hub, dict[str, Server]]:
+    """A hub in front of servers: whose, of which kind, and the name or address."""
+    hub, made = Hub(Catalog(), Bus(), []), {name: Server(name) for name, _, _ in servers}
+    for server in made:
+        for kind in hub.catalogs:
+            offered = [
+                Tool(
+                    name=f"{server}.{name}", alias=name, remote_name=name, kind=kind,
+                    target=made[server],
+                )
+                for whose, what, name in servers
+                if (whose, what) == (server, kind)
+            ]  # fmt: skip
+            hub.catalogs[kind].offer(server, offered)
+    return hub, made
+
+
+async def refused(hub: Hub, kind: str, name: str, view: View) -> str:
+    with pytest.raises(NotFound) as refusal:
+        arguments: dict[str, Any] = {"follow": True} if kind == SUBSCRIPTION else {}
+        await hub.call(OWNER, name, arguments, kind=kind, door="test", view=view)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", [RESOURCE, SUBSCRIPTION])
+async def test_an_address_that_looks_like_a_name_of_the_view_leads_out_of_it_to_nobody(
+    kind: str,
+) -> None:
+    hub, servers = hub_of(("pub", TOOL, "t"), ("hidden", TEMPLATE, "{+any}"))
+    await refused(hub, kind, "pub.etc/passwd", PUB)
+    await refused(hub, kind, "pub.x://secret", PUB)
+    hub, servers = hub_of(("pub", TOOL, "t"), ("hidden", RESOURCE, "x://1"))
+    await refused(hub, kind, "pub.x://1", PUB)
+    assert servers["hidden"].asked == []
+
+
+@pytest.mark.parametrize(("kind", "of"), [(RESOURCE, RESOURCE), (COMPLETION, TEMPLATE)])
+async def test_a_server_does_not_get_into_a_view_by_the_addresses_that_it_chooses(
+    kind: str, of: str
+) -> None:
+    hub, servers = hub_of(("pub", TOOL, "t"), ("hidden", of, "pub.x://1"))
+    await refused(hub, kind, "pub.x://1", PUB)
+    assert hub.tools(OWNER, PUB, of) == []
+    assert servers["hidden"].asked == []
+
+
+@pytest.mark.parametrize("kind", [TOOL, PROMPT, RESOURCE])
+async def test_what_is_hidden_is_not_named_when_two_are_called_alike(kind: str) -> None:
+    hub, servers = hub_of(*((server, kind, "x:1") for server in ("pub", "hidden", "secret")))
+    with pytest.raises(AmbiguousName, match=r"secret\.x:1"):
+        await hub.call(OWNER, "x:1", {}, kind=kind, door="test", view=EVERYTHING)
+    await hub.call(OWNER, "x:1", {}, kind=kind, door="test", view=PUB)
+    assert servers["pub"].asked == ["x:1"] and servers["hidden"].asked == []
+    assert "hidden" not in await refused(hub, kind, "x:1", View(("other.*",)))
+
+
+async def test_a_view_may_still_be_of_addresses() -> None:
+    hub, servers = hub_of(
+        ("files", RESOURCE, "file:///docs/a"),
+        ("files", RESOURCE, "file:///etc/passwd"),
+        ("files", TEMPLATE, "file:///{+path}"),
+    )
+    docs = View(("file:///docs/*",))
+    for uri in ("file:///docs/a", "file:///docs/b"):
+        await hub.call(OWNER, uri, {}, kind=RESOURCE, door="test", view=docs)
+    await refused(hub, RESOURCE, "file:///etc/passwd", docs)
+    await refused(hub, RESOURCE, "file:///etc/shadow", docs)
+    assert servers["files"].asked == ["file:///docs/a", "file:///docs/b"]

@@ -1,0 +1,247 @@
+"""Servers that list more to clients that can be asked, and lists that appear together."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mcp.ground import Ground, Scripted, ground, http, stdio, until
+from tests.mcp.mini_http import Mini, Request, mini
+
+from dragoman.core.tool import PROMPT, TOOL
+from dragoman.mcp import offers
+
+WHOLE = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {"tools": {}, "context": {}},
+    "roots": {},
+}
+
+
+def names(world: Ground, kind: str = TOOL) -> list[str]:
+    return [tool.name for tool in world.hub.catalogs[kind].tools()]
+
+
+class Choosy:
+    """A server of the old era whose sessions that can be asked are listed other tools."""
+
+    def __init__(self) -> None:
+        self.plain, self.asked = ["plain"], ["plain", "asks"]
+        self.declared: dict[str, Any] = {}
+        self.opens_more = True
+
+    def __call__(self, request: Request) -> None:
+        session = request.headers.get("mcp-session-id", "")
+        if request.method == "DELETE":
+            del self.declared[session]
+            request.reply(200)
+        elif request.asked == "server/discover":
+            request.fail(-32600)
+        elif request.asked == "initialize":
+            self._greet(request)
+        elif request.asked.startswith("notifications/"):
+            request.reply(202)
+        elif request.asked == "tools/list":
+            listed = self.asked if self.declared[session] else self.plain
+            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in listed]
+            request.result({"tools": tools})
+        else:
+            request.result({"content": [{"type": "text", "text": session}]})
+
+    def _greet(self, request: Request) -> None:
+        features = request.message["params"]["capabilities"]
+        if features and not self.opens_more:
+            request.fail(-32603)
+            return
+        session = f"s{len(self.declared) + 1}"
+        self.declared[session] = features
+        result = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "choosy", "version": "1"},
+        }
+        request.result(result, mcp_session_id=session)
+
+    def used_by(self, server: Mini, session: str) -> list[str]:
+        return [
+            request.asked or request.method
+            for request in server.requests
+            if request.headers.get("mcp-session-id") == session
+        ]
+
+
+@pytest.mark.promise("B5")
+async def test_what_a_server_lists_to_clients_that_can_be_asked_alone_is_offered(
+    short_tmp: Path,
+) -> None:
+    choosy = Choosy()
+    async with ground(short_tmp) as world, mini(choosy) as server:
+        upstream = await world.add(http("s", server.url, interactive=True))
+        assert names(world) == ["s.asks", "s.plain"] and upstream.problems == []
+
+        await until(lambda: list(choosy.declared) == ["s1"])
+        greetings = [one.message["params"]["capabilities"] for one in server.sent("initialize")]
+        assert greetings == [{}, WHOLE]
+        assert choosy.used_by(server, "s2") == [
+            "notifications/initialized",
+            "tools/list",
+            "DELETE",
+        ]
+        answer = await world.call("s.plain")
+        assert answer.content[0]["text"] == "s1"
+
+
+@pytest.mark.promise("B5")
+async def test_only_a_server_that_is_said_to_ask_is_listed_on_another_connection(
+    short_tmp: Path,
+) -> None:
+    async with ground(short_tmp) as world, mini(Choosy()) as server:
+        await world.add(http("s", server.url))
+        assert names(world) == ["s.plain"]
+        assert len(server.sent("initialize")) == 1
+
+
+@pytest.mark.promise("B5")
+async def test_where_the_other_connection_fails_the_shared_ones_lists_are_offered(
+    short_tmp: Path,
+) -> None:
+    choosy = Choosy()
+    choosy.opens_more = False
+    async with ground(short_tmp) as world, mini(choosy) as server:
+        upstream = await world.add(http("s", server.url, interactive=True))
+        assert names(world) == ["s.plain"]
+        (problem,) = upstream.problems
+        assert "clients that can be asked is not listed" in problem and "-32603" in problem
+
+        choosy.opens_more = True
+        upstream.missed()
+        await until(lambda: names(world) == ["s.asks", "s.plain"])
+        assert upstream.problems == []
+
+        choosy.opens_more = False  # what was found out stays
+        choosy.plain.append("new")
+        upstream.missed()
+        await until(lambda: upstream.problems)
+        assert names(world) == ["s.asks", "s.new", "s.plain"]
+
+
+@pytest.mark.promise("B7")
+async def test_what_the_shared_session_adds_and_drops_is_followed(short_tmp: Path) -> None:
+    choosy = Choosy()
+    choosy.plain, choosy.asked = ["old", "plain"], ["asks", "old", "plain"]
+    async with ground(short_tmp) as world, mini(choosy) as server:
+        upstream = await world.add(http("s", server.url, interactive=True))
+        assert names(world) == ["s.asks", "s.old", "s.plain"]
+
+        # Each session has a state of its own here: the other lists still what it did.
+        choosy.plain = ["new", "plain"]
+        upstream.missed()
+        await until(lambda: names(world) == ["s.asks", "s.new", "s.plain"])
+
+
+@pytest.mark.promise("B7")
+async def test_a_change_in_one_of_two_children_is_followed(short_tmp: Path) -> None:
+    async with ground(short_tmp) as world:
+        await world.add(stdio("m", "matrix_server", "--era", "legacy", interactive=True))
+        await world.call("m.change", {"what": "tools"})
+        await until(lambda: any("extra" in name for name in names(world)))
+
+
+@pytest.mark.promise("B5")
+async def test_a_question_on_a_connection_for_lists_is_refused(short_tmp: Path) -> None:
+    listed = {
+        "first": [{"id": 9, "method": "roots/list"}],
+        "tools": [{"name": "t", "inputSchema": {"type": "object"}}],
+    }
+    server = Scripted(short_tmp, "legacy", {"tools/list": listed})
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry(interactive=True))
+
+        def answers() -> list[Any]:
+            return [one for one in server.sent() if one.get("id") == 9]
+
+        await until(lambda: len(answers()) == 2)
+        assert all(one["error"]["code"] == -32601 for one in answers())
+        assert names(world) == ["s.t"] and upstream.problems == []
+
+
+@pytest.mark.promise("B5")
+async def test_in_the_new_era_the_request_for_a_list_says_what_can_be_asked(
+    short_tmp: Path,
+) -> None:
+    server = Scripted(short_tmp, "modern", {})
+    async with ground(short_tmp) as world:
+        await world.add(server.entry(interactive=True))
+        key = "io.modelcontextprotocol/clientCapabilities"
+        (listed,) = server.sent("tools/list")
+        assert listed["params"]["_meta"][key] == WHOLE
+        (found,) = server.sent("server/discover")
+        assert found["params"]["_meta"][key] == {}
+
+
+@pytest.mark.promise("B5")
+async def test_all_lists_of_a_server_appear_together(short_tmp: Path) -> None:
+    late = asyncio.Event()
+
+    async def handle(request: Request) -> None:
+        if request.asked == "initialize":
+            result = {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {"tools": {}, "prompts": {}},
+                "serverInfo": {"name": "late", "version": "1"},
+            }
+            request.result(result)
+        elif request.asked == "tools/list":
+            request.result({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]})
+        elif request.asked == "prompts/list":
+            await late.wait()
+            request.result({"prompts": [{"name": "p"}]})
+        elif request.asked == "server/discover":
+            request.fail(-32600)
+        else:
+            request.reply(202)
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        adding = asyncio.create_task(world.add(http("s", server.url)))
+        await until(lambda: server.sent("prompts/list") and server.sent("tools/list"))
+        assert names(world) == []
+        late.set()
+        await until(lambda: names(world))
+        assert names(world, PROMPT) == ["s.p"]
+        await adding
+
+
+@pytest.mark.promise("B5")
+async def test_a_list_that_never_comes_keeps_the_tools_away_for_a_bounded_time(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "LIST_SECONDS", 0.2)
+    server = Scripted(
+        short_tmp,
+        "legacy",
+        {"prompts/list": {"silent": True}},
+        capabilities={"tools": {}, "prompts": {}},
+    )
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        assert names(world) == ["s.t"]
+        assert "no prompts are listed" in upstream.problems[0]
+
+
+@pytest.mark.promise("B5")
+async def test_a_server_that_answers_anything_with_nothing_is_not_of_the_new_era(
+    short_tmp: Path,
+) -> None:
+    choosy = Choosy()
+
+    def handle(request: Request) -> None:
+        if request.asked == "server/discover":
+            request.result({})
+        else:
+            choosy(request)
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        upstream = await world.add(http("s", server.url))
+        assert upstream.modern is False and names(world) == ["s.plain"]
