@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.core import questions
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
 from dragoman.core.errors import Full, InvalidInput, NeedsInput
 from dragoman.core.principal import OWNER, Principal
@@ -94,6 +95,25 @@ def test_a_state_that_is_too_large_to_be_carried_is_refused() -> None:
         Handles(KEY, 60).seal(call_of(), "s" * MAX_HANDLE)
 
 
+def test_whoever_answers_too_many_questions_at_once_is_in_nobody_elses_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(questions, "MAX_USED", 3)
+    now = 1_000.0
+    handles = Handles(KEY, 60, lambda: now)
+    call, other = call_of(), replace(call_of(), caller=Principal("key", "another"))
+
+    def answer(call: Call) -> str:
+        return handles.open(replace(call, handle=handles.seal(call, "s")))
+
+    assert [answer(call) for _ in range(3)] == ["s"] * 3
+    with pytest.raises(Full, match="too many questions"):
+        answer(call)
+    assert answer(other) == "s"
+    now += 61
+    assert answer(call) == "s"
+
+
 CAN = [
     (FORM, {"elicitation": {}}, True),
     (FORM, {"elicitation": {"form": {}}}, True),
@@ -117,14 +137,14 @@ def test_a_caller_can_be_asked_what_it_said_it_can(
 
 
 def test_who_cannot_be_asked_is_told_what_was_asked() -> None:
-    questions = {
+    asked = {
         "1": Question(FORM, {"message": "Your name?"}),
         "2": Question(URL, {"message": "Sign in", "url": "https://x.example/login"}),
         "3": Question(ROOTS, {}),
     }
     call = replace(call_of(), features={"roots": {}})
-    error = unanswerable(questions, call)
+    error = unanswerable(asked, call)
     assert isinstance(error, NeedsInput)
     assert "Your name?" in str(error) and "Sign in https://x.example/login" in str(error)
     assert error.missing == {"elicitation": {"form": {}, "url": {}}}
-    assert unanswerable({"3": questions["3"]}, call) is None
+    assert unanswerable({"3": asked["3"]}, call) is None

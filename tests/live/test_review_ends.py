@@ -74,8 +74,7 @@ def test_questions_that_nobody_answers_and_streams_that_nobody_reads_do_not_hold
             client.begin("tools/call", slow)
     listen = {"notifications": {"toolsListChanged": True, "resourceSubscriptions": ["a:1"]}}
     clients[0].begin("subscriptions/listen", listen)
-    until(lambda: len(running.api("/api/mcp/servers")["connected"]) == 2)
-    time.sleep(0.5)
+    until(lambda: all(len(client.asked) == 2 for client in clients[1:3]))
     begun = time.monotonic()
     assert running.stop() == 0
     assert time.monotonic() - begun < 9.0

@@ -22,6 +22,7 @@ from dragoman.mcp.revisions import (
     CLIENT_KEY,
     HANDSHAKE,
     LATEST_HANDSHAKE,
+    LOG_LEVEL_KEY,
     MODERN,
     MODERN_KEY,
     NAMES,
@@ -45,7 +46,6 @@ MODERN_ERRORS = frozenset({-32020, -32021, -32022})
 """Codes that only a server of the new era uses."""
 
 CLIENT_INFO = {"name": "dragoman", "title": "Dragoman", "version": __version__}
-LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 MODERN_META: dict[str, Any] = {
     MODERN_KEY: MODERN[-1],
     CAPABILITIES_KEY: {},
@@ -205,7 +205,7 @@ class Session:
             return MODERN_META
         meta = {**MODERN_META, CAPABILITIES_KEY: self._known(features)}
         if notes is not None:
-            meta[LEVEL_KEY] = notes
+            meta[LOG_LEVEL_KEY] = notes
         return meta
 
     def _known(self, features: Mapping[str, Any]) -> dict[str, Any]:

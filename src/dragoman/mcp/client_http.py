@@ -23,7 +23,7 @@ from dragoman.mcp.hearing import (
     Heard,
     Listener,
 )
-from dragoman.mcp.param_headers import header_value
+from dragoman.mcp.param_headers import NAMED, header_value
 from dragoman.mcp.revisions import NAMES, R2503, R2506, R2607
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import MAX_BYTES, Malformed, decode, decode_reply
@@ -35,15 +35,6 @@ SESSION = "mcp-session-id"
 KEPT_HEADERS = 4_096
 LONGEST_KEPT = 256
 """Names longer than this are not kept with their headers."""
-NAMED = {
-    "tools/call": "name",
-    "prompts/get": "name",
-    "resources/read": "uri",
-    "tasks/get": "taskId",
-    "tasks/update": "taskId",
-    "tasks/cancel": "taskId",
-}
-"""2026-07-28, transports: which parameter `Mcp-Name` repeats."""
 RESUMPTIONS = 10
 """So often in a row a stream is taken up again that brings nothing new."""
 SHORTEST_RETRY, RETRY, LONGEST_RETRY = 0.05, 1.0, 60.0

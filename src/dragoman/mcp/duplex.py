@@ -19,11 +19,11 @@ from dragoman.mcp.hearing import (
     CANCELLED,
     MESSAGE,
     PROGRESS,
-    SUBSCRIPTION_KEY,
     Asked,
     Heard,
     Listener,
 )
+from dragoman.mcp.revisions import SUBSCRIPTION_KEY
 from dragoman.wire import rpc
 from dragoman.wire.json import Malformed, decode_reply
 

@@ -58,11 +58,15 @@ class Followed:
             self._drop(client, uri)
             raise
 
-    async def unfollow(self, session: Session, client: str, uri: str, timeout: float) -> None:
+    async def unfollow(
+        self, session: Session | None, client: str, uri: str, timeout: float
+    ) -> None:
+        """Without a session there is nobody to be told, and nothing to be asked for again."""
         if client in self._followers.get(uri, ()):
             self._drop(client, uri)
-            with contextlib.suppress(HubError):  # told or not, it is followed by nobody
-                await self._settle(session, timeout, None)
+            if session is not None:
+                with contextlib.suppress(HubError):  # told or not, it is followed by nobody
+                    await self._settle(session, timeout, None)
 
     def gone(self, client: str, session: Session | None, timeout: float) -> None:
         """A client's session has ended."""

@@ -11,20 +11,16 @@ from typing import Any
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Nowhere
 from dragoman.core.view import EVERYTHING, View
-from dragoman.mcp.param_headers import Path, agrees, header_params, header_text, text_of, value_at
+from dragoman.mcp.param_headers import (
+    NAMED,
+    Path,
+    agrees,
+    header_params,
+    header_text,
+    text_of,
+    value_at,
+)
 from dragoman.mcp.revisions import MODERN_KEY
-
-HEADER_MISMATCH = -32020
-
-NAMED = {
-    "tools/call": "name",
-    "prompts/get": "name",
-    "resources/read": "uri",
-    "tasks/get": "taskId",
-    "tasks/update": "taskId",
-    "tasks/cancel": "taskId",
-}
-"""The methods with an `Mcp-Name`, and the parameter it repeats (the last three: SEP-2663)."""
 
 
 def version_named(message: Any) -> Any:

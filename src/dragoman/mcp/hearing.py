@@ -17,7 +17,6 @@ MESSAGE = "notifications/message"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 UPDATED = "notifications/resources/updated"
 LISTEN = "subscriptions/listen"
-SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
 
 Heard = Callable[[str, Mapping[str, Any]], None]
 """Takes what belongs to no request: notifications, and the questions that had to be refused."""

@@ -15,7 +15,8 @@ from dragoman.core.view import EVERYTHING
 from dragoman.mcp import answering
 from dragoman.mcp.answering import Answering, send_json
 from dragoman.mcp.errors import as_error
-from dragoman.mcp.headers import HEADER_MISMATCH, Headers, version_named
+from dragoman.mcp.headers import Headers, version_named
+from dragoman.mcp.param_headers import HEADER_MISMATCH
 from dragoman.mcp.peer import Peer
 from dragoman.mcp.revisions import ASSUMED, CLIENT_KEY, HANDSHAKE, MODERN, NUMBERS, R2607
 from dragoman.mcp.server import Face, answer_batch, unsupported

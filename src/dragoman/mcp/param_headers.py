@@ -13,6 +13,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+HEADER_MISMATCH = -32020
+NAMED = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
+"""The methods with an `Mcp-Name`, and the parameter it repeats (the last three: SEP-2663)."""
 PREFIX = "mcp-param-"
 MARK = "x-mcp-header"
 MAX_HEADERS = 64

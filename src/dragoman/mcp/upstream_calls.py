@@ -17,7 +17,7 @@ from dragoman.mcp.client import MODERN_META, Session
 from dragoman.mcp.duplex import Unanswered
 from dragoman.mcp.hearing import Listener, listener_of
 from dragoman.mcp.offers import Offers
-from dragoman.mcp.param_headers import values
+from dragoman.mcp.param_headers import HEADER_MISMATCH, values
 from dragoman.mcp.personal import Asking, PersonalSessions
 from dragoman.mcp.questions import (
     AGAIN,
@@ -43,7 +43,6 @@ from dragoman.mcp.translate import (
 from dragoman.mcp.unasked import FOR_EVER
 from dragoman.mcp.upstream_tasks import TASK, Ask, ServerTasks, is_handle, is_task, wants_task
 
-HEADER_MISMATCH = -32020
 _MAY_ASK = frozenset({TOOL, PROMPT, RESOURCE})
 """2026-07-28, multi round-trip requests: the kinds of calls that may need input."""
 
