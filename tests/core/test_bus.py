@@ -63,12 +63,12 @@ async def test_a_gate_may_refuse_with_words_of_its_own() -> None:
     async def passes(event: PreVerb) -> None:
         return None
 
-    assert not bus.gated
+    assert not bus.attended
     await bus.ask(about_to())
     bus.gate("passes", passes)
     await bus.ask(about_to())
     bus.gate("refuses", refuses)
-    assert bus.gated
+    assert bus.attended
     with pytest.raises(Denied, match=r"^not files\.read$"):
         await bus.ask(about_to())
 

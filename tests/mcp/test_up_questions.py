@@ -14,6 +14,7 @@ from tests.peers.process import HttpPeer, processes_at_home, read_log, wait_for_
 
 from dragoman.core.call import Progress, Result, Wanted
 from dragoman.core.errors import BadReply, Full, InvalidInput, NeedsInput, TimedOut, WorkFailed
+from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION
 
 Peers = Callable[..., HttpPeer]
@@ -358,22 +359,25 @@ async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
     monkeypatch.setattr("dragoman.mcp.personal.MAX_SESSIONS", 2)
     async with ground(short_tmp) as world:
         upstream = await world.add(entry(http_peer, "http"))
-        how: dict[str, Any] = {"features": EVERYTHING_ASKED}
-        asking = await world.call("m.ask_form", {"key": "a"}, client="a", **how)
-        await world.call("m.declared", client="b", **how)
 
-        await world.call("m.ask_form", {"key": "d"}, client="d", **how)  # in the place of b's
+        def by(client: str) -> dict[str, Any]:
+            caller = Principal("key", client)
+            return {"client": client, "caller": caller, "features": EVERYTHING_ASKED}
+
+        asking = await world.call("m.ask_form", {"key": "a"}, **by("a"))
+        await world.call("m.declared", **by("b"))
+
+        await world.call("m.ask_form", {"key": "d"}, **by("d"))  # in the place of b's
         assert len(upstream.personal) == 2
         with pytest.raises(Full, match="2 clients"):
-            await world.call("m.declared", client="e", **how)
+            await world.call("m.declared", **by("e"))
         assert (await world.call("m.echo", {"text": "hi"}, client="e")).content
         done = await world.call(
             "m.ask_form",
             {"key": "a"},
-            client="a",
             answers=answers(asking),
             handle=asking.handle,
-            **how,
+            **by("a"),
         )
         assert done.content
 

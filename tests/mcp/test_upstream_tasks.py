@@ -12,6 +12,7 @@ import pytest
 from dragoman.core.call import Call, Lasting, Progress, Result, Update, Wanted
 from dragoman.core.errors import (
     BadReply,
+    Full,
     HubError,
     InvalidInput,
     NeedsInput,
@@ -19,7 +20,7 @@ from dragoman.core.errors import (
     Unreachable,
     WorkFailed,
 )
-from dragoman.core.principal import OWNER
+from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.mcp import upstream_tasks
@@ -308,13 +309,31 @@ async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
 
 
 async def test_open_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_tasks, "MAX_OPEN", 1)
+    monkeypatch.setattr(upstream_tasks, "MAX_OPEN", 2)
     server, following = Server(ASKS), ServerTasks("s", 60)
-    await following.follow(CREATED, a_call(), server.ask, finish)
-    with pytest.raises(HubError, match="too many questions"):
-        await following.follow({**CREATED, "taskId": "t2"}, a_call(), server.ask, finish)
+    ann, bob, eve = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b", "e"))
+    await following.follow(CREATED, ann, server.ask, finish)
+    await following.follow(CREATED, bob, server.ask, finish)
+    with pytest.raises(Full, match="too many questions"):
+        await following.follow({**CREATED, "taskId": "t2"}, eve, server.ask, finish)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})
+    await following.close()
+
+
+async def test_one_caller_has_at_most_half_of_the_places_for_open_questions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream_tasks, "MAX_OPEN", 4)
+    server, following = Server(ASKS), ServerTasks("s", 60)
+    ann, bob = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b"))
+    for _ in range(2):
+        await following.follow(CREATED, ann, server.ask, finish)
+    with pytest.raises(Full, match="2 tasks of yours"):
+        await following.follow({**CREATED, "taskId": "t2"}, ann, server.ask, finish)
+    await asyncio.wait_for(server.cancelled.wait(), 5)
+    assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})
+    assert (await following.follow(CREATED, bob, server.ask, finish)).questions
     await following.close()
 
 

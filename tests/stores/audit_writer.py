@@ -15,7 +15,7 @@ async def main(home: Path) -> None:
 
     async def call_again_and_again(name: str) -> None:
         while True:
-            seq = await audit.intend({"verb": name, "caller": "key:ci"})
+            seq = audit.intend({"verb": name, "caller": "key:ci"})
             os.write(1, f"{seq}\n".encode())
             await asyncio.sleep(0)
             audit.conclude(seq, {"outcome": "completed"})

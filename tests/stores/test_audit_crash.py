@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from dragoman.stores.chain import Seal, read_key
+from dragoman.stores.chain import HEADS, Seal, read_key
 from dragoman.stores.records import AuditReader
 from dragoman.stores.verify import verify
 
@@ -53,7 +53,7 @@ def test_no_stored_intent_is_lost_and_the_chain_holds_wherever_the_hub_is_killed
         reader.close()
         key = read_key(tmp_path)
         assert key is not None
-        head = Seal(key).tip_from_head((tmp_path / "audit.head").read_bytes())
+        head = Seal(key).read_tip(HEADS, (tmp_path / "audit.head").read_bytes())
         assert head is not None
         assert head.seq <= last
         verdict = verify(tmp_path)

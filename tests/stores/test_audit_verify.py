@@ -16,7 +16,17 @@ import pytest
 
 from dragoman.core.errors import ConfigError
 from dragoman.stores.audit import SqliteAudit
-from dragoman.stores.chain import ORIGIN, Seal, Tip, read_key
+from dragoman.stores.chain import (
+    HEAD_BESIDE_JOURNAL,
+    ORIGIN,
+    TIP,
+    TRAILER,
+    Row,
+    Seal,
+    Tip,
+    read_key,
+)
+from dragoman.stores.journal import read_journal
 from dragoman.stores.records import AuditReader
 from dragoman.stores.verify import verify
 
@@ -29,7 +39,7 @@ async def make(home: Path, *, keep: int = 10**6) -> None:
     home.mkdir()
     audit = SqliteAudit(home)
     for n in range(CALLS):
-        seq = await audit.intend({"verb": f"files.read{n}", "caller": "key:ci"})
+        seq = audit.intend({"verb": f"files.read{n}", "caller": "key:ci"})
         audit.conclude(seq, {"outcome": "completed"})
         audit.flush()
     await audit.prune(3600, keep)
@@ -70,13 +80,13 @@ def seal_head_with_another_key(home: Path) -> None:
         mac = db.execute("SELECT mac FROM entries WHERE seq = 9").fetchone()[0]
         db.execute("DELETE FROM entries WHERE seq > 9")
         db.commit()
-    (home / "audit.head").write_bytes(Seal(os.urandom(32)).head(Tip(9, mac)))
+    (home / "audit.head").write_bytes(Seal(os.urandom(32)).tip(HEAD_BESIDE_JOURNAL, 9, mac))
 
 
 def append_with_another_key(home: Path) -> None:
     with closing(sqlite3.connect(home / "audit.db")) as db:
         mac = db.execute("SELECT mac FROM entries WHERE seq = ?", (LAST,)).fetchone()[0]
-        forged = Seal(os.urandom(32)).entry(mac, LAST + 1, "intent", None, 1.5, b"{}")
+        _, forged = Seal(os.urandom(32)).entry(mac, LAST + 1, "intent", None, 1.5, b"{}")
         row = (LAST + 1, "intent", None, 1.5, b"{}", forged)
         db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
         db.commit()
@@ -91,7 +101,23 @@ def forge_anchor(home: Path) -> None:
         db.commit()
 
 
+def copied(source: str, target: str) -> Callable[[Path], None]:
+    def tamper(home: Path) -> None:
+        (home / target).write_bytes((home / source).read_bytes()[:73])
+
+    return tamper
+
+
+def both(*tamperings: Callable[[Path], None]) -> Callable[[Path], None]:
+    def tamper(home: Path) -> None:
+        for one in tamperings:
+            one(home)
+
+    return tamper
+
+
 CHANGED = "does not match its seal"
+JOURNAL_CHANGED = "the journal was changed, forged or damaged"
 TAMPERINGS: dict[str, tuple[Callable[[Path], None], str, int | None]] = {
     "kind": (sql("UPDATE entries SET kind = 'outcome' WHERE seq = 8"), CHANGED, 8),
     "kind to a start": (sql("UPDATE entries SET kind = 'start' WHERE seq = 8"), CHANGED, 8),
@@ -172,7 +198,28 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], None], str, int | None]] = {
     "the key changed": (overwrite("audit.key", flip(3)), "changed, forged", None),
     "the key cut short": (overwrite("audit.key", lambda whole: whole[:9]), "damaged", None),
     "database and head gone": (remove("audit.db", "audit.head"), "is missing", None),
-    "all gone": (remove("audit.db", "audit.head", "audit.key"), "there is no audit", None),
+    "only the journal left": (remove("audit.db", "audit.head", "audit.key"), "the key .* missing",
+                              None),
+    "all gone": (remove("audit.db", "audit.head", "audit.key", "audit.journal"),
+                 "there is no audit", None),
+    "the journal gone": (remove("audit.journal"), "the journal is missing", LAST + 1),
+    "the journal emptied": (overwrite("audit.journal", lambda whole: b""), JOURNAL_CHANGED,
+                            LAST + 1),
+    "the journal cut short": (overwrite("audit.journal", lambda whole: whole[:72]),
+                              JOURNAL_CHANGED, LAST + 1),
+    "the journal zeroed": (overwrite("audit.journal", lambda whole: bytes(len(whole))),
+                           JOURNAL_CHANGED, LAST + 1),
+    "the journal's number changed": (overwrite("audit.journal", flip(40)), JOURNAL_CHANGED,
+                                     LAST + 1),
+    "the journal's seal changed": (overwrite("audit.journal", flip(60)), JOURNAL_CHANGED,
+                                   LAST + 1),
+    "the head put in the journal's place": (copied("audit.head", "audit.journal"),
+                                            JOURNAL_CHANGED, LAST + 1),
+    "the journal's end put in the head's place": (copied("audit.journal", "audit.head"),
+                                                  "the head .* was changed, forged", None),
+    "journal and last entries gone": (
+        both(sql(f"DELETE FROM entries WHERE seq > {LAST - 3}"), remove("audit.journal")),
+        "missing from the end", LAST - 2),
     "a prefix deleted and an anchor forged": (forge_anchor, "anchor .* forged", 9),
 }  # fmt: skip
 
@@ -228,7 +275,7 @@ async def test_a_head_from_before_the_pruning_is_found(tmp_path: Path) -> None:
     await make(home)
     old = (home / "audit.head").read_bytes()
     audit = SqliteAudit(home)
-    await audit.intend({})
+    audit.intend({})
     await audit.prune(0, 1)
     audit.close()
     assert verify(home).ok
@@ -242,7 +289,7 @@ async def test_a_head_of_another_history_with_the_same_key_is_found(tmp_path: Pa
     shutil.copytree(*homes)
     for home in homes:
         audit = SqliteAudit(home)
-        await audit.intend({"verb": home.name})
+        audit.intend({"verb": home.name})
         audit.close()
         assert verify(home).ok
     shutil.copy(homes[1] / "audit.head", homes[0])
@@ -260,12 +307,21 @@ def test_a_first_start_that_failed_is_no_break(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
 
 
+def test_a_first_start_that_could_make_no_journal_is_no_break(tmp_path: Path) -> None:
+    (tmp_path / "audit.journal.new").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        SqliteAudit(tmp_path)
+    (tmp_path / "audit.journal.new").rmdir()
+    SqliteAudit(tmp_path).close()
+    assert (verify(tmp_path).problem, verify(tmp_path).entries) == (None, 1)
+
+
 async def test_a_database_put_back_from_an_older_copy_is_found_by_the_head(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
     shutil.copy(home / "audit.db", tmp_path / "old.db")
     audit = SqliteAudit(home)
-    await audit.intend({})
+    audit.intend({})
     audit.close()
     assert verify(home).ok
     shutil.copy(tmp_path / "old.db", home / "audit.db")
@@ -290,6 +346,10 @@ BREAKS: dict[str, Callable[[Path], None]] = {
         f"INSERT INTO entries SELECT {LAST + 1}, kind, of, at, body, mac FROM entries WHERE seq = 8"
     ),
     "the head was missing, the database ends at entry 0": remove("audit.db", "audit.head"),
+    "the key was missing, so nothing": remove("audit.key", "audit.head", "audit.db"),
+    "the journal is missing": remove("audit.journal"),
+    "the journal was changed": overwrite("audit.journal", flip(8)),
+    "the journal was changed, forged or damaged": overwrite("audit.journal", lambda whole: b""),
 }
 
 
@@ -302,8 +362,8 @@ async def test_a_hub_that_finds_the_audit_changed_starts_and_records_that_for_go
     BREAKS[finding](home)
     audit = SqliteAudit(home)
     assert finding in caplog.text
-    seq = await audit.intend({"verb": "after"})
-    assert "database ends at entry 0" in finding or seq > LAST
+    seq = audit.intend({"verb": "after"})
+    assert seq > LAST or "database ends at entry 0" in finding or "so nothing" in finding
     audit.close()
     reader = AuditReader(home)
     after, broken = reader.records(2)
@@ -321,14 +381,16 @@ async def test_a_hub_that_finds_the_audit_changed_starts_and_records_that_for_go
 async def test_a_break_cannot_be_taken_out_again(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
-    whole = (home / "audit.head").read_bytes()
+    whole = {name: (home / name).read_bytes() for name in ("audit.head", "audit.journal")}
     remove("audit.head")(home)
     SqliteAudit(home).close()
     assert f"entry {LAST + 1} records a break" in (verify(home).problem or "")
     sql(f"DELETE FROM entries WHERE seq > {LAST}")(home)
     assert "missing from the end" in (verify(home).problem or "")
-    (home / "audit.head").write_bytes(whole)
-    # Head and database put back together are as they were: only a copy kept elsewhere tells.
+    (home / "audit.head").write_bytes(whole["audit.head"])
+    assert "missing from the end" in (verify(home).problem or "")
+    (home / "audit.journal").write_bytes(whole["audit.journal"])
+    # All put back together are as they were: only a copy kept elsewhere tells.
     assert verify(home).ok
 
 
@@ -337,7 +399,7 @@ async def test_a_database_ahead_of_the_head_is_accepted_if_it_follows(tmp_path: 
     await make(home)
     head = (home / "audit.head").read_bytes()
     audit = SqliteAudit(home)
-    await audit.intend({})
+    audit.intend({})
     audit.close()
     (home / "audit.head").write_bytes(head)
     assert verify(home).ok
@@ -366,8 +428,8 @@ async def test_a_damaged_key_or_database_stops_the_start(tmp_path: Path) -> None
 async def test_progress_is_told_on_the_way(tmp_path: Path) -> None:
     audit = SqliteAudit(tmp_path)
     for _ in range(3):
-        waiting = [audit.intend({}) for _ in range(4000)]
-        await waiting[-1]
+        for _ in range(4000):
+            audit.intend({})
     audit.close()
     told: list[tuple[int, int]] = []
     assert verify(tmp_path, lambda done, total: told.append((done, total))).ok
@@ -389,3 +451,300 @@ async def test_seals_are_hmac_sha256_over_every_field(tmp_path: Path) -> None:
         message = fields + lengths + kind.encode() + body
         assert mac == hmac.digest(key, message, "sha256")
         before = mac
+
+
+LEFT = LAST + 1
+"""What `leave` leaves: all that, and a call that still ran."""
+
+
+async def leave(home: Path) -> bytes:
+    """What a hub leaves in `home` that was killed before anything but its start was saved. Gives
+    the journal as it was before the last write."""
+    alive = home.with_name(home.name + "-alive")
+    alive.mkdir()
+    audit = SqliteAudit(alive)
+    for n in range(CALLS):
+        seq = audit.intend({"verb": f"files.read{n}", "caller": "key:ci"})
+        audit.conclude(seq, {"outcome": "completed"})
+    before = (alive / "audit.journal").read_bytes()
+    audit.intend({"verb": "running"})
+    shutil.copytree(alive, home)
+    audit.close()
+    return before
+
+
+def rewrite(change: Callable[[list[Row]], list[Row]]) -> Callable[[Path], None]:
+    """The journal with other entries and the old trailer, each where it belongs."""
+
+    def tamper(home: Path) -> None:
+        left = read_journal(home)
+        assert left is not None
+        with closing(sqlite3.connect(home / "audit.db")) as db:
+            mac = db.execute("SELECT max(seq), mac FROM entries").fetchone()[1]
+        seal = Seal(bytes(32))
+        whole = b""
+        for seq, kind, of, at, body, own in change(left.rows):
+            whole += seal.entry(mac, seq, kind, of, at, body)[0]
+            mac = own
+        (home / "audit.journal").write_bytes(whole + left.trailer + bytes(999))
+
+    return tamper
+
+
+def forged(rows: list[Row]) -> list[Row]:
+    _, mac = Seal(os.urandom(32)).entry(rows[-1][5], LEFT + 1, "intent", None, 1.5, b"{}")
+    return [*rows, (LEFT + 1, "intent", None, 1.5, b"{}", mac)]
+
+
+def edited(which: int, **fields: object) -> Callable[[list[Row]], list[Row]]:
+    names = ("seq", "kind", "of", "at", "body", "mac")
+
+    def change(rows: list[Row]) -> list[Row]:
+        values = dict(zip(names, rows[which], strict=True)) | fields
+        rows[which] = tuple(values.values())  # type: ignore[assignment]
+        return rows
+
+    return change
+
+
+def end_of(home: Path) -> int:
+    """Where the trailer stands."""
+    left = read_journal(home)
+    assert left is not None
+    return (home / "audit.journal").read_bytes().index(left.trailer)
+
+
+def trailer(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def tamper(home: Path) -> None:
+        end = end_of(home)
+        overwrite("audit.journal", lambda whole: whole[:end] + change(whole[end:]))(home)
+
+    return tamper
+
+
+def cut_at_an_entry(home: Path) -> None:
+    """Ends behind the first three, with what a trailer would be for them, sealed with no key."""
+    left = read_journal(home)
+    assert left is not None
+    seq, _, _, _, _, mac = left.rows[2]
+    rewrite(lambda rows: rows[:3])(home)
+    end = TIP.pack(TRAILER, mac, seq) + left.trailer[-32:]
+    path = home / "audit.journal"
+    path.write_bytes(path.read_bytes().replace(left.trailer, end))
+
+
+MISSING = "missing from the end: the journal says"
+JOURNAL_TAMPERINGS: dict[str, tuple[Callable[[Path], None], str, int]] = {
+    "deleted": (remove("audit.journal"), "the journal is missing; entries after 1 may be lost", 2),
+    "emptied": (overwrite("audit.journal", lambda whole: b""), JOURNAL_CHANGED, 2),
+    "cut": (overwrite("audit.journal", lambda whole: whole[:400]), JOURNAL_CHANGED, 5),
+    "zeroed": (overwrite("audit.journal", lambda whole: bytes(len(whole))), JOURNAL_CHANGED, 2),
+    "begun anew": (overwrite("audit.journal", lambda whole: bytes(73) + whole[73:]),
+                   JOURNAL_CHANGED, 2),
+    "the head put in its place": (copied("audit.head", "audit.journal"), JOURNAL_CHANGED, 2),
+    "noise": (overwrite("audit.journal", lambda whole: b"x" * len(whole)), JOURNAL_CHANGED, 2),
+    "a bit of a body": (overwrite("audit.journal", flip(300)), CHANGED, 4),
+    "a bit of a mac": (overwrite("audit.journal", flip(5)),
+                                           "entry 1 is not the one the journal was made of", 1),
+    "the trailer gone": (trailer(lambda rest: b""), JOURNAL_CHANGED, LEFT),
+    "the trailer zeroed": (trailer(lambda rest: bytes(73) + rest[73:]), CHANGED, LEFT),
+    "the trailer's mac changed": (trailer(flip(1)), CHANGED, LEFT),
+    "the trailer's number changed": (trailer(flip(40)), JOURNAL_CHANGED, LEFT + 1),
+    "the trailer's seal changed": (trailer(flip(72)), JOURNAL_CHANGED, LEFT + 1),
+    "the trailer cut": (trailer(lambda rest: rest[:72]), JOURNAL_CHANGED, LEFT + 1),
+    "cut at an entry": (cut_at_an_entry, JOURNAL_CHANGED, 5),
+    "all but the trailer taken out": (rewrite(lambda rows: []), MISSING, 2),
+    "the last taken out": (rewrite(lambda rows: rows[:-1]), CHANGED, LEFT - 1),
+    "one in the middle taken out": (rewrite(lambda rows: rows[:6] + rows[7:]),
+                                    "entries 8 to 8 are missing", 8),
+    "the first taken out": (rewrite(lambda rows: rows[1:]), "entries 2 to 2 are missing", 2),
+    "two swapped": (rewrite(lambda rows: [rows[1], rows[0], *rows[2:]]), "are missing", 2),
+    "body": (rewrite(edited(6, body=b"{}")), CHANGED, 8),
+    "kind": (rewrite(edited(6, kind="outcome")), CHANGED, 8),
+    "of": (rewrite(edited(7, of=6)), CHANGED, 9),
+    "of taken away": (rewrite(edited(7, of=None)), CHANGED, 9),
+    "at": (rewrite(edited(6, at=1.5)), CHANGED, 8),
+    "mac": (rewrite(edited(6, mac=bytes(32))), CHANGED, 8),
+    "seq": (rewrite(edited(-1, seq=1)), MISSING, LEFT),
+    "one put in at the end with another key": (rewrite(forged), CHANGED, LEFT + 1),
+    "the last twice": (rewrite(lambda rows: [*rows, (LEFT + 1, *rows[-1][1:])]), CHANGED, LEFT + 1),
+    "the database emptied": (sql("DELETE FROM entries"), "entries 1 to 1 are missing", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOURNAL_TAMPERINGS)
+async def test_every_tampering_with_what_a_killed_hub_left_is_found_and_recorded(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tamper, problem, at = JOURNAL_TAMPERINGS[name]
+    home = tmp_path / "home"
+    await leave(home)
+    whole = verify(home)
+    assert (whole.ok, whole.entries, whole.last_seq) == (True, LEFT, LEFT)
+    tamper(home)
+    verdict = verify(home)
+    assert not verdict.ok
+    assert problem in (verdict.problem or "")
+    assert (verdict.at_seq, verdict.entries) == (at, at - 1)
+    audit = SqliteAudit(home)
+    assert "is not as it was left" in caplog.text
+    seq = audit.intend({"verb": "after"})
+    assert seq > verdict.entries
+    audit.close()
+    reader = AuditReader(home)
+    after, broken = reader.records(2)
+    kept = reader.records(99)
+    reader.close()
+    assert (after.intent, broken.outcome) == ({"verb": "after"}, "break")
+    assert len([record for record in kept if record.seq < broken.seq]) >= verdict.entries // 2
+    assert "records a break" in (verify(home).problem or "")
+    caplog.clear()
+    SqliteAudit(home).close()
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("name", ["number", "trailer"])
+async def test_after_a_break_no_number_is_given_twice(name: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    await leave(home)
+    rewrite({"number": edited(0, body=b"{}"), "trailer": lambda rows: []}[name])(home)
+    audit = SqliteAudit(home)
+    assert audit.intend({}) > LEFT
+    audit.close()
+
+
+async def test_a_write_cut_short_with_the_power_is_a_break_that_keeps_all_before_it(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    before = await leave(home)
+    after = (home / "audit.journal").read_bytes()
+    end = end_of(home)
+    begin = next(at for at in range(end) if before[at] != after[at])
+    for cut in (begin + 1, begin + 20, begin + 60, end - 1, end + 1, end + 40, end + 72):
+        torn = tmp_path / f"torn at {cut}"
+        shutil.copytree(home, torn)
+        (torn / "audit.journal").write_bytes(after[:cut] + before[cut:])
+        verdict = verify(torn)
+        assert not verdict.ok
+        assert verdict.entries >= LAST - 1
+        SqliteAudit(torn).close()
+        reader = AuditReader(torn)
+        broken, *kept = reader.records(99)
+        reader.close()
+        assert broken.outcome == "break"
+        assert len([record for record in kept if record.intent["verb"] != "running"]) == CALLS
+
+
+async def test_a_journal_of_before_is_found(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    await make(home)
+    old = (home / "audit.journal").read_bytes()
+    audit = SqliteAudit(home)
+    audit.intend({})
+    audit.close()
+    assert verify(home).ok
+    (home / "audit.journal").write_bytes(old)
+    verdict = verify(home)
+    assert "the journal is older than the head: it was put back" in (verdict.problem or "")
+    assert verdict.entries == LAST + 2
+
+
+async def test_a_journal_of_another_history_with_the_same_key_is_found(tmp_path: Path) -> None:
+    homes = tmp_path / "one", tmp_path / "other"
+    await make(homes[0])
+    shutil.copytree(*homes)
+    audits = []
+    for home in homes:
+        audits.append(SqliteAudit(home))
+        audits[-1].intend({"verb": home.name})
+    mixed = tmp_path / "mixed"
+    shutil.copytree(homes[0], mixed)
+    assert verify(mixed).ok
+    shutil.copy(homes[1] / "audit.journal", mixed)
+    for audit in audits:
+        audit.close()
+    assert "is not the one the journal was made of" in (verify(mixed).problem or "")
+    shutil.copy(homes[1] / "audit.journal", homes[0])
+    assert "is not the one the journal was made of" in (verify(homes[0]).problem or "")
+
+
+async def test_what_a_killed_hub_left_in_the_journal_is_read_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home"
+    await leave(home)
+    reader = AuditReader(home)
+    before = reader.records(99)
+    assert [record.outcome for record in before] == ["unknown"] + ["completed"] * CALLS
+    assert len(reader.records_after(0)) == CALLS
+    assert len(reader.records(99, before=20)) == 9
+    audit = SqliteAudit(home)
+    assert reader.records(99) == before
+    assert audit.intend({}) == LEFT + 2
+    audit.close()
+    reader.close()
+    assert not caplog.text
+    verdict = verify(home)
+    assert (verdict.ok, verdict.entries) == (True, LEFT + 2)
+
+
+async def test_a_hub_killed_between_any_two_writes_left_a_chain_that_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alive = tmp_path / "alive"
+    alive.mkdir()
+    audit = SqliteAudit(alive)
+    audit.conclude(audit.intend({}), {"outcome": "completed"})
+    audit.intend({})
+    head, journal = ((alive / name).read_bytes() for name in ("audit.head", "audit.journal"))
+    homes = [tmp_path / name for name in ("in journal", "committed", "journal begun anew", "all")]
+    shutil.copytree(alive, homes[0])
+    audit.flush()
+    for home in homes[1:]:
+        shutil.copytree(alive, home)
+    audit.close()
+    (homes[1] / "audit.journal").write_bytes(journal)
+    for home in homes[1:3]:
+        (home / "audit.head").write_bytes(head)
+    for home in homes:
+        assert (verify(home).ok, verify(home).entries) == (True, 4)
+        reader = AuditReader(home)
+        assert [record.seq for record in reader.records(9)] == [4, 2]
+        reader.close()
+        SqliteAudit(home).close()
+        assert (verify(home).ok, verify(home).entries) == (True, 5)
+    assert not caplog.text
+
+
+async def test_a_hub_killed_in_its_first_or_next_start_left_no_break(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "audit.db-wal").mkdir()
+    with pytest.raises(ConfigError):
+        SqliteAudit(home)  # now there are the key and the head
+    (home / "audit.db-wal").rmdir()
+    (home / "audit.db").unlink()
+    shutil.copytree(home, tmp_path / "key and head")
+    first_head = (home / "audit.head").read_bytes()
+    SqliteAudit(home).close()
+    shutil.copytree(home, tmp_path / "committed")
+    seal = Seal((home / "audit.key").read_bytes())
+    (tmp_path / "committed" / "audit.head").write_bytes(first_head)
+    (tmp_path / "committed" / "audit.journal").write_bytes(seal.tip(TRAILER, *ORIGIN))
+    old_journal, old_head = ((home / name).read_bytes() for name in ("audit.journal", "audit.head"))
+    SqliteAudit(home).close()
+    shutil.copytree(home, tmp_path / "next committed")
+    (tmp_path / "next committed" / "audit.head").write_bytes(old_head)
+    (tmp_path / "next committed" / "audit.journal").write_bytes(old_journal)
+    for name, entries in {"key and head": 1, "committed": 2, "next committed": 3}.items():
+        SqliteAudit(tmp_path / name).close()
+        assert (verify(tmp_path / name).problem, verify(tmp_path / name).entries) == (None, entries)
+    assert not caplog.text
+    # A first head is no excuse for a journal that is gone, once there is an entry.
+    (home / "audit.head").write_bytes(first_head)
+    assert verify(home).ok
+    (home / "audit.journal").unlink()
+    assert "the journal is missing" in (verify(home).problem or "")

@@ -157,3 +157,22 @@ def test_looking_for_names_in_a_large_message_is_quick() -> None:
     begun = time.perf_counter()
     assert not twice(text)
     assert time.perf_counter() - begun < 0.5
+
+
+@pytest.mark.parametrize("padding", ["", "x" * 5_000], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [
+        ('{"id":1,"params":{"name":"a","_meta":{"c":{"name":"b"}}}}', False),
+        ('{"id":1,"id":2,"params":{"_meta":{"c":{"name":"b"}}}}', True),
+        ('{"id":1,"id":2,"params":{"name":"a","_meta":{"c":{"name":"b"}}}}', True),
+        ('{"id":1,"params":{"name":"a","name":"a","_meta":{"c":{"name":"b"}}}}', True),
+        ('{"id":1,"params":{"name":"a","name":"a","_meta":{"c":{}}}}', True),
+        ('{"id":1,"params":{"arguments":{"id":7,"name":"x","params":1},"name":"a"}}', False),
+    ],
+)
+def test_a_name_that_is_explained_excuses_no_other(text: str, twice: bool, padding: str) -> None:
+    explained = int('"c":{"name"' in text)
+    data = text.replace('"_meta"', f'"pad":"{padding}","_meta"').encode()
+    outer, inner = (b'"id"', b'"params"'), (b'"name"', b'"arguments"', b'"_meta"')
+    assert names_twice(data, outer, inner, explained) is twice

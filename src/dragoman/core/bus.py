@@ -26,13 +26,18 @@ class Bus:
     def __init__(self) -> None:
         self._observers: dict[type[Event], list[Observer]] = {}
         self._gates: list[tuple[str, Gate]] = []
+        self.attended = False
+        """Whether anybody hears of calls before they are made, so that nothing is made for nobody.
+        """
 
     def observe(self, kind: type[E], observer: Callable[[E], None]) -> None:
         self._observers.setdefault(kind, []).append(observer)
+        self.attended |= kind is PreVerb
 
     def gate(self, name: str, gate: Gate) -> None:
         """`gate` hears of every call before it is made and refuses it by raising `Denied`."""
         self._gates.append((name, gate))
+        self.attended = True
 
     def heard(self, kind: type[Event]) -> bool:
         """Whether anybody listens, so that nothing is made for nobody."""
@@ -57,7 +62,3 @@ class Bus:
                 log.exception("gate %s failed, the call is refused", name)
                 verb = event.call.tool.name
                 raise Denied(f'"{verb}" was refused: the gate "{name}" failed') from error
-
-    @property
-    def gated(self) -> bool:
-        return bool(self._gates)

@@ -13,11 +13,12 @@ from dragoman.core.tool import Validator
 class AuditLog(Protocol):
     """Where the record of each call is kept: the intent, then what came of it."""
 
-    def intend(self, entry: Mapping[str, Any]) -> Future[int]:
-        """Writes what is about to be done; ready once that is stored. Gives the entry's number."""
+    def intend(self, entry: Mapping[str, Any]) -> int:
+        """Writes what is about to be done; it is stored when this returns, with the entry's number.
+        Raises `Full` when it cannot be."""
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
-        """Writes what came of entry `intent`, with the next group."""
+        """Writes what came of entry `intent`, with the next intent or soon after."""
 
 
 class SchemaCompiler(Protocol):

@@ -29,7 +29,10 @@ class Announce:
                     f'"{call.tool.name}" was refused: {self.limit} calls are under way; '
                     "try again shortly or raise [limits] calls_in_flight"
                 )
-            await self._before(call)
+            if self.bus.attended:
+                event = PreVerb(call)
+                self.bus.emit(event)
+                await self.bus.ask(event)
             result = await next(call)
         except HubError as error:
             self._after(call, begun, None, error)
@@ -42,12 +45,6 @@ class Announce:
             self.under_way -= 1
         self._after(call, begun, result, None)
         return result
-
-    async def _before(self, call: Call) -> None:
-        if self.bus.gated or self.bus.heard(PreVerb):
-            event = PreVerb(call)
-            self.bus.emit(event)
-            await self.bus.ask(event)
 
     def _after(
         self, call: Call, begun: float, result: Result | None, error: HubError | None

@@ -7,11 +7,11 @@ call is refused. What the arguments say is never stored, only their hash and siz
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import re
 import time
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -44,6 +44,8 @@ TELLING = 12
 """So many characters of a value are enough to know it again where it was cut short."""
 
 _encode = msgspec.json.Encoder().encode
+_sha256 = sha256()
+"""To be copied: to make a new one takes several times as long."""
 
 
 class Audit:
@@ -52,39 +54,28 @@ class Audit:
 
     async def __call__(self, call: Call, next: Next) -> Result:
         started = time.perf_counter()
-        seq = await self._intend(call)
-        conclusion: dict[str, Any] = {"outcome": "crashed"}
         try:
-            result = await next(call)
-            if result.questions:
-                conclusion["outcome"] = "asked"
-            else:
-                conclusion["outcome"] = "failed" if result.failed else "completed"
-            return result
-        except asyncio.CancelledError:
-            conclusion["outcome"] = "cancelled"
-            raise
-        except Exception as error:
-            conclusion = conclusion_from_error(error, call)
-            raise
-        finally:
-            conclusion["duration_ms"] = round((time.perf_counter() - started) * 1000, 3)
-            self._log.conclude(seq, conclusion)
-
-    async def _intend(self, call: Call) -> int:
-        try:
-            intent = self._log.intend(intent_from_call(call))
+            seq = self._log.intend(intent_from_call(call))
         except HubError:
             raise
         except Exception as error:
             raise Full(f'"{_short(call.asked_as)}" was refused: it cannot be recorded') from error
         try:
-            return await intent
-        except asyncio.CancelledError:
-            # Stored, and then the caller left before it heard of that.
-            if intent.done() and not intent.cancelled() and intent.exception() is None:
-                self._log.conclude(intent.result(), {"outcome": "cancelled", "duration_ms": 0})
+            result = await next(call)
+        except BaseException as error:
+            conclusion: dict[str, Any] = {"outcome": "crashed"}
+            try:
+                conclusion = conclusion_from_error(error, call)
+            finally:
+                self._conclude(seq, conclusion, started)
             raise
+        outcome = "asked" if result.questions else "failed" if result.failed else "completed"
+        self._conclude(seq, {"outcome": outcome}, started)
+        return result
+
+    def _conclude(self, seq: int, conclusion: dict[str, Any], started: float) -> None:
+        conclusion["duration_ms"] = round((time.perf_counter() - started) * 1000, 3)
+        self._log.conclude(seq, conclusion)
 
 
 def intent_from_call(call: Call) -> dict[str, Any]:
@@ -92,16 +83,23 @@ def intent_from_call(call: Call) -> dict[str, Any]:
         arguments = _encode(call.arguments)
     except Exception:  # numbers over 64 bits, lone surrogates: JSON all the same
         arguments = json.dumps(call.arguments, default=repr).encode()
-    caller = call.caller
+    digest = _sha256.copy()
+    digest.update(arguments)
+    verb, asked, caller, trace = call.tool.name, call.asked_as, call.caller, call.trace
+    label = caller.label
+    if len(verb) + len(asked) + len(label) > MAX_NAME or not (
+        verb.isascii() and asked.isascii() and label.isascii()
+    ):
+        verb, asked, label = _short(verb), _short(asked), _short(label)
     entry = {
-        "verb": _short(call.tool.name),
-        "asked_as": _short(call.asked_as),
-        "caller": _short(caller.label),
+        "verb": verb,
+        "asked_as": asked,
+        "caller": label,
         "org": caller.org,
         "door": call.door,
-        "trace": call.trace.id,
-        "depth": call.trace.depth,
-        "args_sha256": hashlib.sha256(arguments).hexdigest(),
+        "trace": trace.id,
+        "depth": len(trace.chain),
+        "args_sha256": digest.hexdigest(),
         "args_bytes": len(arguments),
     }
     if call.tool.kind != TOOL:
@@ -109,7 +107,11 @@ def intent_from_call(call: Call) -> dict[str, Any]:
     return entry
 
 
-def conclusion_from_error(error: Exception, call: Call) -> dict[str, Any]:
+def conclusion_from_error(error: BaseException, call: Call) -> dict[str, Any]:
+    if isinstance(error, asyncio.CancelledError):
+        return {"outcome": "cancelled"}
+    if not isinstance(error, Exception):
+        return {"outcome": "crashed"}
     for kind, outcome in OUTCOMES:
         if isinstance(error, kind):
             message = _message_without_values(str(error), call.arguments)

@@ -118,6 +118,11 @@ class HttpWire:
             deadline = self._loop.time() + timeout
             message = rpc.request(id, method, params)
             reply = await self._post({**sent, **headers} if headers else sent, message, timeout)
+            if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
+                if method == "initialize":
+                    self._note_session(reply, method)
+                data = await reply.body.read(MAX_BYTES)  # as nearly always
+                return self._result(self._decoded(data, method), id, method), len(data)
             if reply.status != 200 or not _is_stream(reply):
                 return await self._answer(reply, id, method, in_session)
             async with asyncio.timeout_at(deadline) as clock:  # a stream's reader keeps the time

@@ -42,6 +42,9 @@ class Asked:
 
     def refuse(self, code: int, words: str) -> None:
         self._reply(rpc.error(self._id, code, words))
+        # A call keeps what was asked in vain for as long as it lasts: only what is told of it.
+        told = {key: self.params.get(key) for key in ("mode", "message", "url")}
+        self.params = {key: text[:1000] for key, text in told.items() if isinstance(text, str)}
 
 
 class Listener:

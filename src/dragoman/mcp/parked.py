@@ -7,14 +7,18 @@ time stands still meanwhile. Knows neither sessions nor wires.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.core.call import Call, Lasting, Progress, Question, Update, discard
 from dragoman.core.errors import TimedOut
 from dragoman.core.questions import MAX_QUESTIONS
 from dragoman.mcp.hearing import Asked, Listener, listener_of
 from dragoman.mcp.questions import answer_for, is_answerable, question_of
+from dragoman.wire.json import encode
+
+log = logging.getLogger(__name__)
 
 REFUSED = -1
 """The code for a question that was not answered; the specification has it so for sampling."""
@@ -28,17 +32,48 @@ Work = Callable[[Listener], Awaitable[tuple[Any, int]]]
 """Makes the request, with whom to ask meanwhile."""
 
 
+class Room:
+    """For the questions of one server that are open, in bytes."""
+
+    def __init__(self, server: str, most: int) -> None:
+        self._server = server
+        self._left = most
+        self._said = False
+
+    def take(self, size: int) -> bool:
+        """Whether there is any left for that."""
+        if size > self._left:
+            if not self._said:
+                log.warning('questions of server "%s" are refused: too much is open', self._server)
+            self._said = True
+            return False
+        self._left -= size
+        return True
+
+    def give(self, size: int) -> None:
+        self._left += size
+        self._said = False
+
+
+class Open(NamedTuple):
+    question: Question
+    asked: Asked
+    size: int
+
+
 class Parked:
     """Made for a call whose server may ask; parked for as long as `questions` are open."""
 
-    def __init__(self, call: Call, revision: int, seconds: float, work: Work) -> None:
+    def __init__(self, call: Call, revision: int, seconds: float, work: Work, room: Room) -> None:
         self.client = call.client
+        self._room = room
+        self._ended = False
         self._loop = asyncio.get_running_loop()
         self._features = call.features
         self._revision = revision
         self._seconds = self._left = seconds
         self._deadline = self._loop.time() + seconds
-        self._open: dict[str, tuple[Question, Asked]] = {}
+        self._open: dict[str, Open] = {}
         self._count = 0
         self._lasting = False
         self._arrived: asyncio.Future[None] | None = None
@@ -56,7 +91,7 @@ class Parked:
 
     @property
     def questions(self) -> dict[str, Question]:
-        return {key: question for key, (question, _) in self._open.items()}
+        return {key: open.question for key, open in self._open.items()}
 
     # --- by its caller -------------------------------------------------------------------------
 
@@ -107,21 +142,25 @@ class Parked:
         if self._lasting:
             call.updates(Lasting())
         for key, answer in (call.answers or {}).items():
-            question, asked = self._open.pop(key, (None, None))
-            if question is None or asked is None:
+            open = self._open.pop(key, None)
+            if open is None:
                 continue
-            result = answer_for(question, answer, self._revision)
+            self._room.give(open.size)
+            result = answer_for(open.question, answer, self._revision)
             if result is None:
-                asked.refuse(REFUSED, "the question was not answered")
+                open.asked.refuse(REFUSED, "the question was not answered")
             else:
-                asked.answer(result)
+                open.asked.answer(result)
 
     def end(self, words: str) -> None:
-        """It will not be continued: the server is told, and the request cancelled."""
+        """It is over, or will not be continued: the server is told of what is still open, and the
+        request cancelled."""
+        self._ended = True
         if self._lapsing is not None:
             self._lapsing.cancel()
-        for _, asked in self._open.values():
-            asked.refuse(REFUSED, words)
+        for open in self._open.values():
+            self._room.give(open.size)
+            open.asked.refuse(REFUSED, words)
         self._open.clear()
         self._task.cancel()
 
@@ -129,12 +168,15 @@ class Parked:
 
     def _ask(self, asked: Asked) -> bool:
         question = question_of(asked.method, asked.params)
-        if question is None or len(self._open) >= MAX_QUESTIONS:
+        if question is None or self._ended or len(self._open) >= MAX_QUESTIONS:
             return False
         if not is_answerable(question, self._features):
             return False
+        size = len(encode(asked.params))
+        if not self._room.take(size):
+            return False
         self._count += 1
-        self._open[f"q{self._count}"] = question, asked
+        self._open[f"q{self._count}"] = Open(question, asked, size)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         return True

@@ -17,17 +17,21 @@ from typing import Any, NamedTuple
 
 from dragoman.core.call import Call, Question
 from dragoman.core.errors import Full, HubError, InvalidInput, Unreachable, WorkFailed
+from dragoman.core.principal import Principal
 from dragoman.mcp.client import Session
 from dragoman.mcp.hearing import Listener
-from dragoman.mcp.parked import Parked
+from dragoman.mcp.parked import Parked, Room
 from dragoman.mcp.questions import PARKED
 
 log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 32
-"""Of one server."""
+"""Of one server; one caller has at most half of them."""
 MAX_PARKED, MAX_PARKED_OF_ONE = 1_000, 64
-"""Calls that wait for answers: of one server, and of one of its sessions."""
+"""Calls that wait for answers: of one server, of which one caller has at most half, and of one of
+its sessions."""
+MAX_OPEN_BYTES = 64 * 1024 * 1024
+"""Of all the questions of one server that wait for answers."""
 
 Open = Callable[[Mapping[str, Any]], Awaitable[Session]]
 """Opens a session that declares these features."""
@@ -45,9 +49,10 @@ class Asking(NamedTuple):
 class Own:
     """One session of a client's own, perhaps still being opened."""
 
-    def __init__(self, client: str, whose: str, opening: asyncio.Task[Session], now: float) -> None:
-        self.client = client
-        self.whose = whose
+    def __init__(self, call: Call, opening: asyncio.Task[Session], now: float) -> None:
+        self.client = call.client
+        self.caller: Principal = call.caller
+        self.whose = _whose(call)
         self.opening = opening
         self.calls = 0
         """Under way, or parked."""
@@ -95,6 +100,7 @@ class PersonalSessions:
         self._endings: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
+        self._room = Room(server, MAX_OPEN_BYTES)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -109,9 +115,11 @@ class PersonalSessions:
         own.calls += 1
         try:
             session = await self._opened(own)
-            parked = Parked(
-                call, session.revision, self._seconds, lambda heard: request(session, heard)
-            )
+
+            def work(heard: Listener) -> Awaitable[tuple[Any, int]]:
+                return request(session, heard)
+
+            parked = Parked(call, session.revision, self._seconds, work, self._room)
             return await self._outcome(Waiting(own, parked))
         finally:
             self._left(own)
@@ -137,18 +145,33 @@ class PersonalSessions:
 
     async def _outcome(self, waiting: Waiting) -> tuple[Any, int] | Asking:
         parked, own = waiting.parked, waiting.own
-        outcome = await parked.outcome()
-        if outcome is not None:
-            return outcome
-        if len(self._waiting) >= MAX_PARKED or own.parked >= MAX_PARKED_OF_ONE:
-            parked.end("too many questions are open")
-            raise Full(f'too many questions of server "{self._server}" are open; try again later')
+        asks = False
+        try:
+            outcome = await parked.outcome()
+            if outcome is not None:
+                return outcome
+            self._check_places(own)
+            asks = True
+        finally:
+            if not asks:
+                parked.end("the call is over")
         id = token_hex(16)
         self._waiting[id] = waiting
         own.parked += 1
         own.calls += 1
         parked.park(self._question_secs, lambda: self._lapse(id))
         return Asking(parked.questions, PARKED + id)
+
+    def _check_places(self, own: Own) -> None:
+        """Raises `Full` where no more may wait for answers."""
+        if len(self._waiting) >= MAX_PARKED or own.parked >= MAX_PARKED_OF_ONE:
+            raise Full(f'too many questions of server "{self._server}" are open; try again later')
+        mine = sum(1 for waiting in self._waiting.values() if waiting.own.caller == own.caller)
+        if mine >= MAX_PARKED // 2:
+            raise Full(
+                f'{mine} calls of yours wait for answers to server "{self._server}", which is all '
+                "you may have; answer some first"
+            )
 
     def _lapse(self, id: str) -> None:
         log.info('a question of server "%s" was not answered in time', self._server)
@@ -201,11 +224,18 @@ class PersonalSessions:
         raise self._full()
 
     def _begin(self, key: Key, call: Call, features: Mapping[str, Any]) -> Own:
-        if len(self._sessions) >= MAX_SESSIONS:
-            self._make_room()
-        whose = _whose(call)
-        opening = self._loop.create_task(self._connect(whose, features))
-        own = self._sessions[key] = Own(call.client, whose, opening, self._loop.time())
+        mine = [key for key, own in self._sessions.items() if own.caller == call.caller]
+        if len(mine) >= MAX_SESSIONS // 2:
+            if not self._make_room(mine):
+                raise Full(
+                    f'server "{self._server}" has {len(mine)} sessions with clients of yours, which'
+                    " is all you may have, and each has a call under way or a question open; "
+                    "answer some first"
+                )
+        elif len(self._sessions) >= MAX_SESSIONS and not self._make_room(list(self._sessions)):
+            raise self._full()
+        opening = self._loop.create_task(self._connect(_whose(call), features))
+        own = self._sessions[key] = Own(call, opening, self._loop.time())
         opening.add_done_callback(lambda task: self._connected(key, own))
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_secs, self._end_idle)
@@ -237,13 +267,14 @@ class PersonalSessions:
             "again later"
         )
 
-    def _make_room(self) -> None:
-        """Ends the session that was not used for the longest time, if any is not in use."""
-        idle = [(own.used_at, key) for key, own in self._sessions.items() if not own.calls]
+    def _make_room(self, keys: list[Key]) -> bool:
+        """Ends that of these which was not used for the longest time, if any is not in use."""
+        idle = [(self._sessions[key].used_at, key) for key in keys if not self._sessions[key].calls]
         if not idle:
-            raise self._full()
+            return False
         key = min(idle)[1]
         self._end(key, self._sessions[key])
+        return True
 
     def _left(self, own: Own) -> None:
         own.calls -= 1

@@ -121,6 +121,8 @@ class Upstream:
         self._failed_at = float("-inf")
         self._in_flight = 0
         self._used_at = monotonic()
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Those who follow a resource no more."""
 
     # --- what the hub sees -------------------------------------------------------------------
 
@@ -132,6 +134,8 @@ class Upstream:
         """What it offers is gone at once; the server itself may take a while to end."""
         self.offers.withdraw()
         self.followed.close()
+        for leaving in self._leaving:
+            leaving.cancel()
         self._become("stopped", "it was stopped")
         self._settle()
         await self.tasks.close()  # while there is a connection
@@ -143,33 +147,53 @@ class Upstream:
         await self._listing.close()
 
     async def run(self, call: Call) -> Result:
+        make = self._calls.make
+        if call.tool.kind == SUBSCRIPTION:
+            if self.session is None and not _follows(call):
+                await asyncio.wait([self._leave(None, call)])  # or it is asked for again, for ever
+                return Result()
+            make = self._subscribe
         session = self.session or await self._wait()
-        try:
-            return await self._ask(session, call)
-        except Unreachable as error:
-            self._suspect(session, error)
-            if error.sent or not session.wire.lost.done():
-                raise
-        # Nothing has left: that the server is gone was found out only now.
-        again = self.session if self.session is not session else None
-        return await self._ask(again or await self._wait(), call)
-
-    async def _ask(self, session: Session, call: Call) -> Result:
         self._in_flight += 1
         try:
-            if call.tool.kind == SUBSCRIPTION:
-                return await self._subscribe(session, call)
-            return await self._calls.make(session, call)
+            try:
+                return await make(session, call)
+            except Unreachable as error:
+                self._suspect(session, error)
+                if error.sent or not session.wire.lost.done():
+                    raise
+            # Nothing has left: that the server is gone was found out only now.
+            again = self.session if self.session is not session else None
+            return await make(again or await self._wait(), call)
         finally:
             self._in_flight -= 1
             self._used_at = monotonic()
 
     async def _subscribe(self, session: Session, call: Call) -> Result:
-        yes = call.arguments.get("follow") is True
-        act = self.followed.follow if yes else self.followed.unfollow
-        await act(session, call.client, call.tool.remote_name, self.entry.timeout_secs)
-        await self._calls.follow(session, call, yes)
+        if not _follows(call):
+            await asyncio.wait([self._leave(session, call)])
+            return Result()
+        seconds = self.entry.timeout_secs
+        await self.followed.follow(session, call.client, call.tool.remote_name, seconds)
+        try:
+            await self._calls.follow(session, call, True)
+        except BaseException:  # who never hears that it follows would never leave
+            self._leave(session, call)
+            raise
         return Result()
+
+    def _leave(self, session: Session | None, call: Call) -> asyncio.Task[None]:
+        """Has the client follow it no more, even if nobody waits for that."""
+
+        async def leave() -> None:
+            uri, seconds = call.tool.remote_name, self.entry.timeout_secs
+            await self.followed.unfollow(session, call.client, uri, seconds)
+            await self._calls.follow(session, call, False)
+
+        task = asyncio.get_running_loop().create_task(leave())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return task
 
     def client_gone(self, client: str) -> None:
         """A client's session has ended; what was kept for it alone goes."""
@@ -433,3 +457,7 @@ class Upstream:
         if state == "failed":
             log.warning('server "%s" is not connected: %s', self.name, reason)
         self._bus.emit(ServerChanged(self.name, state, reason))
+
+
+def _follows(call: Call) -> bool:
+    return call.arguments.get("follow") is True

@@ -31,7 +31,7 @@ from dragoman.mcp.questions import (
     questions_of,
     with_waiting,
 )
-from dragoman.mcp.revisions import R2503
+from dragoman.mcp.revisions import R2503, R2511
 from dragoman.mcp.translate import (
     METHODS,
     NO_COMPLETIONS,
@@ -144,9 +144,11 @@ class Calls:
 
         return await self._own(session, call, self._personal.call(call, features, request))
 
-    async def follow(self, session: Session, call: Call, yes: bool) -> None:
-        """A resource, on the sessions of the caller's own."""
-        if self.asks and not session.modern and askable(call.features, session.revision):
+    async def follow(self, session: Session | None, call: Call, yes: bool) -> None:
+        """A resource, on the sessions of the caller's own; those may be there while the one that
+        all share is not."""
+        modern, revision = (session.modern, session.revision) if session else (False, R2511)
+        if self.asks and not modern and askable(call.features, revision):
             await self._personal.follow(call, call.tool.remote_name, yes)
 
     async def _own(

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.core.call import Call, Lasting, Progress, Question, Result, Updates
 from dragoman.core.errors import (
@@ -30,6 +30,7 @@ from dragoman.core.errors import (
     Unreachable,
     WorkFailed,
 )
+from dragoman.core.principal import Principal
 from dragoman.core.questions import unanswerable
 from dragoman.mcp.duplex import Unanswered
 from dragoman.mcp.questions import question_of
@@ -54,6 +55,7 @@ MAX_FAILURES = 5
 """So often in a row a server need not be there before the task is given up, each time for longer.
 """
 MAX_OPEN = 1_000
+"""Tasks of one server with open questions; one caller has at most half of them."""
 MAX_ID = 1_024
 
 Ask = Callable[[str, dict[str, Any], float], Awaitable[tuple[Any, int]]]
@@ -115,15 +117,23 @@ class FarTask:
             updates(Progress(progress=self.told, message=self.message))
 
 
+class Open(NamedTuple):
+    """A task with open questions: nobody asks for it while nobody answers."""
+
+    followed: FarTask
+    ask: Ask
+    timer: asyncio.TimerHandle
+    caller: Principal
+
+
 class ServerTasks:
     """The tasks of one server that are being followed."""
 
     def __init__(self, server: str, question_secs: float) -> None:
         self.server = server
         self._question_secs = question_secs
-        self._open: dict[str, tuple[FarTask, Ask, asyncio.TimerHandle]] = {}
-        """Tasks with open questions, by the handle that is given out for each: nobody asks for them
-        while nobody answers. The server's own id stays here."""
+        self._open: dict[str, Open] = {}
+        """By the handle that is given out for each: the server's own id stays here."""
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def follow(self, created: Any, call: Call, ask: Ask, finish: Finish) -> Result:
@@ -166,8 +176,8 @@ class ServerTasks:
             raise InvalidInput(
                 f'the question of "{call.tool.name}" is not open any more; begin the call again'
             )
-        followed, _, timer = found
-        timer.cancel()
+        followed = found.followed
+        found.timer.cancel()
         if call.answers is None:
             self._cancel(followed.id, ask)
             raise WorkFailed(f'the task of server "{self.server}" was given up: nobody answered it')
@@ -183,9 +193,9 @@ class ServerTasks:
         return len(self._open)
 
     async def close(self) -> None:
-        for followed, ask, timer in self._open.values():
-            timer.cancel()
-            self._cancel(followed.id, ask)
+        for open in self._open.values():
+            open.timer.cancel()
+            self._cancel(open.followed.id, open.ask)
         self._open.clear()
         if self._cancelling:
             await asyncio.wait(list(self._cancelling), timeout=CLOSE_SECONDS)
@@ -262,15 +272,21 @@ class ServerTasks:
             raise problem
         if len(self._open) >= MAX_OPEN:
             raise Full(f'too many questions of server "{self.server}" are open')
+        mine = sum(1 for open in self._open.values() if open.caller == call.caller)
+        if mine >= MAX_OPEN // 2:
+            raise Full(
+                f'{mine} tasks of yours wait for answers to server "{self.server}", which is all '
+                "you may have; answer some first"
+            )
         handle = HANDLE + token_hex(16)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._question_secs, self._lapse, handle)
-        self._open[handle] = followed, ask, timer
+        self._open[handle] = Open(followed, ask, timer, call.caller)
         return Result(questions=asked, handle=handle)
 
     def _lapse(self, handle: str) -> None:
-        followed, ask, _ = self._open.pop(handle)
-        self._cancel(followed.id, ask)
+        open = self._open.pop(handle)
+        self._cancel(open.followed.id, open.ask)
 
     # --- the form of 2025-11-25 ------------------------------------------------------------------
 

@@ -1,8 +1,12 @@
-"""The audit in SQLite: what is about to be done is stored before it is done, what came of it after.
+"""The audit: what is about to be done is stored before it is done, what came of it after.
 
-All on the event loop's thread: everything that is appended in one turn of the loop goes in one
-commit of some microseconds, and no thread is woken for a call. Knows nothing of what entries say,
-except what to write for a call that ended before its intent was stored.
+An intent goes to the journal at once, one write of a microsecond, with the outcomes since the last;
+all goes to SQLite with everything else of some milliseconds in one commit. All on the event loop's
+thread: a call waits for no turn of the loop and wakes no thread. Knows nothing of what entries say,
+except what to write for a call that was refused because it could not be stored.
+
+Journal and head are moved in this order, after the commit: so the journal never ends before the
+head does, nor the head where the database has nothing, wherever the hub is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -24,70 +28,66 @@ from dragoman.core.errors import ConfigError, Full
 from dragoman.stores.chain import (
     BREAK,
     DATABASE,
+    FIRST_HEAD,
     HEAD,
+    HEAD_BESIDE_JOURNAL,
+    HEADS,
     INTENT,
     MIGRATIONS,
     ORIGIN,
     OUTCOME,
     START,
+    TRAILER,
+    TRAILERS,
+    Broken,
+    Row,
     Seal,
     Tip,
-    departure,
+    insert,
     make_key,
     read_key,
     tail,
+    walk,
 )
+from dragoman.stores.journal import JOURNAL, MAX_BODY, Journal, read_journal
 from dragoman.stores.sqlite import open_store
+from dragoman.stores.verify import departure, rows_after
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 4096
-OUTCOME_SECONDS = 0.02
+SAVE_SECONDS = 0.02
 PAUSE_SECONDS = 0.25
 """How long calls are refused unasked after a failed write: each try may block the loop for BUSY."""
 BUSY_MILLISECONDS = 100
-LOOK_SECONDS = 1.0
 PRUNE_BATCH = 250
 CHECKPOINT_PAGES = 4000
 BACKSTOP_PAGES = 16_000
 
-LEFT = b'{"outcome":"cancelled","duration_ms":0}'
 REFUSED = b'{"outcome":"refused","error":"Full","duration_ms":0}'
-
-INSERT = "INSERT INTO entries (seq, kind, of, at, body, mac) VALUES (?, ?, ?, ?, ?, ?)"
-MORE = ", (?, ?, ?, ?, ?, ?)"
-FEW = 8
-
-Row = tuple[int, str, int | None, float, bytes, bytes]
-"""seq, kind, of, at, body, mac"""
-
-
-class Pending(NamedTuple):
-    kind: str
-    of: int | None
-    at: float
-    body: bytes
-    waiter: asyncio.Future[int] | None
 
 
 class SqliteAudit:
-    """An `AuditLog` in the files `audit.db`, `audit.key` and `audit.head` of the hub's home."""
+    """An `AuditLog` in the files `audit.*` of the hub's home."""
 
     def __init__(self, home: Path, *, durable: bool = False) -> None:
         self.commits = 0
         self._home = home
+        self._path = str(home / DATABASE)
         self._durable = durable
         self._encode = msgspec.json.Encoder().encode
-        self._pending: list[Pending] = []
+        self._pending: list[tuple[str, int | None, float, bytes]] = []
+        """What is not in the chain yet: kind, of, at, body."""
+        self._unsaved: list[Row] = []
+        """What is in the chain and not in the database yet. It is in the journal, whose size is its
+        bound; beyond that come only the outcomes of calls that run."""
+        self._unwritten: list[bytes] = []
+        """What is in the chain and not in the journal yet, as it stands there."""
         self._running: dict[int, None] = {}
         """Intents that await their outcome, the oldest first."""
-        self._scheduled = False
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._failure: str | None = None
         self._paused_until = 0.0
-        self._looked = 0.0
         self._pages = 0
         self._checkpointing: asyncio.Future[None] | None = None
         self._head = _open_head(home)
@@ -97,55 +97,58 @@ class SqliteAudit:
             os.close(self._head)
             raise
 
-    def intend(self, entry: Mapping[str, Any]) -> asyncio.Future[int]:
-        if self._closed:
-            raise Full("the call was refused: the hub is going down and its audit is closed")
-        if self._failure is not None and time.monotonic() < self._paused_until:
+    def intend(self, entry: Mapping[str, Any]) -> int:
+        if self._failure is not None and not self._mended():
             raise self._refusal()
-        if len(self._pending) >= MAX_PENDING:
-            raise Full(f"the call was refused: {MAX_PENDING} entries wait for the audit; try again")
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            loop = self._loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        self._pending.append(Pending(INTENT, None, time.time(), self._encode(entry), waiter))
-        if not self._scheduled:
-            self._scheduled = True
-            loop.call_soon(self._turn)
-        return waiter
+        body = self._encode(entry)
+        if len(body) > MAX_BODY:
+            raise Full(f"the call was refused: its record of {len(body)} bytes is too long")
+        self._pending.append((INTENT, None, time.time(), body))
+        if not self._store():
+            self._pending.append((OUTCOME, self._seq, time.time(), REFUSED))
+            raise self._refusal()
+        seq = self._seq
+        self._running[seq] = None
+        if self._timer is None:
+            self._later(SAVE_SECONDS)
+        return seq
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
-        if intent not in self._running:
+        try:
+            del self._running[intent]
+        except KeyError:
             log.error("entry %d of the audit has an outcome already, or is no intent", intent)
             return
-        del self._running[intent]
-        if self._closed or len(self._pending) >= 2 * MAX_PENDING:
+        body = self._encode(entry)
+        if self._closed or len(body) > MAX_BODY:
             log.error("the outcome of entry %d of the audit is lost and reads unknown", intent)
             return
-        self._pending.append(Pending(OUTCOME, intent, time.time(), self._encode(entry), None))
-        if not self._scheduled:
-            self._later(OUTCOME_SECONDS)
+        self._pending.append((OUTCOME, intent, time.time(), body))
+        if self._timer is None:
+            self._later(SAVE_SECONDS)
 
     @property
     def unfinished(self) -> bool:
         """Whether a call has begun whose outcome is still to come."""
-        return bool(self._running) or any(entry.waiter is not None for entry in self._pending)
+        return bool(self._running)
 
     def flush(self) -> None:
-        """Writes now what is pending; raises `Full` when it cannot be written."""
-        if not self._write():
+        """Puts all there is in the database now; raises `Full` when that cannot be done."""
+        if not self._save():
             raise self._refusal()
 
     def close(self) -> None:
         if self._closed:
             return
-        self._write()
+        if not self._save():
+            kept = "its journal has it" if self._write() else "some of it is lost"
+            log.error("the audit in %s could not be saved; %s", self._home, kept)
         self._closed = True
+        self._failure = "the hub is going down"
         if self._timer is not None:
             self._timer.cancel()
-        if self._pending:
-            log.error("%d outcomes could not be written to the audit", len(self._pending))
         self._db.close()
+        self._journal.close()
         os.close(self._head)
 
     async def prune(self, older_than_seconds: float, max_entries: int) -> int:
@@ -168,128 +171,151 @@ class SqliteAudit:
     def _open(self) -> None:
         path = self._home / DATABASE
         key = read_key(self._home)
-        fresh = key is None and not os.pread(self._head, 1, 0) and not path.exists()
+        others = path.exists() or (self._home / JOURNAL).exists()
+        fresh = key is None and not os.pread(self._head, 1, 0) and not others
         lost_key = key is None and not fresh
         if key is None:
             key = make_key(self._home)
         self._seal = Seal(key)
         if fresh:
             # At once, so that a key or entries without a head are never our own doing.
-            os.pwrite(self._head, self._seal.head(ORIGIN), 0)
+            os.pwrite(self._head, self._seal.tip(FIRST_HEAD, *ORIGIN), 0)
         self._db = open_store(path, MIGRATIONS, durable=self._durable)
+        self._journal = Journal(self._home)
         try:
             self._db.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
             self._db.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
             self._inode = path.stat().st_ino
             self._begin(lost_key)
-            if not self._write():
+            if not self._save():
                 raise OSError(self._failure)
-        except (OSError, sqlite3.Error) as error:
+        except BaseException as error:
+            self._journal.close()
             self._db.close()
+            if not isinstance(error, OSError | sqlite3.Error):
+                raise
             raise ConfigError(
                 f'the audit "{path}" cannot be written ({error}); check the space left there and '
                 "whether another program holds it"
             ) from error
 
     def _begin(self, lost_key: bool) -> None:
-        """Goes on where the chain ends. Where that is not where it was left, the first thing to go
-        in is an entry that says so: it cannot be taken out again unseen."""
+        """Goes on where the chain ends, with what a hub that was killed left in the journal. Where
+        that is not where it was left, the first thing to go in is an entry that says so: it cannot
+        be taken out again unseen."""
         record = os.pread(self._head, 1024, 0)
-        head = self._seal.tip_from_head(record)
-        end = tail(self._db)
+        left = read_journal(self._home, self._seal)
         if lost_key:
             problem: str | None = "the key was missing, so nothing before this entry can be proved"
-        elif not record:
-            problem = f"the head was missing, the database ends at entry {end.seq}"
-        elif head is None:
-            problem = f"the head was forged or damaged, the database ends at entry {end.seq}"
         else:
-            problem = departure(self._db, self._seal, head, end)
-        self._tip = end
+            problem = departure(self._db, self._seal, record, left)
+        end = tail(self._db)
+        waiting = rows_after(end, left)
+        try:
+            for row, tip in zip(waiting, walk(waiting, self._seal, end), strict=True):
+                self._unsaved.append(row)
+                end = tip
+        except Broken:  # as the problem says
+            pass
+        self._seq, self._mac = end
         if problem is not None:
             log.error("the audit in %s is not as it was left: %s", self._home, problem)
-            # Above whatever the head has seen, so that no number is given twice.
-            self._tip = Tip(max(end.seq, head.seq if head else 0), end.mac)
+            # Above whatever head and journal have seen, so that no number is given twice.
+            head = self._seal.read_tip(HEADS, record)
+            trailer = self._seal.read_tip(TRAILERS, left.trailer) if left else None
+            self._seq = max(tip.seq for tip in (end, head, trailer) if tip is not None)
             os.ftruncate(self._head, 0)
-            body = self._encode({"problem": problem})
-            self._pending.append(Pending(BREAK, None, time.time(), body, None))
-        body = self._encode({"pid": os.getpid()})
-        self._pending.append(Pending(START, None, time.time(), body, None))
+            self._pending.append((BREAK, None, time.time(), self._encode({"problem": problem})))
+        elif left is None:
+            # Before anything else is written, or its absence would be a break.
+            self._journal.restart(self._seal.tip(TRAILER, self._seq, self._mac))
+        self._pending.append((START, None, time.time(), self._encode({"pid": os.getpid()})))
+
+    def _mended(self) -> bool:
+        if self._closed:
+            raise Full("the call was refused: the hub is going down and its audit is closed")
+        return time.monotonic() >= self._paused_until and self._save()
+
+    def _chain(self) -> None:
+        """Puts what is pending in the chain."""
+        seq, mac = self._seq, self._mac
+        seal = self._seal.entry
+        for kind, of, at, body in self._pending:
+            seq += 1
+            sealed, mac = seal(mac, seq, kind, of, at, body)
+            self._unwritten.append(sealed)
+            self._unsaved.append((seq, kind, of, at, body, mac))
+        self._seq, self._mac = seq, mac
+        self._pending.clear()
+
+    def _store(self) -> bool:
+        """Writes what is new to the journal, or where there is no room, all to the database. If
+        that goes wrong calls are refused until the database has it all."""
+        self._chain()
+        return self._write() or (self._failure is None and self._save())
+
+    def _write(self) -> bool:
+        """Writes what is new in the chain to the journal; False if it was not taken."""
+        trailer = self._seal.tip(TRAILER, self._seq, self._mac)
+        try:
+            if not self._journal.append(b"".join(self._unwritten), trailer):
+                return False
+            self._unwritten.clear()
+            if self._durable:
+                self._journal.sync()
+        except OSError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _move_ends(self) -> None:
+        self._unwritten.clear()
+        self._journal.restart(self._seal.tip(TRAILER, self._seq, self._mac))
+        if self._durable:
+            self._journal.sync()
+        os.pwrite(self._head, self._seal.tip(HEAD_BESIDE_JOURNAL, self._seq, self._mac), 0)
+        if self._durable:
+            os.fsync(self._head)
 
     def _later(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._timed)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # at the start, or at the very end
+            return
+        self._timer = loop.call_later(seconds, self._timed)
 
     def _timed(self) -> None:
         self._timer = None
-        if not self._closed:
+        if self._closed:
+            return
+        pause = self._paused_until - time.monotonic()
+        if pause > 0:
+            self._later(pause)
+        elif not self._save():
             self._write()
 
-    def _turn(self) -> None:
-        self._scheduled = False
-        if not self._closed:
-            self._write()
-
-    def _write(self) -> bool:
-        """Puts all that is pending in one commit and moves the head; whether that went well."""
-        group = self._pending
-        if not group:
+    def _save(self) -> bool:
+        """Puts all that is unsaved in the database in one commit; whether that went well."""
+        self._chain()
+        count = len(self._unsaved)
+        if not count and self._failure is None:
             return True
-        self._pending = []
         try:
             self._check_place()
-            rows, tip = self._rows(group)
-            self._insert(rows)
+            insert(self._db, self._unsaved)
+            self._unsaved.clear()
+            self._move_ends()
         except (sqlite3.Error, OSError) as error:
-            self._fail(group, error)
+            self._fail(error)
             return False
         self.commits += 1
-        self._tip = tip
-        try:
-            os.pwrite(self._head, self._seal.head(tip), 0)
-            if self._durable:
-                os.fsync(self._head)
-        except OSError as error:
-            self._fail(self._stored_in_vain(rows, group), error)
-            return False
         self._failure = None
-        for row, entry in zip(rows, group, strict=False):
-            if entry.waiter is not None and not entry.waiter.done():
-                self._running[row[0]] = None
-                entry.waiter.set_result(row[0])
-        self._logged(3 + len(rows) // 8)
+        self._paused_until = 0.0
+        self._logged(3 + count // 8)
         return True
 
-    def _insert(self, rows: list[Row]) -> None:
-        if len(rows) <= FEW:  # one statement is a transaction by itself, and saves two
-            self._db.execute(
-                INSERT + MORE * (len(rows) - 1), [field for row in rows for field in row]
-            )
-            return
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany(INSERT, rows)
-        self._db.execute("COMMIT")
-
-    def _rows(self, group: list[Pending]) -> tuple[list[Row], Tip]:
-        seq, mac = self._tip
-        rows: list[Row] = []
-        left = []
-        seal = self._seal.entry
-        for kind, of, at, body, waiter in group:
-            seq += 1
-            mac = seal(mac, seq, kind, of, at, body)
-            rows.append((seq, kind, of, at, body, mac))
-            if waiter is not None and waiter.done():
-                left.append((seq, at))
-        # Whoever stopped waiting before its intent was stored will not conclude it.
-        for of, at in left:
-            seq += 1
-            mac = seal(mac, seq, OUTCOME, of, at, LEFT)
-            rows.append((seq, OUTCOME, of, at, LEFT, mac))
-        return rows, Tip(seq, mac)
-
-    def _fail(self, group: list[Pending], error: Exception) -> None:
-        """Refuses the intents, keeps the outcomes for the next try."""
+    def _fail(self, error: Exception) -> None:
+        """Calls are refused from here on until all is saved, which is tried again and again."""
         try:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -299,23 +325,8 @@ class SqliteAudit:
             log.error("the audit in %s cannot be written, calls are refused: %s", self._home, error)
         self._failure = str(error)
         self._paused_until = time.monotonic() + PAUSE_SECONDS
-        self._pending[:0] = [entry for entry in group if entry.waiter is None]
-        for entry in group:
-            if entry.waiter is not None and not entry.waiter.done():
-                entry.waiter.set_exception(self._refusal())
-        if self._pending and not self._closed:
-            try:
-                self._later(PAUSE_SECONDS)
-            except RuntimeError:  # no loop runs: at the start, or at the very end
-                pass
-
-    def _stored_in_vain(self, rows: list[Row], group: list[Pending]) -> list[Pending]:
-        """A group is stored but its head is not: its intents, and that each was refused."""
-        again = []
-        for row, entry in zip(rows, group, strict=False):
-            if entry.waiter is not None and not entry.waiter.done():
-                again += [entry, Pending(OUTCOME, row[0], entry.at, REFUSED, None)]
-        return again
+        if self._timer is None and not self._closed:
+            self._later(PAUSE_SECONDS)
 
     def _refusal(self) -> Full:
         """A new one each time: an error carries the trace of the one call it stopped."""
@@ -326,17 +337,13 @@ class SqliteAudit:
 
     def _check_place(self) -> None:
         """A file that was removed takes writes for ever, and nobody can read them."""
-        now = time.monotonic()
-        if now - self._looked >= LOOK_SECONDS:
-            path = self._home / DATABASE
-            if path.stat().st_ino != self._inode:
-                raise OSError(f"{DATABASE} was replaced while the hub runs; restart the hub")
-            self._looked = now
+        if os.stat(self._path).st_ino != self._inode:
+            raise OSError(f"{DATABASE} was replaced while the hub runs; restart the hub")
 
     def _prune_batch(self, before: float, max_entries: int) -> int:
-        if not self._write():
+        if not self._save():
             return 0
-        oldest_running = next(iter(self._running), self._tip.seq + 1)
+        oldest_running = next(iter(self._running), self._seq + 1)
         last: Tip | None = None
         count = 0
         try:
@@ -344,7 +351,7 @@ class SqliteAudit:
                 "SELECT seq, at, mac FROM entries ORDER BY seq LIMIT ?", (PRUNE_BATCH,)
             ).fetchall()
             for seq, at, mac in rows:
-                if seq >= oldest_running or (at >= before and seq > self._tip.seq - max_entries):
+                if seq >= oldest_running or (at >= before and seq > self._seq - max_entries):
                     break
                 last = Tip(seq, mac)
                 count += 1
@@ -359,7 +366,7 @@ class SqliteAudit:
             )
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            self._fail([], error)
+            self._fail(error)
             return 0
         self._logged(10 + count // 4)
         return count

@@ -9,13 +9,15 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import NotFound
-from dragoman.stores.chain import BREAK, DATABASE, HEAD, INTENT, MIGRATIONS, OUTCOME, START
+from dragoman.stores.chain import BREAK, DATABASE, HEAD, INTENT, MIGRATIONS, OUTCOME, START, Row
+from dragoman.stores.journal import read_journal
 from dragoman.stores.sqlite import open_to_read
 
 RUNNING = "running"
@@ -76,44 +78,67 @@ class AuditReader:
     def records_after(self, seq: int, limit: int = 1000) -> list[Record]:
         """Calls that ended, and breaks, in the order they were written, after entry `seq`. To
         follow, begin at `last_seq()` and go on from the `last` of the newest record."""
+        stored, waiting = self._waiting()
         rows = self._db.execute(
             "SELECT o.seq, o.kind, o.at, o.body, i.seq, i.at, i.body "
             "FROM entries o LEFT JOIN entries i ON i.seq = o.of "
-            "WHERE o.seq > ? AND o.kind IN ('outcome', 'break') ORDER BY o.seq LIMIT ?",
-            (seq, limit),
+            "WHERE o.seq > ? AND o.seq <= ? AND o.kind IN ('outcome', 'break') "
+            "ORDER BY o.seq LIMIT ?",
+            (seq, stored, limit),
         )
         found = []
         for last, kind, ended, conclusion, intent_seq, at, intent in rows:
             if kind == BREAK:
                 found.append(self._break(last, ended, conclusion))
             else:
-                body = {} if intent is None else self._decode(intent)
-                end = self._decode(conclusion)
-                first, began = (last, ended) if intent is None else (intent_seq, at)
-                found.append(Record(first, last, began, body, _outcome(end), end))
+                found.append(self._ended(last, ended, conclusion, intent_seq, at, intent))
+        intents = {row[0]: row for row in waiting if row[1] == INTENT}
+        for last, kind, of, ended, conclusion, _ in waiting:
+            if len(found) >= limit:
+                break
+            if kind == OUTCOME and last > seq:
+                began = (
+                    intents.get(of or 0)
+                    or self._db.execute(
+                        "SELECT seq, kind, of, at, body FROM entries WHERE seq = ?", (of,)
+                    ).fetchone()
+                )
+                intent_seq, at, intent = (began[0], *began[3:5]) if began else (last, ended, None)
+                found.append(self._ended(last, ended, conclusion, intent_seq, at, intent))
         return found
 
     def last_seq(self) -> int:
-        row = self._db.execute("SELECT max(seq) FROM entries").fetchone()
-        return row[0] or 0
+        stored, waiting = self._waiting()
+        return waiting[-1][0] if waiting else stored
 
     def close(self) -> None:
         self._db.close()
+
+    def _waiting(self) -> tuple[int, list[Row]]:
+        """Where the database ends, and what only the journal has: read in the other order, so that
+        nothing is missed on its way from there to here."""
+        left = read_journal(self._home)
+        stored = self._db.execute("SELECT max(seq) FROM entries").fetchone()[0] or 0
+        return stored, [row for row in left.rows if row[0] > stored] if left else []
 
     def _newest_first(self, before: int | None) -> Iterator[Record]:
         # Asked before the entries are read: what has no outcome when its hub is already gone never
         # will have one, while a hub that ends just now has written its outcomes first.
         without_outcome = RUNNING if _is_written(self._home) else UNKNOWN
         limit = before if before is not None else 1 << 62
+        stored, waiting = self._waiting()
         rows = self._db.execute(
-            "SELECT seq, kind, of, at, body FROM entries "
-            "WHERE seq < ? OR of < ? OR kind = 'start' ORDER BY seq DESC",
-            (limit, limit),
+            "SELECT seq, kind, of, at, body FROM entries WHERE seq <= ? "
+            "AND (seq < ? OR of < ? OR kind = 'start') ORDER BY seq DESC",
+            (stored, limit, limit),
+        )
+        newest = (
+            row[:5] for row in reversed(waiting) if row[0] < limit or (row[2] or limit) < limit
         )
         # An outcome stands after its intent, so going down it comes first: only those of calls
         # that ran at one time are held here, and the writer keeps no index for it.
         ends: dict[int, tuple[int, bytes]] = {}
-        for seq, kind, of, at, body in rows:
+        for seq, kind, of, at, body in chain(newest, rows):
             if kind == OUTCOME:
                 ends[of] = (seq, body)
             elif kind == BREAK:
@@ -133,6 +158,14 @@ class AuditReader:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, TypeError, ValueError):
             return DAMAGED  # somebody changed it: `verify` says more
+
+    def _ended(
+        self, last: int, ended: float, conclusion: bytes, seq: int, at: float, intent: bytes | None
+    ) -> Record:
+        end = self._decode(conclusion)
+        if intent is None:
+            return Record(last, last, ended, {}, _outcome(end), end)
+        return Record(seq, last, at, self._decode(intent), _outcome(end), end)
 
     def _break(self, seq: int, at: float, body: bytes) -> Record:
         return Record(seq, seq, at, {}, BREAK, self._decode(body))

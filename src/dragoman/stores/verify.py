@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from dragoman.core.errors import ConfigError
 from dragoman.stores.chain import (
     DATABASE,
+    FIRST_HEAD,
     HEAD,
+    HEADS,
     KEY,
     MIGRATIONS,
+    TRAILERS,
     Broken,
+    Row,
     Seal,
     Tip,
     read_anchor,
     read_key,
+    stored,
+    tail,
     walk,
 )
+from dragoman.stores.journal import JOURNAL, Left, read_journal
 from dragoman.stores.sqlite import open_to_read
 
 TRIES = 5
@@ -48,12 +57,21 @@ class Proved:
     last: int = 0
 
 
+class Ends(NamedTuple):
+    """Where the chain ends, as head and journal say."""
+
+    head: Tip
+    first: bool
+    """Whether the head is from before there was a journal."""
+    left: Left | None
+
+
 def silent(done: int, total: int) -> None:
     """Where progress goes that nobody asked for."""
 
 
 def verify(home: Path, progress: Progress = silent) -> Verdict:
-    """Walks the chain from its beginning to its head, in constant memory. A hub may be running."""
+    """Walks the chain from its beginning to its end, in constant memory. A hub may be running."""
     proved = Proved()
     problem: str | None = None
     at: int | None = None
@@ -68,10 +86,87 @@ def verify(home: Path, progress: Progress = silent) -> Verdict:
     return Verdict(problem is None, proved.entries, proved.first, proved.last, problem, at)
 
 
+def departure(db: sqlite3.Connection, seal: Seal, record: bytes, left: Left | None) -> str | None:
+    """In what database and journal are other than head and journal say, by what comes after the
+    head alone. The database may be ahead of both, by what was committed just before the hub was
+    killed, if that follows."""
+    end = tail(db)
+    head = seal.read_tip(HEADS, record)
+    if head is None:
+        how = "forged or damaged" if record else "missing"
+        return f"the head was {how}, the database ends at entry {end.seq}"
+    if head.seq > end.seq:
+        return (
+            f"the head says {head.seq} entries were written, the database ends at {end.seq}: "
+            "entries were taken out, or lost with the power"
+        )
+    try:
+        row = db.execute("SELECT mac FROM entries WHERE seq = ?", (head.seq,)).fetchone()
+        at_head = Tip(head.seq, row[0] if row else read_anchor(db, seal).mac)
+        for _ in chain_to(db, seal, at_head, Ends(head, record[:1] == FIRST_HEAD, left)):
+            pass
+    except Broken as broken:
+        return broken.problem
+    return None
+
+
+def rows_after(end: Tip, left: Left | None) -> list[Row]:
+    """What only the journal has."""
+    return [row for row in left.rows if row[0] > end.seq] if left else []
+
+
+def chain_to(db: sqlite3.Connection, seal: Seal, tip: Tip, ends: Ends) -> Iterator[Tip]:
+    """Each entry after `tip`, in the database and then in the journal, proved to follow the one
+    before, up to where head and journal say that the chain ends. Raises `Broken`."""
+    left = ends.left
+    end = tail(db)
+    trailer = None if left is None else seal.read_tip(TRAILERS, left.trailer)
+    marks = [("head", ends.head)]
+    if left is not None and left.rows:
+        marks.append(("journal", Tip(left.rows[0][0] - 1, left.before)))
+    if trailer is not None:
+        marks.append(("journal", trailer))
+    places = {mark.seq for _, mark in marks}
+    if tip.seq in places:
+        _meets(marks, tip)
+    last = tip
+    for last in walk(chain(stored(db, tip.seq), rows_after(end, left)), seal, tip):
+        if last.seq in places:
+            _meets(marks, last)
+        yield last
+    for name, mark in marks:
+        if mark.seq > last.seq:
+            raise Broken(
+                f"entries {last.seq + 1} to {mark.seq} are missing from the end: the {name} says "
+                f"{mark.seq} were written",
+                last.seq + 1,
+            )
+    problem = _journal_problem(ends, trailer, end)
+    if problem is not None:
+        raise Broken(f"the journal {problem}; entries after {last.seq} may be lost", last.seq + 1)
+
+
+def _journal_problem(ends: Ends, trailer: Tip | None, end: Tip) -> str | None:
+    if ends.left is None:
+        # A first start may have been cut short; nothing was ever written to a journal then.
+        return None if ends.first and ends.head == end else "is missing"
+    if trailer is None:
+        return "was changed, forged or damaged, or cut short with the power"
+    if trailer.seq < ends.head.seq:
+        return "is older than the head: it was put back"
+    return None
+
+
+def _meets(marks: list[tuple[str, Tip]], tip: Tip) -> None:
+    for name, mark in marks:
+        if tip.seq == mark.seq and tip.mac != mark.mac:
+            raise Broken(f"entry {tip.seq} is not the one the {name} was made of", tip.seq)
+
+
 def _seal(home: Path) -> Seal:
     key = read_key(home)
     if key is None:
-        if (home / DATABASE).exists() or (home / HEAD).exists():
+        if any((home / name).exists() for name in (DATABASE, HEAD, JOURNAL)):
             raise Broken(f'the key "{home / KEY}" is missing, so nothing can be proved', None)
         raise Broken(f'there is no audit in "{home}"', None)
     return Seal(key)
@@ -87,54 +182,43 @@ def _open(home: Path) -> sqlite3.Connection:
 def _prove(
     db: sqlite3.Connection, seal: Seal, home: Path, proved: Proved, progress: Progress
 ) -> None:
-    head, anchor = _ends(db, seal, home)
+    ends, anchor = _ends(db, seal, home)
     early = db.execute("SELECT seq FROM entries WHERE seq <= ? LIMIT 1", (anchor.seq,)).fetchone()
     if early is not None:
         raise Broken(f"entry {early[0]} stands before the place where the chain begins", early[0])
     total = db.execute("SELECT count(*) FROM entries").fetchone()[0]
-    tip = anchor
-    _meets(head, tip)
-    for tip in walk(db, seal, anchor):
-        _meets(head, tip)
+    total += len(rows_after(tail(db), ends.left))
+    for tip in chain_to(db, seal, anchor, ends):
         proved.first = proved.first or tip.seq
         proved.last = tip.seq
         proved.entries += 1
         if proved.entries % PROGRESS_ENTRIES == 0:
             progress(proved.entries, total)
-    if head.seq > tip.seq:
-        raise Broken(
-            f"entries {tip.seq + 1} to {head.seq} are missing from the end: the head says "
-            f"{head.seq} were written",
-            tip.seq + 1,
-        )
     progress(proved.entries, total)
 
 
-def _ends(db: sqlite3.Connection, seal: Seal, home: Path) -> tuple[Tip, Tip]:
-    """The head, and the anchor in a snapshot of the database that is not older than it: a hub
-    commits first and moves the head after. A hub that prunes meanwhile is asked again."""
+def _ends(db: sqlite3.Connection, seal: Seal, home: Path) -> tuple[Ends, Tip]:
+    """The head, the journal, and the anchor in a snapshot of the database, none older than the one
+    before: what the head has seen is in the journal, or has left it, and what has left the journal
+    is in the database. A hub that prunes meanwhile is asked again."""
     for _ in range(TRIES):
-        head = _head(home, seal)
+        head, first = _head(home, seal)
+        left = read_journal(home, seal)
         db.execute("BEGIN")
         anchor = read_anchor(db, seal)
         if head.seq >= anchor.seq:
-            return head, anchor
+            return Ends(head, first, left), anchor
         db.execute("ROLLBACK")
     raise Broken("the head is older than the entries that were pruned: it was put back", head.seq)
 
 
-def _head(home: Path, seal: Seal) -> Tip:
+def _head(home: Path, seal: Seal) -> tuple[Tip, bool]:
     for _ in range(TRIES):  # it may be read in the middle of being written
         try:
             record = (home / HEAD).read_bytes()
         except FileNotFoundError:
             raise Broken(f'the head "{home / HEAD}" is missing', None) from None
-        head = seal.tip_from_head(record)
+        head = seal.read_tip(HEADS, record)
         if head is not None:
-            return head
+            return head, record[:1] == FIRST_HEAD
     raise Broken(f'the head "{home / HEAD}" was changed, forged or damaged', None)
-
-
-def _meets(head: Tip, tip: Tip) -> None:
-    if tip.seq == head.seq and tip.mac != head.mac:
-        raise Broken(f"entry {tip.seq} is not the one the head was made of", tip.seq)

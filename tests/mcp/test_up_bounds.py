@@ -1,0 +1,208 @@
+"""What one caller, one server or one who leaves can hold on to: no more than its part, and not for
+ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mcp.ground import EVERYTHING_ASKED, Scripted, ground, http, until
+from tests.peers.process import HttpPeer, processes_at_home, wait_until_gone
+
+from dragoman.core.errors import Full, WorkFailed
+from dragoman.core.principal import Principal
+from dragoman.core.tool import SUBSCRIPTION
+from dragoman.mcp.hearing import Asked
+from dragoman.mcp.parked import REFUSED
+from dragoman.wire.json import encode
+
+Peers = Callable[..., HttpPeer]
+RESOURCES = {"resources": [{"name": "a", "uri": "x://a"}]}
+MINE: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
+
+
+def watched(place: Path) -> Scripted:
+    answers = {
+        "resources/list": RESOURCES,
+        "resources/templates/list": {"resourceTemplates": []},
+        "resources/subscribe": {},
+        "resources/unsubscribe": {},
+        "tools/call": {"content": []},
+    }
+    abilities = {"tools": {}, "resources": {"subscribe": True}}
+    return Scripted(place, "legacy", answers, capabilities=abilities)
+
+
+def asking(peers: Peers, *args: object) -> Any:
+    peer = peers("matrix_server", "--transport", "http", "--era", "legacy", *args)
+    return http("m", peer.url, interactive=True)
+
+
+def by(caller: str, client: str) -> dict[str, Any]:
+    who = Principal("key", caller)
+    return {"caller": who, "client": client, "features": EVERYTHING_ASKED}
+
+
+def answered(result: Any) -> dict[str, Any]:
+    said = {"action": "accept", "content": {"name": "Ada"}}
+    return {"answers": dict.fromkeys(result.questions, said), "handle": result.handle}
+
+
+# --- who follows no more
+
+
+@pytest.mark.promise("B7", "B12")
+async def test_who_follows_no_more_while_the_server_is_down_is_not_forgotten(
+    short_tmp: Path,
+) -> None:
+    server = watched(short_tmp)
+    script = short_tmp / "script.json"
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry(interactive=True, idle_secs=0.5))
+        await world.call("x://a", {"follow": True}, kind=SUBSCRIPTION, **MINE)
+        assert len(server.sent("resources/subscribe")) == 1
+        script.rename(short_tmp / "away")  # it cannot start again
+        children = processes_at_home(short_tmp)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: upstream.session is None and upstream.state == "failed")
+
+        await world.call("x://a", {"follow": False}, kind=SUBSCRIPTION, **MINE)
+
+        assert len(upstream.followed) == 0
+        (short_tmp / "away").rename(script)
+        await until(lambda: upstream.session is not None)
+        await world.call("s.t", **MINE)  # on a session of its own, which follows nothing either
+        assert len(upstream.personal) == 1
+        await until(lambda: upstream.state == "idle")
+        assert len(server.sent("resources/subscribe")) == 1
+
+
+@pytest.mark.promise("B12")
+async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Path) -> None:
+    server = watched(short_tmp)
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry(interactive=True))
+        before = set(processes_at_home(short_tmp))
+        await world.call("s.t", **MINE)
+        (own,) = set(processes_at_home(short_tmp)) - before
+        os.kill(own, signal.SIGSTOP)  # it will not answer
+        try:
+            work = world.call("x://a", {"follow": True}, kind=SUBSCRIPTION, **MINE)
+            following = asyncio.ensure_future(work)
+            await until(lambda: upstream.personal._follows)
+            assert len(upstream.followed) == 1
+
+            following.cancel()
+
+            with pytest.raises(asyncio.CancelledError):
+                await following
+            await until(lambda: not upstream.followed and not upstream.personal._follows)
+            await until(lambda: server.sent("resources/unsubscribe"))
+        finally:
+            os.kill(own, signal.SIGCONT)
+    await asyncio.to_thread(wait_until_gone, [own])
+
+
+# --- one caller
+
+
+@pytest.mark.promise("B13")
+async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
+    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.mcp.personal.MAX_SESSIONS", 4)
+    async with ground(short_tmp) as world:
+        upstream = await world.add(asking(http_peer))
+        await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
+        await world.call("m.declared", **by("ann", "a2"))
+        first = await world.call("m.ask_form", {"key": "3"}, **by("ann", ""))  # in its place
+        assert len(upstream.personal) == 2
+
+        for client in ("a4", ""):
+            with pytest.raises(Full, match="2 sessions with clients of yours"):
+                await world.call("m.ask_form", {"key": "4"}, **by("ann", client))
+
+        for client in ("b1", ""):
+            asked = await world.call("m.ask_form", {"key": client}, **by("bob", client))
+            assert asked.questions
+        await world.call("m.ask_form", {"key": "3"}, **answered(first), **by("ann", ""))
+        assert (await world.call("m.ask_form", {"key": "5"}, **by("ann", "a5"))).questions
+
+
+@pytest.mark.promise("B13")
+async def test_one_caller_has_at_most_half_of_the_calls_that_wait_for_answers(
+    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.mcp.personal.MAX_PARKED", 4)
+    async with ground(short_tmp) as world:
+        await world.add(asking(http_peer))
+        first = await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
+        await world.call("m.ask_form", {"key": "2"}, **by("ann", "a2"))
+
+        with pytest.raises(Full, match="2 calls of yours"):
+            await world.call("m.ask_form", {"key": "3"}, **by("ann", "a1"))
+
+        assert (await world.call("m.ask_form", {"key": "4"}, **by("bob", "b"))).questions
+        await world.call("m.ask_form", {"key": "1"}, **answered(first), **by("ann", "a1"))
+        assert (await world.call("m.ask_form", {"key": "3"}, **by("ann", "a1"))).questions
+
+
+# --- bytes
+
+
+@pytest.mark.promise("B13")
+async def test_the_open_questions_of_a_server_are_bounded_in_bytes(
+    short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ground(short_tmp) as world:
+        monkeypatch.setattr("dragoman.mcp.personal.MAX_OPEN_BYTES", 350)  # for one
+        await world.add(asking(http_peer))
+        first = await world.call("m.ask_form", {"key": "1"}, **by("ann", "a"))
+        (question,) = (first.questions or {}).values()
+        assert 175 < len(encode(question.body)) <= 350
+
+        with pytest.raises(WorkFailed, match="which was refused"):
+            await world.call("m.ask_form", {"key": "2"}, **by("ann", "a"))
+
+        await world.call("m.ask_form", {"key": "1"}, **answered(first), **by("ann", "a"))
+        again = await world.call("m.ask_form", {"key": "3"}, **by("ann", "a"))
+        with pytest.raises(WorkFailed, match="given up"):
+            await world.call("m.ask_form", {"key": "3"}, handle=again.handle, **by("ann", "a"))
+        assert (await world.call("m.ask_form", {"key": "4"}, **by("ann", "b"))).questions
+
+
+@pytest.mark.promise("B13")
+async def test_a_question_that_the_server_does_not_wait_for_takes_no_room_once_its_call_is_over(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.mcp.personal.MAX_OPEN_BYTES", 1_500)
+    params = {"message": "x" * 1_000, "requestedSchema": {"type": "object", "properties": {}}}
+    ask = {"id": 7, "method": "elicitation/create", "params": params}
+    server = Scripted(short_tmp, "legacy", {"tools/call": {"first": [ask], "content": []}})
+    async with ground(short_tmp) as world:
+        await world.add(server.entry(interactive=True))
+
+        for _ in range(3):
+            assert (await world.call("s.t", **MINE)).questions is None
+
+        await until(lambda: len([one for one in server.sent() if "error" in one]) == 3)
+        refused = [one["error"]["code"] for one in server.sent() if "error" in one]
+        assert refused == [REFUSED] * 3  # when it was over, and not for want of room
+
+
+@pytest.mark.promise("B13")
+async def test_of_a_question_that_was_refused_only_what_is_told_of_it_is_kept() -> None:
+    sent: list[bytes] = []
+    params = {"message": "m" * 5_000, "requestedSchema": {"x": "y" * 5_000}, "mode": "form"}
+    asked = Asked(1, "elicitation/create", params, sent.append)
+
+    asked.refuse(-32601, "no")
+
+    assert asked.params == {"message": "m" * 1_000, "mode": "form"}
+    assert len(sent) == 1 and "requestedSchema" in params
