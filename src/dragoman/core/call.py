@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from dragoman.core.principal import Principal
+from dragoman.core.record import record
 from dragoman.core.trace import Trace
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Question:
         return f"{message} {self.body.get('url', '')}"[:1000].strip()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Call:
     caller: Principal
     tool: Tool
@@ -137,7 +138,7 @@ class Call:
     """What came with those questions: sealed, and behind the stage that opens it, the target's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Result:
     content: Sequence[Any] = ()
     structured: Any = ABSENT

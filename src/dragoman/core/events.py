@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import HubError
+from dragoman.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Event:
     """Something that happened, or is about to."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PreVerb(Event):
     """A call is about to be judged and made. Gates hear this and may refuse; observers may look."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PostVerb(Event):
     """A call has ended: `outcome` is `completed` or `failed`. A refusal counts as failed."""
 
@@ -31,7 +30,7 @@ class PostVerb(Event):
     error: HubError | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class VerbError(Event):
     """Follows the post-verb of a call that was refused or went wrong, and says how."""
 
@@ -39,7 +38,7 @@ class VerbError(Event):
     error: HubError
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ServerChanged(Event):
     """A server's state moved: `starting`, `connected`, `idle`, `failed` or `stopped`, and why."""
 
@@ -48,14 +47,14 @@ class ServerChanged(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ResourceUpdated(Event):
     """A resource that somebody follows has changed; `name` is its canonical name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ClientGone(Event):
     """A client's session has ended; what was kept for it alone can go."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dragoman.core.record import record
 from dragoman.core.tool import Validator
 
 
@@ -27,7 +27,7 @@ class SchemaCompiler(Protocol):
     def __call__(self, schema: Mapping[str, Any]) -> Validator: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Reply:
     """The head of an HTTP answer, its body still to come."""
 

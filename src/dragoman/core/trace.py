@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import getrandbits
 
+from dragoman.core.record import record
 
-@dataclass(frozen=True, slots=True)
+
+@record(frozen=True, slots=True)
 class Trace:
     id: str
     chain: tuple[str, ...] = ()
