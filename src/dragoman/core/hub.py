@@ -103,8 +103,9 @@ class Hub:
 
     def find(self, name: str, view: View, kind: str = TOOL) -> Tool:
         """What a call of `kind` by that name leads to; a tool nowhere if to nothing."""
-        if kind == TOOL:
-            return self._in(TOOL, name, view)
+        if kind == TOOL:  # as most are
+            catalog = self.catalog
+            return catalog.find(name) if view is EVERYTHING else catalog.find_within(name, view)
         tool = self._other(name, view, kind)
         return tool if tool.kind == kind else replace(tool, kind=kind, validate=anything)
 

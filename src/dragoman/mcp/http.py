@@ -246,7 +246,8 @@ def _cancel(message: Any, peer: Peer) -> None:
 
 def taken(request: HttpRequest, accept: bytes) -> Any:
     """The message in a POST; None when it was refused."""
-    if not request.fields.get(b"content-type", b"").lower().startswith(b"application/json"):
+    kind = request.fields.get(b"content-type", b"")
+    if kind != b"application/json" and not kind.lower().startswith(b"application/json"):
         refuse(request, 415, "send a message as content-type application/json")
         return None
     if not (b"json" in accept or b"event-stream" in accept or b"*" in accept):

@@ -220,8 +220,12 @@ class Connection(asyncio.Protocol):
             request.keep_alive = False
             self._closing = True
             self._ready(request)
-        elif self._fields.get(b"expect", b"").lower() == b"100-continue" and self._current is None:
+        elif b"expect" in self._fields and self._continues():
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _continues(self) -> bool:
+        """Whether the sender waits to be told that its body is wanted."""
+        return self._fields[b"expect"].lower() == b"100-continue" and self._current is None
 
     def on_body(self, body: bytes) -> None:
         request = self._reading
