@@ -19,9 +19,8 @@ from dragoman.core.templates import MAX_URI
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
-from dragoman.mcp.names import alias_name, canonical_name, distinct, other_names
 from dragoman.mcp.param_headers import Path, header_params
-from dragoman.mcp.translate import MAX_NAME, BadTool, tool_from_definition
+from dragoman.mcp.translate import MAX_NAME, BadTool, names_of, tool_from_definition
 
 log = logging.getLogger(__name__)
 
@@ -249,15 +248,10 @@ def prompt_from_definition(
         for argument in arguments or ()
     ):
         raise BadTool(f'"{name}" has arguments that are no list of named ones')
-    canonical = canonical_name(target.name, name)
-    if taken.get(canonical, name) != name:
-        canonical = distinct(canonical, name)
-    if canonical in taken:
-        raise BadTool(f'"{name}" is listed twice')
-    others = other_names(target.name, prefix, name, canonical)
+    canonical, alias, others = names_of(target, name, taken, prefix)
     return Tool(
         name=canonical,
-        alias=others.pop("seed", "") or alias_name(target.name, name),
+        alias=alias,
         other_names=others,
         kind=PROMPT,
         remote_name=name,

@@ -49,15 +49,10 @@ def tool_from_definition(
         validate = compile_schema(schema)
     except ValueError as error:
         raise BadTool(f'"{name}" has a bad inputSchema: {error}') from None
-    canonical = canonical_name(target.name, name)
-    if taken.get(canonical, name) != name:
-        canonical = distinct(canonical, name)
-    if canonical in taken:
-        raise BadTool(f'"{name}" is listed twice')
-    others = other_names(target.name, prefix, name, canonical)
+    canonical, alias, others = names_of(target, name, taken, prefix)
     return Tool(
         name=canonical,
-        alias=others.pop("seed", "") or alias_name(target.name, name),
+        alias=alias,
         other_names=others,
         remote_name=name,
         description=f"[MCP:{target.name}] {description or ''}".rstrip(),
@@ -65,6 +60,19 @@ def tool_from_definition(
         validate=validate,
         target=target,
     )
+
+
+def names_of(
+    target: Target, name: str, taken: Mapping[str, str], prefix: str | None
+) -> tuple[str, str, dict[str, str]]:
+    """What a server's tool or prompt is called here: canonically, by default, and otherwise."""
+    canonical = canonical_name(target.name, name)
+    if taken.get(canonical, name) != name:
+        canonical = distinct(canonical, name)
+    if canonical in taken:
+        raise BadTool(f'"{name}" is listed twice')
+    others = other_names(target.name, prefix, name, canonical)
+    return canonical, others.pop("seed", "") or alias_name(target.name, name), others
 
 
 METHODS = {
