@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.peers.process import HttpPeer
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell's background job has it. Children would inherit that, and take no Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
