@@ -60,7 +60,7 @@ def _opened(kind: str, running: Running, number: int) -> socket.socket:
 def _asked(kind: str, running: Running, number: int) -> socket.socket:
     port = running.ground.port
     sock = socket.create_connection(("127.0.0.1", port), OPEN_SECONDS)
-    sock.sendall(_listen(port, number) if kind == LISTEN else _get(running, port))
+    sock.sendall(_listen(port, number) if kind == LISTEN else _get(port))
     return sock
 
 
@@ -74,7 +74,7 @@ def _listen(port: int, number: int) -> bytes:
     return _head("POST", headers) + body
 
 
-def _get(running: Running, port: int) -> bytes:
+def _get(port: int) -> bytes:
     endpoint = Endpoint(port, rows.HUB_2025.dialect)
     headers = endpoint.headers("", None, endpoint.initialize())
     headers |= {"Host": f"127.0.0.1:{port}", "Accept": "text/event-stream"}

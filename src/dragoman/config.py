@@ -18,6 +18,7 @@ from dragoman.mcp.config import (
     McpSettings,
     ServerEntry,
     StdioTransport,
+    Style,
     header_pairs,
     namespace,
 )
@@ -229,6 +230,9 @@ def _explain(problem: str, raw: Any, text: str, name: str) -> str:
     if at == ("mcp_servers",):
         return f"{_where(text, at, name)}: each server begins with [[mcp_servers]], in two brackets"
     key = ".".join(str(step) for step in at if isinstance(step, str))
+    if words.startswith("Invalid enum value"):  # there is one kind of choice, of styles
+        choices = ", ".join(f'"{choice}"' for choice in get_args(Style))
+        return f'{_where(text, at, name)}: "{key}" is not right: choose one of {choices}'
     return f'{_where(text, at, name)}: "{key}" is not right: {_demand(words)}'
 
 

@@ -120,7 +120,7 @@ class HttpWire:
             reply = await self._post({**sent, **headers} if headers else sent, message, timeout)
             if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
                 if method == "initialize":
-                    self._note_session(reply, method)
+                    self._note_session(reply)
                 data = await reply.body.read(MAX_BYTES)  # as nearly always
                 return self._result(self._decoded(data, method), id, method), len(data)
             if reply.status != 200 or not _is_stream(reply):
@@ -258,7 +258,8 @@ class HttpWire:
     async def _answer(
         self, reply: Reply, id: int, method: str, in_session: bool
     ) -> tuple[Any, int]:
-        self._note_session(reply, method)
+        if method == "initialize":
+            self._note_session(reply)
         data = await reply.body.read(MAX_BYTES)
         if reply.status == 200:
             return self._result(self._decoded(data, method), id, method), len(data)
@@ -269,9 +270,8 @@ class HttpWire:
     def _expired(self) -> SessionExpired:
         return SessionExpired(f'server "{self.server}" has ended the session', sent=False)
 
-    def _note_session(self, reply: Reply, method: str) -> None:
-        if method == "initialize":
-            self.session = reply.headers.get(SESSION)
+    def _note_session(self, reply: Reply) -> None:
+        self.session = reply.headers.get(SESSION)
 
     def _decoded(self, data: bytes, method: str) -> Any:
         try:
@@ -320,7 +320,8 @@ class HttpWire:
         clock: asyncio.Timeout,
         timeout: float,
     ) -> tuple[Any, int]:
-        self._note_session(reply, method)
+        if method == "initialize":
+            self._note_session(reply)
         mark, fruitless = Mark(), 0
         while True:
             known = mark.id
