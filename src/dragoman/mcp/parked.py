@@ -66,6 +66,7 @@ class Parked:
 
     def __init__(self, call: Call, revision: int, seconds: float, work: Work, room: Room) -> None:
         self.client = call.client
+        self._name = call.tool.name
         self._room = room
         self._ended = False
         self._loop = asyncio.get_running_loop()
@@ -108,8 +109,8 @@ class Parked:
             if left <= 0:
                 self._task.cancel()
                 raise TimedOut(
-                    f"the server did not answer within {self._seconds:g} s and was told to cancel; "
-                    "raise its timeout_secs if it needs more"
+                    f'the server of "{self._name}" did not answer within {self._seconds:g} s and '
+                    "was told to cancel; raise its timeout_secs if it needs more"
                 )
             self._arrived = self._loop.create_future()
             either: list[asyncio.Future[Any]] = [self._task, self._arrived]

@@ -132,7 +132,8 @@ class SseFace:
         elif b"event-stream" not in accept and b"*" not in accept:
             refuse(request, 406, "accept text/event-stream")
         elif self._closed or len(self._clients) >= MAX_CLIENTS:
-            refuse(request, 503, "too many clients are here, or the hub is going down")
+            problem = "too many clients are here, or the hub is going down; try again shortly"
+            refuse(request, 503, problem)
         else:
             await self._serve(Client(request, principal))
 
