@@ -92,7 +92,11 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
             ),
         ]  # fmt: skip
         hub = stack.enter_context(lasting_hub(servers))
-        hub.wait_connected("healthy", "hang-on-call", "wrong-id", "bigline", "impostor", "flood")
+        hub.wait_connected(
+            "healthy", "hang-on-call", "wrong-id", "two-answers", "closes-stdout", "exit-at-call",
+            "flood", "bigline", "elevenmegs", "pings", "answers", "impostor", "true-id",
+            "questions", "deep",
+        )  # fmt: skip
         yield Company(hub, http, logs)
 
 
