@@ -28,7 +28,7 @@ fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff check --fix src tests bench conformance examples
 bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
-conformance: $(VENV)/.core .venv-conformance/.done conformance/node_modules/.done  ## the official suites; writes docs/conformance.md
+conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
 	$(VENV)/bin/python -m conformance
 docs: $(VENV)/.dev  ## write the generated pages again
 	$(VENV)/bin/python -m tests.generate_docs
@@ -40,6 +40,10 @@ lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-fastmcp -o locks/fastmcp.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-mcp-proxy -o locks/mcpproxy.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group conformance -o locks/conformance.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group tck -o locks/tck.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group a2a-sdk-03 -o locks/a2asdk03.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group a2a-sdk-02 -o locks/a2asdk02.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group python-a2a -o locks/pythona2a.lock
 clean:  ## remove what was installed here; your hub's home stays
 	rm -rf .venv .venv-* $(BOOT) conformance/node_modules conformance/build
 

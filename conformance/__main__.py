@@ -10,19 +10,34 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from conformance.a2a_kits import HOW, KIT_RUNS, NoKit, commit_of, find_kit, run_kits
+from conformance.a2a_peers import run_counterparts
 from conformance.clients import CLIENT_SETS, run_scenario
 from conformance.comparing import differences
 from conformance.grounds import DIRECT, FIXTURE, GROUNDS, TASKS, standing
 from conformance.lists import run_lists
 from conformance.peers import run_peers
-from conformance.places import LOGS, PAGE, PYTHON, RESULTS, ROOT, CannotRun, prepare, version_of
+from conformance.places import (
+    LOGS,
+    PAGE,
+    PYTHON,
+    PYTHON_A2A,
+    RESULTS,
+    ROOT,
+    SDK02_PYTHON,
+    SDK03_PYTHON,
+    CannotRun,
+    prepare,
+    version_of,
+)
 from conformance.processes import run, stop_all
 from conformance.report import page
 from conformance.suites import SUITES, Outcome, run_suite
 
-PARTS = ("server", "lists", "client", "peers")
+PARTS = ("server", "lists", "client", "peers", "a2a-peers", "a2a-kits")
 Records = list[dict[str, Any]]
 
 
@@ -48,6 +63,7 @@ def read_arguments() -> argparse.Namespace:
         ("--where", tuple(GROUNDS), "which grounds; without direct nothing is compared"),
         ("--suites", tuple(SUITES), "which suites of the server part"),
         ("--clients", tuple(CLIENT_SETS), "which sets of client scenarios"),
+        ("--kits", tuple(KIT_RUNS), "which runs of the official A2A kit"),
     ):
         parser.add_argument(
             option, type=names_of(known), default=known, metavar="LIST",
@@ -55,6 +71,9 @@ def read_arguments() -> argparse.Namespace:
         )  # fmt: skip
     parser.add_argument("--scenario", metavar="NAME", help="one scenario, server or client")
     parser.add_argument("--only", default="", metavar="REGEX", help="peers by name")
+    parser.add_argument(
+        "--tck", metavar="PATH", help="the official A2A kit's git repository; else $A2A_TCK"
+    )
     return parser.parse_args()
 
 
@@ -122,10 +141,33 @@ def client_part(arguments: argparse.Namespace) -> Records:
     return records
 
 
-def plain_part(part: str, arguments: argparse.Namespace) -> Records:
+def kits_part(arguments: argparse.Namespace) -> Records:
+    """Where no kit is given nothing fails, but it is said, and the page is not written."""
     try:
-        found = run_lists() if part == "lists" else run_peers(arguments.only)
-        records = [vars(each) for each in found]
+        kit = find_kit(arguments.tck)
+        if kit is None:
+            say(f"SKIPPED a2a-kits: {HOW}.")
+            return []
+        commits = {branch: commit_of(kit, branch) for branch in ("1.0-dev", "0.3.x")}
+    except NoKit as problem:
+        raise CannotRun(f"{problem}.") from None
+    records: Records = []
+    for result in run_kits(kit, [name for name in KIT_RUNS if name in arguments.kits]):
+        made = {**vars(result), "ok": not result.problems}
+        made["commit"] = commits[KIT_RUNS[result.run].branch]
+        say(f"{'ok  ' if made['ok'] else 'FAIL'} kit {result.run}: {result.passed} passed, "
+            f"{len(result.problems)} failed, {len(result.explained)} explained, "
+            f"{result.skipped} skipped")  # fmt: skip
+        for check, message in result.problems:
+            print(f"       {check}: {message[:300]}")
+        records.append(made)
+    return records
+
+
+def plain_part(part: str, arguments: argparse.Namespace) -> Records:
+    runners = {"lists": lambda _: run_lists(), "peers": run_peers, "a2a-peers": run_counterparts}
+    try:
+        records = [vars(each) for each in runners[part](arguments.only)]
     except RuntimeError as problem:
         records = [{"name": part, "problem": str(problem)}]
     for each in records:
@@ -137,18 +179,24 @@ def plain_part(part: str, arguments: argparse.Namespace) -> Records:
 
 
 def versions() -> dict[str, str]:
-    show = (
-        "import mcp, sys, importlib.metadata as m; print(m.version('mcp'), sys.version.split()[0])"
-    )
-    _, said, _ = run("versions", [PYTHON, "-c", show], 30)
-    sdk, python = said.split()
+    show = "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))"
+
+    def of(python: Path, package: str) -> str:
+        return run("versions", [python, "-c", show, package], 30)[1].strip()
+
+    _, python, _ = run("versions", [PYTHON, "-c", "import sys; print(sys.version.split()[0])"], 30)
     return {
         "suite, latest release": version_of("suite-release"),
         "suite, newest prerelease": version_of("suite-prerelease"),
-        "official Python SDK, of the fixture": sdk,
+        "official Python SDK, of the fixture": of(PYTHON, "mcp"),
         "Inspector": version_of("@modelcontextprotocol/inspector"),
         "server-everything": version_of("@modelcontextprotocol/server-everything"),
-        "Python": python,
+        "official A2A SDKs for Python": ", ".join(
+            of(python_of, "a2a-sdk") for python_of in (SDK03_PYTHON, SDK02_PYTHON)
+        ),
+        "official A2A SDK for JavaScript": version_of("@a2a-js/sdk"),
+        "python-a2a": of(PYTHON_A2A, "python-a2a"),
+        "Python": python.strip(),
     }
 
 
@@ -161,15 +209,18 @@ def everything(arguments: argparse.Namespace) -> dict[str, Any]:
             results[part] = server_part(arguments)
         elif part == "client":
             results[part] = client_part(arguments)
+        elif part == "a2a-kits":
+            results[part] = kits_part(arguments)
         else:
             results[part] = plain_part(part, arguments)
     return results
 
 
-def is_whole(arguments: argparse.Namespace) -> bool:
-    chosen = (arguments.parts, arguments.where, arguments.suites, arguments.clients)
-    known = (PARTS, tuple(GROUNDS), tuple(SUITES), tuple(CLIENT_SETS))
-    return chosen == known and not arguments.scenario and not arguments.only
+def is_whole(arguments: argparse.Namespace, results: dict[str, Any]) -> bool:
+    chosen = (arguments.parts, arguments.where, arguments.suites, arguments.clients, arguments.kits)
+    known = (PARTS, tuple(GROUNDS), tuple(SUITES), tuple(CLIENT_SETS), tuple(KIT_RUNS))
+    whole = chosen == known and not arguments.scenario and not arguments.only
+    return whole and bool(results["a2a-kits"])
 
 
 def main() -> int:
@@ -189,7 +240,7 @@ def main() -> int:
     finally:
         stop_all()
     (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    target = PAGE if is_whole(arguments) else RESULTS / "conformance.md"
+    target = PAGE if is_whole(arguments, results) else RESULTS / "conformance.md"
     target.write_text(page(results), encoding="utf-8")
     say(f"wrote {target.relative_to(ROOT)}; logs are in {LOGS.relative_to(ROOT)}")
     good = all(each["ok"] for part in PARTS for each in results.get(part, []))

@@ -22,6 +22,10 @@ PAGE = ROOT / "docs" / "conformance.md"
 HUB = ROOT / ".venv" / "bin" / "dragoman"
 PYTHON = ROOT / ".venv-conformance" / "bin" / "python"
 NODE = ROOT / ".venv-conformance" / "bin" / "node"
+KIT_PYTHON = ROOT / ".venv-tck" / "bin" / "python"
+SDK03_PYTHON = ROOT / ".venv-a2asdk03" / "bin" / "python"
+SDK02_PYTHON = ROOT / ".venv-a2asdk02" / "bin" / "python"
+PYTHON_A2A = ROOT / ".venv-pythona2a" / "bin" / "python"
 
 PACKAGES = HERE / "node_modules"
 RELEASE = PACKAGES / "suite-release" / "dist" / "index.js"
@@ -34,7 +38,8 @@ NOTHING_EXPECTED = HERE / "no-expected-failures.yml"
 
 def prepare() -> TextIO:
     """Empties what a former run left. No other run can begin while the file it gives is open."""
-    for needed in (HUB, PYTHON, NODE, RELEASE, PRERELEASE, INSPECTOR, EVERYTHING):
+    programs = (HUB, PYTHON, NODE, KIT_PYTHON, SDK03_PYTHON, SDK02_PYTHON, PYTHON_A2A)
+    for needed in (*programs, RELEASE, PRERELEASE, INSPECTOR, EVERYTHING):
         if not needed.exists():
             raise CannotRun(f"{needed.relative_to(ROOT)} is not there; run `make conformance`.")
     BUILD.mkdir(exist_ok=True)

@@ -109,12 +109,18 @@ def free_port() -> int:
         return port
 
 
-def run(name: str, command: Command, seconds: float) -> tuple[int, str, str]:
+def run(
+    name: str,
+    command: Command,
+    seconds: float,
+    extra: dict[str, str] | None = None,
+    folder: Path = LOGS,
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr; 124 where it took too long."""
     process = subprocess.Popen(
         [str(part) for part in command],
-        env=environment(),
-        cwd=LOGS,
+        env=environment(extra),
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

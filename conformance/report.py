@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from conformance.a2a_kits import KIT_RUNS
 from conformance.clients import CLIENT_SETS
 from conformance.grounds import GROUNDS
 from conformance.suites import SUITES
@@ -96,6 +97,43 @@ def plain(records: list[dict[str, Any]]) -> str:
     return table(["what", "result"], rows) + "\n"
 
 
+KITS = (
+    "The official [kit](https://github.com/a2aproject/a2a-tck) against a running hub with the "
+    "conformance agent (`tests/peers/conformance_agent.py`), over JSON-RPC, HTTP+JSON and gRPC. "
+    "Its branches are run as they are, at the commits named. Branch 1.0-dev is pinned to "
+    "specification 1.0.0: in the second and the following runs a small plugin "
+    "(`conformance/a2a_plugins/`) gives it the error table and the media type of 1.0.1, and no "
+    "check is left out. Any failure without a reason fails the run, a SHOULD and an unexpected "
+    "skip too.\n"
+)
+
+
+def kits(records: list[dict[str, Any]]) -> str:
+    rows = []
+    for record in records:
+        failed = f"**{len(record['problems'])}**" if record["problems"] else "0"
+        counts = [record["passed"], failed, len(record["explained"]), record["skipped"]]
+        levels = ", ".join(f"{name} {count}" for name, count in record["levels"].items())
+        title = KIT_RUNS[record["run"]].title
+        rows.append([title, f"`{record['commit'][:7]}`", *counts, levels])
+    head = ["run", "commit", "passed", "failed", "known", "skipped", "requirements met"]
+    return table(head, rows) + "\n"
+
+
+def known_kits(records: list[dict[str, Any]]) -> str:
+    rows = [
+        [KIT_RUNS[record["run"]].title, f"`{check}`", came, why]
+        for record in records
+        for check, came, why in record["explained"]
+    ]
+    rows += [
+        [KIT_RUNS[record["run"]].title, f"`{check}`", message[:200], "**to be mended**"]
+        for record in records
+        for check, message in record["problems"]
+    ]
+    return table(["run", "check", "what came", "why"], rows) + "\n" if rows else "None.\n"
+
+
 def page(results: dict[str, Any]) -> str:
     parts = [HEAD, versions(results["versions"])]
     if results.get("server"):
@@ -120,4 +158,11 @@ def page(results: dict[str, Any]) -> str:
                   client(results["client"])]  # fmt: skip
     if results.get("peers"):
         parts += ["## Other people's programs", plain(results["peers"])]
+    if results.get("a2a-kits"):
+        parts += ["## A2A: the official kit", KITS, kits(results["a2a-kits"])]
+        parts += ["### What is known", known_kits(results["a2a-kits"])]
+    if results.get("a2a-peers"):
+        parts += ["## A2A: counterparts", "Their clients at a hub, and the hub's client at their "
+                  "servers, each in an environment of its own.\n",
+                  plain(results["a2a-peers"])]  # fmt: skip
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import hashlib
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -20,7 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dragoman import __version__, guards, home
+from dragoman import __version__, guards, home, process
+from dragoman.a2a.client import A2aClient
+from dragoman.a2a.errors import A2aError
+from dragoman.agent_side import AgentSide, Authenticate
 from dragoman.config import Config, load, read_env, with_port
 from dragoman.core.bus import Bus
 from dragoman.core.calllog import CallLog
@@ -48,7 +49,7 @@ from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
 from dragoman.stores.verify import Verdict, verify
 from dragoman.web.api import Api
-from dragoman.web.app import App, Mounted, OwnerApp
+from dragoman.web.app import App, Mounted, OwnerApp, Under
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
 from dragoman.web.metrics import Metrics
@@ -56,7 +57,10 @@ from dragoman.web.sockets import is_loopback, tcp_socket, unix_socket
 
 __all__ = [
     "LOG_FORMAT",
+    "A2aClient",
+    "A2aError",
     "AuditReader",
+    "Client",
     "Instance",
     "KeyRecord",
     "KeyStore",
@@ -134,8 +138,9 @@ class Instance:
         )
         self.http_face = HttpFace(self.face, key)
         self.sse_face = SseFace(self.face)
+        self.agents = AgentSide(place, config, self.hub, self.net, self._lookup)
         self._stdio: set[Connection] = set()
-        self._stdio_view = View(tuple(config.mcp.stdio_expose))
+        self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         self._listeners: list[Listener] = []
         self._mcp_server: asyncio.Server | None = None
         self._settled: asyncio.Future[None]
@@ -157,9 +162,13 @@ class Instance:
         http_path, mcp_path = home.socket_paths(str(self.place))
         api = Api(self.hub, self, WAITS)
         mounts: dict[str, Mounted] = {"/mcp": self.http_face, **self.sse_face.mounts}
+        under = self.agents.under()
+        authenticate = None
         if self.mode == "daemon":
-            await self._listen_tcp(api, mounts)
-        self._listeners.append(Listener(OwnerApp(OWNER, mounts, api), unix_socket(http_path)))
+            authenticate = self._listen_tcp(api, mounts, under)
+        owner_app = OwnerApp(OWNER, mounts, api, under)
+        self._listeners.append(Listener(owner_app, unix_socket(http_path)))
+        await self.agents.start(authenticate)
         for listener in self._listeners:
             await listener.start()
         loop = asyncio.get_running_loop()
@@ -185,7 +194,7 @@ class Instance:
     def _connection(self) -> Connection:
         return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio, self._settled)
 
-    async def _listen_tcp(self, api: Api, mounts: Mapping[str, Any]) -> None:
+    def _listen_tcp(self, api: Api, mounts: Mapping[str, Any], under: list[Under]) -> Authenticate:
         settings = self.config.server
         auth = Authenticator(self.config.api_key, self._find_key, self.keys.any)
         if not auth.required and not is_loopback(settings.host):
@@ -202,7 +211,12 @@ class Instance:
         names = Names(
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
-        self._listeners.append(Listener(App(auth, names, mounts, api), sock))
+        self._listeners.append(Listener(App(auth, names, mounts, api, under), sock))
+        self.agents.url = self.url
+        self.agents.secure(lambda: auth.required)
+        return lambda metadata: auth.principal(
+            {name.encode("latin-1"): value.encode("latin-1") for name, value in metadata.items()}
+        )
 
     def _find_key(self, key: str) -> Principal | None:
         record = self.keys.find(key)
@@ -218,12 +232,14 @@ class Instance:
         for listener in self._listeners:
             listener.stop_accepting()
         self.face.close()
+        self.agents.begin_stop()
         self.http_face.close()
         self.sse_face.close()
         drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
         drains += [_within(DRAIN_SECONDS, connection.drain()) for connection in self._stdio]
         await asyncio.gather(*drains, return_exceptions=True)
         await _within(STOP_SECONDS, self.tasks.close())
+        await _within(STOP_SECONDS, self.agents.stop())
         # What is still under way fails now, and whoever asked is told so.
         await _within(STOP_SECONDS, self.servers.stop())
         await _within(1, self.net.close())
@@ -280,8 +296,8 @@ class Instance:
         self._lookup.clear()
         self._lookup.update(lookup)
         old, self.config = self.config, config
-        self._stdio_view = View(tuple(config.mcp.stdio_expose))
-        for part in ("api_key", "server", "limits", "audit"):
+        self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
+        for part in ("api_key", "server", "limits", "audit", "a2a", "agents"):
             if getattr(old, part) != getattr(config, part):
                 log.warning('"%s" has changed; that is used from the next start on', part)
         await self.servers.apply(config.mcp_servers)
@@ -316,6 +332,7 @@ class Instance:
                 "starting": self.servers.starting,
             },
             "tools": len(self.catalog),
+            "agents": self.agents.status(),
             "clients": {
                 "http_sessions": len(self.http_face.sessions),
                 "sse": len(self.sse_face),
@@ -375,8 +392,8 @@ def _run(
         config = load(place / "config.toml")
         if port is not None:
             config = with_port(config, port)
-        _raise_file_limit()
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        process.raise_file_limit()
+        with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
             runner.run(_serve(place, config, mode, ready, stop))
 
 
@@ -404,19 +421,11 @@ async def _serve(
     instance = Instance(place, config, mode)
     try:
         await instance.start()
-        _settle_garbage()
+        process.settle_garbage()
         ready(instance)
         await ended.wait()
     finally:
         await instance.stop()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 # --- small things -----------------------------------------------------------------------------
@@ -465,18 +474,3 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _settle_garbage() -> None:
-    """What is here by now stays: the collector need not look at it with every few hundred calls."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(2_000, 10, 10)
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
-    if soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

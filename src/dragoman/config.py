@@ -7,23 +7,30 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
+from dragoman.a2a.config import A2aSettings
+from dragoman.agents.config import AgentEntry
 from dragoman.core.errors import ConfigError
 from dragoman.guards.config import Limits
 from dragoman.mcp.config import (
     McpSettings,
     ServerEntry,
     StdioTransport,
-    Style,
     header_pairs,
     namespace,
 )
 from dragoman.stores.config import AuditSettings
 from dragoman.web.config import ServerSettings
+
+RESERVED_NAMES = frozenset(
+    {"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", "dragoman"}
+)
+"""What no agent can be called: it stands for something else in a path."""
+TAKEN_PATHS = frozenset({"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz"})
 
 Step = str | int
 Path_ = tuple[Step, ...]
@@ -39,6 +46,8 @@ class Config(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     audit: AuditSettings = AuditSettings()
     mcp_servers: list[ServerEntry] = []
+    a2a: A2aSettings = A2aSettings()
+    agents: list[AgentEntry] = []
 
 
 def load(file: Path) -> Config:
@@ -65,6 +74,7 @@ def parse(text: str, name: str = "config.toml") -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), raw, text, name)) from None
     _check_servers(config, text, name)
+    _check_agents(config, text, name)
     _check_key(config, text, name)
     return config
 
@@ -85,22 +95,64 @@ def whereabouts(entry: ServerEntry) -> str:
 # --- what the shapes cannot say -----------------------------------------------------------------
 
 
+def _check_name(kind: str, called: str, where: str, seen: dict[str, str]) -> None:
+    """Servers and agents are called in one namespace."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _-]*", called):
+        raise ConfigError(
+            f'{where}: {kind} name "{called}" may hold letters, digits, '
+            'spaces, "-" and "_" only, and begins with a letter or digit'
+        )
+    key = namespace(called)
+    if key in seen:
+        raise ConfigError(
+            f'{where}: {kind} "{called}" has the name of "{seen[key]}" '
+            '(case, "-" and "_" make no difference); give it another name'
+        )
+    seen[key] = called
+
+
+def _check_agents(config: Config, text: str, name: str) -> None:
+    seen = {namespace(entry.name): entry.name for entry in config.mcp_servers}
+    for index, agent in enumerate(config.agents):
+        where = _where(text, ("agents", index, "name"), name)
+        _check_name("agent", agent.name, where, seen)
+        if agent.name in RESERVED_NAMES:
+            raise ConfigError(
+                f'{where}: an agent cannot be called "{agent.name}", which means something else '
+                "in its address; give it another name"
+            )
+    a2a = config.a2a
+    for index, far in enumerate(a2a.external_agents):
+        at: Path_ = ("a2a", "external_agents", index)
+        where = _where(text, (*at, "name"), name)
+        _check_name("agent", far.name, where, seen)
+        if far.name in RESERVED_NAMES:
+            raise ConfigError(f'{where}: an agent cannot be called "{far.name}"; choose another')
+        if not re.match(r"https?://[^/]", far.url):
+            raise ConfigError(
+                f'{_where(text, (*at, "url"), name)}: the url of agent "{far.name}" must begin '
+                f'with http:// or https://, not "{far.url[:60]}"'
+            )
+        _check_headers(far.headers, f'{_where(text, (*at, "headers"), name)}: agent "{far.name}"')
+    if not re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", a2a.listen_path) or a2a.listen_path in TAKEN_PATHS:
+        raise ConfigError(
+            f"{_where(text, ('a2a', 'listen_path'), name)}: listen_path must be a path of its own "
+            f'such as "/a2a", not "{a2a.listen_path[:60]}"'
+        )
+    known = [agent.name for agent in config.agents]
+    known += [far.name for far in a2a.external_agents]
+    if a2a.default_agent is not None and a2a.default_agent not in known:
+        raise ConfigError(
+            f"{_where(text, ('a2a', 'default_agent'), name)}: there is no agent "
+            f'"{a2a.default_agent}"; known: {", ".join(known) or "none"}'
+        )
+
+
 def _check_servers(config: Config, text: str, name: str) -> None:
     seen: dict[str, str] = {}
     for index, entry in enumerate(config.mcp_servers):
         at: Path_ = ("mcp_servers", index, "name")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _-]*", entry.name):
-            raise ConfigError(
-                f'{_where(text, at, name)}: server name "{entry.name}" may hold letters, digits, '
-                'spaces, "-" and "_" only, and begins with a letter or digit'
-            )
-        key = namespace(entry.name)
-        if key in seen:
-            raise ConfigError(
-                f'{_where(text, at, name)}: server "{entry.name}" has the name of "{seen[key]}" '
-                '(case, "-" and "_" make no difference); give it another name'
-            )
-        seen[key] = entry.name
+        _check_name("server", entry.name, _where(text, at, name), seen)
         _check_env(entry, f"{_where(text, ('mcp_servers', index, 'env'), name)}")
         transport = entry.transport
         at = ("mcp_servers", index, "transport")
@@ -230,10 +282,30 @@ def _explain(problem: str, raw: Any, text: str, name: str) -> str:
     if at == ("mcp_servers",):
         return f"{_where(text, at, name)}: each server begins with [[mcp_servers]], in two brackets"
     key = ".".join(str(step) for step in at if isinstance(step, str))
-    if words.startswith("Invalid enum value"):  # there is one kind of choice, of styles
-        choices = ", ".join(f'"{choice}"' for choice in get_args(Style))
+    if words.startswith("Invalid enum value"):
+        choices = ", ".join(f'"{choice}"' for choice in _choices(Config, at))
         return f'{_where(text, at, name)}: "{key}" is not right: choose one of {choices}'
     return f'{_where(text, at, name)}: "{key}" is not right: {_demand(words)}'
+
+
+def _choices(struct: type[Struct], at: Path_) -> list[str]:
+    """What may stand there."""
+    for step in at:
+        if isinstance(step, int):
+            continue
+        hint = _fields(struct).get(step)
+        inner = _structs(hint)
+        if not inner:
+            return list(_literals(hint))
+        struct = inner[0]
+    return []
+
+
+def _literals(hint: Any) -> Iterator[str]:
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    for arg in get_args(hint):
+        yield from _literals(arg)
 
 
 _TYPES = {

@@ -12,11 +12,15 @@ from dragoman.core.call import FORM, Lasting, Progress, Question, Result, Update
 from dragoman.core.errors import Full, NotFound, TimedOut
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tasks import (
+    AUTH_REQUIRED,
     CANCELLED,
     COMPLETED,
+    ENDS,
     FAILED,
     INPUT_REQUIRED,
     MOVES,
+    REJECTED,
+    SUBMITTED,
     WORKING,
     Task,
     Tasks,
@@ -80,12 +84,13 @@ def done(task: Task) -> bool:
 
 
 def test_what_is_finished_moves_no_more_and_all_else_can_be_finished() -> None:
-    assert set(MOVES) == {WORKING, INPUT_REQUIRED, COMPLETED, FAILED, CANCELLED}
+    assert {COMPLETED, FAILED, CANCELLED, REJECTED} == ENDS
     for state, following in MOVES.items():
-        if state in (COMPLETED, FAILED, CANCELLED):
+        if state in ENDS:
             assert not following
         else:
-            assert {COMPLETED, FAILED, CANCELLED} <= following
+            assert following >= ENDS and state not in following
+    assert INPUT_REQUIRED not in MOVES[AUTH_REQUIRED] and SUBMITTED not in MOVES[WORKING]
 
 
 async def test_a_task_ends_with_the_result_of_its_call() -> None:
@@ -96,7 +101,7 @@ async def test_a_task_ends_with_the_result_of_its_call() -> None:
     assert (task.state, task.error) == (COMPLETED, None), "it ran; that it failed is its result"
     assert task.result is not None and task.result.content == ["x"]
     assert far.asked == [(None, None)]
-    assert [(one.number, one.state) for one in task.history] == [(1, WORKING), (2, COMPLETED)]
+    assert [(one.number, one.event["state"]) for one in task.entries] == [(1, COMPLETED)]
 
 
 async def test_a_call_that_came_to_no_result_is_a_failed_task_and_says_why() -> None:
@@ -163,8 +168,8 @@ async def test_questions_are_answered_one_by_one_and_the_call_goes_on_after_the_
     far.says(Result(content=["thanks"]))
     assert await task.until(done, 5)
     assert far.asked[1:] == [({"a": 1, "b": 3}, "sealed")]
-    states = [one.state for one in task.history]
-    assert states == [WORKING, INPUT_REQUIRED, WORKING, COMPLETED]
+    states = [one.event["state"] for one in task.entries]
+    assert states == [INPUT_REQUIRED, WORKING, COMPLETED]
     task.answer({"b": 4})
     assert task.state == COMPLETED and len(far.asked) == 2
 
@@ -192,7 +197,7 @@ async def test_one_that_asks_for_nothing_in_particular_is_called_again() -> None
     far.says(Result(content=["x"]))
     assert await task.until(done, 5)
     assert far.asked == [(None, None), ({}, "h1")]
-    assert [one.state for one in task.history] == [WORKING, COMPLETED]
+    assert [one.event["state"] for one in task.entries] == [COMPLETED]
 
 
 async def test_one_that_asks_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +225,7 @@ async def test_cancel_stops_the_call_at_once_and_nothing_overwrites_it() -> None
     await asyncio.wait_for(far.stopped.wait(), 5)
     await task.ended()
     assert (task.state, task.cancel()) == (CANCELLED, False)
-    assert [one.state for one in task.history] == [WORKING, CANCELLED]
+    assert [one.event["state"] for one in task.entries] == [CANCELLED]
 
 
 async def test_a_result_after_the_cancel_is_not_kept() -> None:

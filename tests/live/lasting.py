@@ -62,6 +62,16 @@ def state_of(hub: RunningHub, server: str) -> dict[str, Any]:
     return next(one for one in states if one["name"] == server)
 
 
+def reason_of(hub: RunningHub, server: str, seconds: float = 20.0) -> str:
+    """Why it is not connected, once an attempt has failed: before that it has no reason yet."""
+
+    def found() -> str:
+        state = state_of(hub, server)
+        return str(state["reason"]) if state["state"] == "failed" else ""
+
+    return until(found, seconds)
+
+
 def tools_of(hub: RunningHub, server: str) -> list[str]:
     return [tool["name"] for tool in state_of(hub, server)["tools"]]
 

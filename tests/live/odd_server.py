@@ -15,6 +15,7 @@ Beside the mode it is a plain server of the handshake era with the tools `echo`,
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -127,7 +128,9 @@ def endless(**message: Any) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-def after_handshake() -> None:
+@functools.cache  # once, however often it is listed
+def talk() -> None:
+    """Only once it is listed: its own answers stand behind all that it says, and may come late."""
     if MODE == "pings":
         endless(id="p", method="ping")
     if MODE == "answers":
@@ -152,8 +155,6 @@ def main() -> None:
             ANSWERS[number] = {key: message[key] for key in ("result", "error") if key in message}
             if number in ASKED:
                 ASKED[number].set()
-        elif method == "notifications/initialized":
-            after_handshake()
         elif number is None:
             continue
         elif method == "initialize":
@@ -165,6 +166,7 @@ def main() -> None:
             )
         elif method == "tools/list":
             send(id=number, result=tools(params))
+            talk()
             if MODE == "deaf":
                 os.close(0)
                 time.sleep(600)

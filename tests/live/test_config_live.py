@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import kind_of, state_of, text_of, tools_of, until, words_of
+from tests.live.lasting import kind_of, reason_of, state_of, text_of, tools_of, until, words_of
 from tests.live.test_healing import odd_entry
 from tests.peers.process import HttpPeer, alive, read_log, server_entry, wait_for_log
 
@@ -47,7 +47,7 @@ def test_servers_are_added_changed_switched_off_and_removed_without_touching_the
 
         added = odd_entry("added", "plain")
         rewrite(running, stays, changes, added)
-        running.wait_connected("added", timeout=3)
+        running.wait_connected("added")
         third = pid_of(running, "added")
         assert pid_of(running, "changes") == first
 
@@ -113,7 +113,7 @@ def test_a_broken_file_changes_nothing_and_is_named_until_it_is_mended(hub: Star
         assert words in running.log()
         assert pid_of(running, "stays") == pid
     rewrite(running, entry, odd_entry("more", "plain"))
-    running.wait_connected("more", timeout=5)
+    running.wait_connected("more")
     assert running.api("/api/status")["config_problem"] is None
     assert pid_of(running, "stays") == pid
 
@@ -140,7 +140,7 @@ def test_variables_come_from_the_env_file_in_the_home_too(
         home=home,
         env={"BOTH": "environment"},
     )  # fmt: skip
-    reason = until(lambda: state_of(running, "http").get("reason"))
+    reason = reason_of(running, "http")
     assert "needs the environment variable LATER, which is not set" in reason
     seen = running.home / "servers" / "child" / "home" / "seen"
     until(lambda: seen.exists() and seen.read_text(encoding="utf-8").endswith("}"))

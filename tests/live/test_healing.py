@@ -83,8 +83,11 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
         ]
         hub = stack.enter_context(lasting_hub(servers))
         hub.wait_connected(
-            "sdk", "modern", "legacy", "plain", "plain-child", "keeper", "talkative", "mortal"
-        )
+            "sdk", "modern", "legacy", "plain", "plain-child", "keeper", "talkative", "mortal",
+            "hears-badly",
+        )  # fmt: skip
+        for name in ("idle", "idle-stubborn"):  # connected once: they may rest again by now
+            until(lambda name=name: tools_of(hub, name), 20)
         yield Ward(hub, logs, modern, legacy, plain)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.live.conftest import RunningHub
-from tests.live.lasting import kind_of, state_of, text_of, together, until, words_of
+from tests.live.lasting import kind_of, reason_of, text_of, together, until, words_of
 from tests.peers.process import server_entry
 
 Start = Callable[..., RunningHub]
@@ -166,7 +166,7 @@ def test_a_server_that_opens_no_session_for_a_while_is_used_again_when_it_does(h
         answers = together(lambda _: running.call("s.one"), 5)
         assert {kind_of(answer) for answer in answers} == {"Unreachable"}
         assert any("HTTP 500" in words_of(answer) for answer in answers)
-        assert "HTTP 500" in until(lambda: state_of(running, "s").get("reason"))
+        assert "HTTP 500" in reason_of(running, "s")
         ill.clear()
         until(lambda: "isError" not in running.call("s.one")["result"], 4)
         assert len(sessions) == 2

@@ -19,6 +19,7 @@ from tests.live.lasting import (
     kind_of,
     lasting_hub,
     modern_stream,
+    reason_of,
     state_of,
     text_of,
     together,
@@ -210,7 +211,7 @@ def test_headers_are_sent_with_values_from_the_environment(world: World) -> None
 
 @pytest.mark.promise("B2")
 def test_a_header_that_needs_a_variable_that_is_not_set_is_a_reason_in_words(world: World) -> None:
-    reason = until(lambda: state_of(world.hub, "lacks").get("reason"))
+    reason = reason_of(world.hub, "lacks")
     assert "needs the environment variable ABSENT, which is not set" in reason
     assert "put it into the env file in its home" in reason
 
@@ -224,7 +225,7 @@ def test_secrets_in_the_configuration_are_not_shown(world: World) -> None:
 @pytest.mark.promise("B11", "N1")
 def test_a_name_that_leads_inside_is_refused_unless_it_was_allowed(world: World) -> None:
     assert socket.gethostbyname(socket.gethostname()).startswith("127.")
-    reason = until(lambda: state_of(world.hub, "inside").get("reason"))
+    reason = reason_of(world.hub, "inside")
     assert "resolves to 127.0.0.1, a loopback address; set allow_private = true" in reason
     world.hub.wait_connected("inside-allowed", "by-localhost", "http-old")
     assert text_of(world.hub.call("inside-allowed.echo", {"text": "in"})) == "in"
@@ -386,6 +387,7 @@ def test_an_error_of_the_servers_own_comes_through_as_it_put_it(world: World) ->
 @pytest.mark.parametrize("server", [*SDK, "streamable-as-sse", "sse-as-http"])
 def test_a_change_of_the_tools_is_followed_and_passed_on(world: World, server: str) -> None:
     hub = world.hub
+    hub.wait_connected(server)
     name = f"mcp_{server.replace('-', '_')}_toggled"
     session = wire.Session(hub.mcp_url)
     with wire.stream("GET", hub.mcp_url, headers=session.headers) as stream:
@@ -420,6 +422,7 @@ def started_count(log: Path) -> int:
 def test_a_server_that_takes_too_long_is_told_to_cancel_and_stays_connected(
     world: World, server: str, log: str
 ) -> None:
+    world.hub.wait_connected(server)
     file = world.log(log)
     before = sum(e.get("event") == "cancelled" for e in read_log(file))
     restarts = state_of(world.hub, server)["restarts"]

@@ -36,7 +36,7 @@ async def test_a_name_that_resolves_to_a_private_address_is_refused() -> None:
         assert not caught.value.sent
         assert str(caught.value) == (
             f'will not connect to "{url}": "x" resolves to 127.0.0.1, a loopback address; '
-            "set allow_private = true for this server if that is meant"
+            "set allow_private = true for it if that is meant"
         )
         assert peer.connections == 0
 

@@ -296,15 +296,14 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while x := await read(reader, writer):
             note(event="request", method=x.method, path=x.path, headers=x.headers, body=x.message)
             work = asyncio.ensure_future(answer(x))
-            while not work.done():
-                if reader.at_eof() or reader.exception():
-                    note(event="gone", path=x.path)
-                    work.cancel()
-                    return
+            while not work.done() and not reader.at_eof() and not reader.exception():
                 await asyncio.wait({work}, timeout=0.02)
+            # Who writes without end may learn of it by writing before the reader does.
+            if not work.done() or isinstance(work.exception(), ConnectionError):
+                note(event="gone", path=x.path, query=x.query)
+                work.cancel()
+                return
             await work
-    except ConnectionError:
-        note(event="gone")
     finally:
         writer.close()
 

@@ -17,6 +17,7 @@ from dragoman.core.errors import (
     AmbiguousName,
     BadReply,
     ConfigError,
+    Declined,
     Denied,
     Full,
     HubError,
@@ -42,6 +43,7 @@ TABLE: dict[type[HubError], int] = {
     BadReply: 6,
     WorkFailed: 6,
     NeedsInput: 6,
+    Declined: 6,
     ConfigError: 7,
 }
 

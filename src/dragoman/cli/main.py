@@ -28,6 +28,7 @@ COMMANDS = {
     "servers": ("dragoman.cli.servers", "servers", "The servers, and what is wrong with them."),
     "tools": ("dragoman.cli.tools", "tools", "The tools, and what they take."),
     "call": ("dragoman.cli.tools", "call", "Call a tool."),
+    "a2a": ("dragoman.cli.a2a", "a2a", "Agents: their cards, messages to them, their tasks."),
     "keys": ("dragoman.cli.keys", "keys", "Keys for callers over HTTP."),
     "audit": ("dragoman.cli.audit", "audit", "The record of every call, and its proof."),
     "doctor": ("dragoman.cli.doctor", "doctor", "What is wrong, and how to fix it."),

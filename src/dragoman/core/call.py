@@ -1,7 +1,7 @@
 """One request to have something done, whatever brought it in, and what came of it.
 
 Knows no protocol: content is plain JSON objects with a `type` (text, image, audio, resource,
-resource_link, …), and what a far side said beside it travels in `extra`, untouched.
+resource_link, data, …), and what a far side said beside it travels in `extra`, untouched.
 """
 
 from __future__ import annotations
@@ -70,7 +70,22 @@ class Lasting:
     message: str | None = None
 
 
-Update = Progress | Note | Lasting
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """Something the target has made, whole or a part of it, before it is done."""
+
+    id: str
+    """The same for all parts of one."""
+    content: Sequence[Any]
+    name: str = ""
+    description: str = ""
+    append: bool = False
+    """Whether it goes behind what there is under this id, or replaces it."""
+    last: bool = True
+    extra: Mapping[str, Any] = field(default_factory=nothing)
+
+
+Update = Progress | Note | Lasting | Artifact
 Updates = Callable[[Update], None]
 
 
@@ -147,6 +162,10 @@ class Result:
     extra: Mapping[str, Any] = field(default_factory=dict)
     size: int = -1
     """Bytes it took on the wire it came by, where known: lets small results pass unweighed."""
+    artifacts: Sequence[Artifact] = ()
+    """What was made, where the target says it in pieces that have names; `content` has it all."""
+    direct: bool = False
+    """Whether this is a word of answer, and not the outcome of some work."""
     questions: Mapping[str, Question] | None = None
     """There is no result yet: these are to be answered first, in a call that continues this one."""
     handle: str | None = None

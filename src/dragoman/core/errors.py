@@ -12,6 +12,7 @@
     │  ├─ TimedOut       no answer in time
     │  ├─ BadReply       an answer that is none, or too large
     │  ├─ WorkFailed     the far side answered with an error of its own
+    │  ├─ Declined       the far side would not do it
     │  └─ NeedsInput     the far side asks what this caller cannot be asked
     └─ ConfigError     the configuration cannot be used
 
@@ -88,6 +89,10 @@ class WorkFailed(TargetFailed):
     def __init__(self, message: str, native: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.native = native
+
+
+class Declined(TargetFailed):
+    """The target has looked at what was asked and will not do it; the message says why."""
 
 
 class NeedsInput(TargetFailed):

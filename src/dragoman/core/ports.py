@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from dragoman.core.principal import Principal
 from dragoman.core.record import record
 from dragoman.core.tool import Validator
+
+if TYPE_CHECKING:
+    from dragoman.core.tasks import Entry
 
 
 class AuditLog(Protocol):
@@ -19,6 +23,77 @@ class AuditLog(Protocol):
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
         """Writes what came of entry `intent`, with the next intent or soon after."""
+
+
+@record(frozen=True, slots=True)
+class StoredTask:
+    """A task as it is stored, without its entries."""
+
+    key: int
+    id: str
+    owner: Principal
+    state: str
+    created: float
+    updated: float
+    about: Mapping[str, Any]
+    count: int
+    """How many entries it has."""
+    size: int
+    """Bytes that these take."""
+
+
+@record(frozen=True, slots=True)
+class TaskChange:
+    """What is new of a task."""
+
+    key: int
+    """0 for one that is not stored yet."""
+    id: str
+    owner: Principal
+    state: str
+    created: float
+    updated: float
+    about: Mapping[str, Any]
+    entries: Sequence[Entry]
+    """Those that are not stored yet."""
+
+
+@record(frozen=True, slots=True)
+class StoredPush:
+    """An address that is told of a task, and how far that has come."""
+
+    task: int
+    """The task's key."""
+    id: str
+    config: Mapping[str, Any]
+    cursor: int
+    """The number of the last entry that was delivered."""
+    attempts: int
+    next_at: float
+    dead: str
+    """Why nothing is sent there any more; empty while it is."""
+
+
+class TaskStore(Protocol):
+    """Where tasks are when the hub is not. All its methods work at once and may raise `Full`."""
+
+    def load(self) -> list[StoredTask]:
+        """All of them, the oldest first."""
+
+    def entries(self, key: int) -> list[Entry]: ...
+
+    def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
+        """All or none, and kept when this returns: the key of each, and the bytes it has grown."""
+
+    def delete(self, key: int) -> None:
+        """The task, its entries and who was told of it; with the next `save`, or soon."""
+
+    def load_pushes(self) -> list[StoredPush]: ...
+
+    def save_push(self, push: StoredPush) -> None:
+        """Kept when this returns."""
+
+    def delete_push(self, task: int, id: str) -> None: ...
 
 
 class SchemaCompiler(Protocol):

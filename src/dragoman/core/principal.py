@@ -15,8 +15,15 @@ class Principal:
     label: str = field(init=False, compare=False, repr=False)
     """Both in one word, `kind:id`: every call's record has it."""
 
+    _hash: int = field(init=False, compare=False, repr=False)
+    """What is kept of a caller is found by it, many times a call."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", f"{self.kind}:{self.id}")
+        object.__setattr__(self, "_hash", hash((self.kind, self.id, self.org)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         return self.label

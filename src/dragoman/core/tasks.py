@@ -1,8 +1,9 @@
 """Tasks: calls that go on after the one who made them has let go of the line.
 
 A task is a running call held by the hub, nothing else; its states and their allowed moves are the
-table below. It belongs to one principal, to everyone else there is no such task. It has an end (its
-time is over, and whatever still runs is stopped), and so has the number of tasks that are kept.
+table below, and what happened to it is an append-only log. It belongs to one principal, to everyone
+else there is no such task. It has an end (its time is over, and whatever still runs is stopped),
+and so has the number of tasks that are kept: in memory here, on disk in `tasklist`.
 Knows no protocol: how a task looks on a wire, and what it is called there, is each face's.
 """
 
@@ -11,29 +12,47 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from secrets import token_hex
 from time import time
 from typing import Any
 
-from dragoman.core.call import Lasting, Note, Progress, Question, Result, Update, Updates, discard
-from dragoman.core.errors import BadReply, Full, HubError, NotFound
+from dragoman.core.call import (
+    Artifact,
+    Lasting,
+    Note,
+    Progress,
+    Question,
+    Result,
+    Update,
+    Updates,
+    discard,
+)
+from dragoman.core.errors import BadReply, Full, HubError, InvalidInput, NotFound
 from dragoman.core.principal import Principal
+from dragoman.core.record import record
 
 log = logging.getLogger(__name__)
 
-WORKING, INPUT_REQUIRED = "working", "input_required"
-COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
+SUBMITTED, WORKING = "submitted", "working"
+INPUT_REQUIRED, AUTH_REQUIRED = "input_required", "auth_required"
+COMPLETED, FAILED, CANCELLED, REJECTED = "completed", "failed", "cancelled", "rejected"
+
+ENDS = frozenset({COMPLETED, FAILED, CANCELLED, REJECTED})
+WAITS = frozenset({INPUT_REQUIRED, AUTH_REQUIRED})
+"""Where it is somebody's turn to say something."""
 
 MOVES: Mapping[str, frozenset[str]] = {
-    WORKING: frozenset({INPUT_REQUIRED, COMPLETED, FAILED, CANCELLED}),
-    INPUT_REQUIRED: frozenset({WORKING, COMPLETED, FAILED, CANCELLED}),
+    SUBMITTED: frozenset({WORKING}) | WAITS | ENDS,
+    WORKING: WAITS | ENDS,
+    INPUT_REQUIRED: frozenset({WORKING}) | ENDS,
+    AUTH_REQUIRED: frozenset({WORKING}) | ENDS,
     COMPLETED: frozenset(),
     FAILED: frozenset(),
     CANCELLED: frozenset(),
+    REJECTED: frozenset(),
 }
-"""Which states may follow each. A call that ran and says that it failed is completed all the same:
-FAILED is for one that came to no result."""
+"""Which states may follow each. FAILED is for a call that came to no result, REJECTED for one that
+its target would not take up."""
 
 MAX_ROUNDS = 500
 """How often one task may ask."""
@@ -47,14 +66,14 @@ Work = Callable[[Updates, Mapping[str, Any] | None, str | None], Coroutine[Any, 
 handle without answers says that nobody will answer: the target lets go of what it holds for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An entry in the history of a task. Numbers count from 1 and are never used again."""
+@record(frozen=True, slots=True)
+class Entry:
+    """Something that happened to a task. Numbers count from 1 and are never used again."""
 
     number: int
     at: float
-    state: str
-    message: str
+    event: Mapping[str, Any]
+    """What it was, in the words of the face that the task belongs to."""
 
 
 class Task:
@@ -78,7 +97,8 @@ class Task:
         """The questions as the call put them, with their handle, while they are open."""
         self.result: Result | None = None
         self.error: Exception | None = None
-        self.history: list[Change] = []
+        self.entries: list[Entry] = []
+        """What happened to it, in order."""
         self._work: Work | None = work
         self._running: asyncio.Task[None] | None = None
         self._watchers: list[Callable[[], None]] = []
@@ -86,7 +106,6 @@ class Task:
         """Every question there was, by the name it has here, and its name in the call."""
         self._rounds = 0
         self._answers: dict[str, Any] = {}
-        self._note(WORKING, "")
 
     @property
     def finished(self) -> bool:
@@ -126,7 +145,10 @@ class Task:
 
         stop = self.watch(look)
         try:
-            await asyncio.wait([reached], timeout=seconds)
+            if seconds is None:
+                await reached
+            else:
+                await asyncio.wait([reached], timeout=seconds)
         finally:
             stop()
             reached.cancel()
@@ -137,7 +159,7 @@ class Task:
     def answer(self, answers: Mapping[str, Any]) -> None:
         """Takes the answers to open questions, by their names here, and leaves others aside. When
         the last one is answered the call goes on."""
-        if self.state != INPUT_REQUIRED:
+        if self.state not in WAITS:
             return
         for name in [name for name in answers if name in self.questions]:
             del self.questions[name]
@@ -164,9 +186,9 @@ class Task:
         if self.finished:
             return False
         running, handle, work = self._running, self._handle, self._work
-        waiting = self.state == INPUT_REQUIRED
+        waiting = self.state in WAITS
         self._move(state, message)
-        if waiting and work is not None:
+        if waiting and work is not None and handle is not None:
             # Nothing runs here, but the far side waits.
             self._running = asyncio.get_running_loop().create_task(_give_up(work, handle))
         elif running is not None:
@@ -198,8 +220,12 @@ class Task:
             if result.questions is not None:
                 self._ask(result, result.questions)
             else:
-                self.result = result
-                self._move(COMPLETED, "")
+                self._finish(result)
+
+    def _finish(self, result: Result) -> None:
+        """A call that ran and says that it failed is completed all the same."""
+        self.result = result
+        self._move(COMPLETED, "")
 
     async def _outcome(
         self, work: Work, answers: Mapping[str, Any] | None, handle: str | None
@@ -234,23 +260,27 @@ class Task:
             self._asked[name] = theirs
             self.questions[name] = question
         self.asked = asked
-        self._move(INPUT_REQUIRED, "; ".join(one.words for one in self.questions.values()))
+        self._wait("; ".join(one.words for one in self.questions.values()))
+
+    def _wait(self, words: str) -> None:
+        self._move(INPUT_REQUIRED, words)
 
     def _update(self, update: Update) -> None:
-        if self.finished or isinstance(update, Note):
+        if self.finished or isinstance(update, Note | Artifact):
             return
         if isinstance(update, Lasting):
             self.lasting = True
-        message = update.message if update.message else _in_figures(update)
+        message = words_of(update)
         if message:
             self.message = message[:MAX_MESSAGE]
         self._tell()
 
     def _move(self, state: str, message: str) -> None:
-        assert state in MOVES[self.state], f"a task does not move from {self.state} to {state}"
+        if state not in MOVES[self.state]:
+            raise InvalidInput(f'a task that is "{self.state}" cannot become "{state}"')
         self.state = state
         self.message = message[:MAX_MESSAGE]
-        self._note(state, self.message)
+        self._moved()
         if self.finished:
             self._work = None
             self.asked = None
@@ -258,8 +288,15 @@ class Task:
             self._answers = {}
         self._tell()
 
-    def _note(self, state: str, message: str) -> None:
-        self.history.append(Change(len(self.history) + 1, time(), state, message))
+    def _moved(self) -> None:
+        """It has another state now, which belongs into the log."""
+        self.append({"state": self.state, "message": self.message})
+
+    def append(self, event: Mapping[str, Any]) -> Entry:
+        """Writes down what happened, before anybody hears of it."""
+        entry = Entry(len(self.entries) + 1, time(), event)
+        self.entries.append(entry)
+        return entry
 
     def _tell(self) -> None:
         self.updated = time()
@@ -276,9 +313,10 @@ async def _give_up(work: Work, handle: str | None) -> None:
         log.exception("a question could not be given up")
 
 
-def _in_figures(update: Update) -> str:
-    if not isinstance(update, Progress):
-        return ""
+def words_of(update: Progress | Lasting) -> str:
+    """What is told of the work, for people."""
+    if update.message or not isinstance(update, Progress):
+        return update.message or ""
     return f"{update.progress:g} of {update.total:g}" if update.total else f"{update.progress:g}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -34,6 +34,27 @@ def anything(arguments: Mapping[str, Any]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFacts:
+    """What can be said of an agent to those who choose one."""
+
+    name: str
+    description: str
+    version: str = "1.0.0"
+    skills: Sequence[Mapping[str, Any]] = ()
+    """Each with `id`, `name`, `description`, `tags` and `examples`."""
+    input_modes: Sequence[str] = ("text/plain", "application/json")
+    output_modes: Sequence[str] = ("text/plain", "application/json")
+    streaming: bool = True
+    push: bool = True
+    extended: bool = False
+    """Whether those who are known are told more."""
+    extensions: Sequence[Mapping[str, Any]] = ()
+    """Each with `uri`, `description`, `required` and `params`."""
+    continues: bool = False
+    """Whether a further message to it is a call of its own, that needs no handle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """Anything callable by name: a tool, a prompt to be filled in, a resource to be read."""
 
@@ -51,6 +72,8 @@ class Tool:
     definition: Mapping[str, Any] = field(default_factory=dict)
     """Everything the far side said of it, faithful."""
     validate: Validator = anything
+    agent: AgentFacts | None = None
+    """Of an agent, which takes a message, works by judgement and may take its time."""
     target: Target
 
 

@@ -17,8 +17,12 @@ _ADDRESSED = frozenset({RESOURCE, TEMPLATE})
 @dataclass(frozen=True, slots=True)
 class View:
     patterns: tuple[str, ...]
+    agents: bool = False
+    """Whether agents are among it, whatever they are called."""
 
     def includes(self, tool: Tool) -> bool:
+        if tool.agent and self.agents:
+            return True
         addressed = tool.kind in _ADDRESSED
         return any(
             pattern == "*"

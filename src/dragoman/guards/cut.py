@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dragoman.core.call import ABSENT, Call, Result
+from dragoman.core.call import ABSENT, Artifact, Call, Result
 from dragoman.core.errors import BadReply, WorkFailed
 from dragoman.core.pipeline import Next
 from dragoman.wire.json import encode
@@ -29,8 +29,23 @@ class Cut:
                 "characters, which cannot be cut; ask for less or raise [limits] result_chars"
             )
         if any(self._long(block) for block in result.content):
-            return replace(result, content=[self._cut(block) for block in result.content])
+            result = replace(result, content=[self._cut(block) for block in result.content])
+        if result.artifacts:
+            result = replace(
+                result, artifacts=[self._cut_made(call, one) for one in result.artifacts]
+            )
         return result
+
+    def _cut_made(self, call: Call, made: Artifact) -> Artifact:
+        for block in made.content:
+            if block.get("type") == "data" and self._too_long(block.get("data")):
+                raise BadReply(
+                    f'"{call.tool.name}" made data of more than {self.chars} characters, which '
+                    "cannot be cut; ask for less or raise [limits] result_chars"
+                )
+        if not any(self._long(block) for block in made.content):
+            return made
+        return replace(made, content=[self._cut(block) for block in made.content])
 
     def _cut_native(self, error: WorkFailed) -> None:
         """The far side's own error reaches the caller too, and is as long as it likes."""

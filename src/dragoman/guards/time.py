@@ -1,8 +1,8 @@
 """How long a target may take. Innermost: times the target, not the guards.
 
 A target that reports progress is given its time again, up to a maximum, and one that says that the
-far side has made a task of the call has the time of a task. While a question is open no call is
-under way, so no clock runs.
+far side has made a task of the call has the time of a task, as agents have from the start. While
+a question is open no call is under way, so no clock runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from dragoman.core.call import NO_UPDATES, Call, Lasting, Progress, Result, Update
+from dragoman.core.call import NO_UPDATES, Artifact, Call, Lasting, Progress, Result, Update
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import TimedOut
 from dragoman.core.pipeline import Next
@@ -25,13 +25,19 @@ class Time:
         """In all, for one that lasts."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadlines = Deadlines(seconds)
+        self._deadlines_as_task = Deadlines(self.as_task)
 
     async def __call__(self, call: Call, next: Next) -> Result:
+        if call.tool.agent:
+            return await self._within(self._deadlines_as_task, call, next)
         wanted = call.wanted
         if wanted is not NO_UPDATES and (wanted.progress or wanted.lasting):
             return await _Clock(self).run(call, next)
         if getattr(call.tool.target, "may_last", False):
             return await _Clock(self).run(call, next)
+        return await self._within(self._deadlines, call, next)
+
+    async def _within(self, deadlines: Deadlines, call: Call, next: Next) -> Result:
         # What `asyncio.timeout` does, in a tenth of its time: this is on every call's way.
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         if task is None:
@@ -46,15 +52,17 @@ class Time:
             expired = True
             task.cancel()
 
-        deadline = self._deadlines.begin(task.get_loop(), expire)
+        deadline = deadlines.begin(task.get_loop(), expire)
         try:
             return await next(call)
         except asyncio.CancelledError:
             if not expired or task.uncancel() > pending:
                 raise
-            raise _too_long(call, self.seconds, "tool_timeout_secs") from None
+            if deadlines is self._deadlines:
+                raise _too_long(call, self.seconds, "tool_timeout_secs") from None
+            raise _too_long(call, self.as_task, "task_timeout_secs") from None
         finally:
-            self._deadlines.end(deadline)
+            deadlines.end(deadline)
 
 
 class _Clock:
@@ -93,7 +101,7 @@ class _Clock:
             return
         if isinstance(update, Lasting):
             seconds, setting = limits.as_task, "task_timeout_secs"
-        elif isinstance(update, Progress) and self._seconds < limits.with_progress:
+        elif isinstance(update, Progress | Artifact) and self._seconds < limits.with_progress:
             seconds, setting = self._loop.time() - self._begun + limits.seconds, self._setting
             if seconds >= limits.with_progress:
                 seconds, setting = limits.with_progress, "progress_timeout_secs"

@@ -93,6 +93,14 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         dict[str, Style],
         Meta(description="The same for single clients: globs over the names they give."),
     ] = {}
+    agent_prefix: Annotated[
+        str,
+        Meta(
+            max_length=32,
+            pattern="^[A-Za-z0-9_-]*$",
+            description="What stands before the names of agents in lists of tools.",
+        ),
+    ] = "dragoman_agent_"
     task_after_secs: Annotated[
         float,
         Meta(

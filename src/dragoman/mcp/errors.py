@@ -11,6 +11,7 @@ from dragoman.core.errors import (
     AmbiguousName,
     BadReply,
     ConfigError,
+    Declined,
     Denied,
     Full,
     HubError,
@@ -56,6 +57,7 @@ TABLE: dict[type[HubError], Row] = {
     TimedOut: Row(R2024),
     BadReply: Row(R2024),
     WorkFailed: Row(R2024),
+    Declined: Row(R2024),
     # 2026-07-28: MissingRequiredClientCapability; older clients' models read what was asked
     NeedsInput: Row(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
     ConfigError: Row(NEVER),

@@ -16,7 +16,7 @@ from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
 from dragoman.core.ports import Reply
 from dragoman.net.addresses import Verdict, judge
 from dragoman.net.connection import Exchange
-from dragoman.net.dialing import Reach, Resolve, system_resolve
+from dragoman.net.dialing import Reach, Resolve, judged, system_resolve
 from dragoman.net.headers import encode, harmless
 from dragoman.net.pool import Pool
 from dragoman.net.urls import BadUrl, Origin, Url, join, parse, presentable
@@ -46,6 +46,26 @@ class Client:
             return Outlet(self, parse(url), allow_private)
         except BadUrl as problem:
             raise ConfigError(f'"{presentable(url)}" cannot be used: {problem}') from None
+
+    def anywhere(self, *, allow_private: bool) -> Outlet:
+        """The way out to addresses that callers name: by themselves these lead outside only, and a
+        redirect is handed back as it is."""
+        return Outlet(self, None, allow_private)
+
+    async def objection(self, url: str, *, allow_private: bool) -> str | None:
+        """Why `anywhere` would not go there now, fit to follow what it is an address of; None where
+        it would, or leads nowhere yet. To which address a name leads is not told."""
+        reach = Reach.PRIVATE if allow_private else Reach.PUBLIC
+        try:
+            judgements = await judged(parse(url), self._resolve)
+        except BadUrl as problem:
+            return f"cannot be used: {problem}"
+        except (OSError, UnicodeError):
+            return None
+        for judgement in judgements.values():
+            if not reach.admits(judgement):
+                return f"leads to {judgement.kind}, where callers may not send the hub"
+        return None
 
     async def close(self) -> None:
         """Ends every connection, those in use too."""
@@ -85,10 +105,11 @@ class Route(NamedTuple):
 class Outlet:
     """Implements `ports.HttpClient`."""
 
-    def __init__(self, client: Client, configured: Url, allow_private: bool) -> None:
+    def __init__(self, client: Client, configured: Url | None, allow_private: bool) -> None:
         self._client = client
-        self._host = configured.origin.host
-        self._own = _own_reach(configured)
+        self._host = configured.origin.host if configured is not None else None
+        self._own = _own_reach(configured) if configured is not None else Reach.PUBLIC
+        self._follows = configured is not None
         self._allow_private = allow_private
         self._routes: dict[tuple[str, str], Route] = {}
         self._limits: dict[float, Deadlines] = {}
@@ -115,7 +136,7 @@ class Outlet:
             request = _written(route, headers, body)
             exchange = connection.send(request, method, route.shown, timeout, limit)
             await exchange.head()
-        if exchange.status in _MOVED:
+        if exchange.status in _MOVED and self._follows:
             exchange = await self._follow(route, exchange, headers, body, timeout, deadline)
         return Reply(exchange.status, exchange.headers, exchange)
 

@@ -10,7 +10,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from dragoman.core.errors import Unreachable
@@ -47,6 +49,21 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
     return [str(address[0]) for *_, address in found]
 
 
+def resolve_apart(threads: int) -> Resolve:
+    """The same in threads of its own, for names that callers choose: slow ones hold up nobody's
+    but one another."""
+    pool = ThreadPoolExecutor(threads, "resolve")
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        look_up = partial(
+            socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )
+        found = await asyncio.get_running_loop().run_in_executor(pool, look_up)
+        return [str(address[0]) for *_, address in found]
+
+    return resolve
+
+
 async def dial(
     url: Url,
     reach: Reach,
@@ -68,23 +85,27 @@ async def dial(
     raise Unreachable(f'could not connect to "{url.shown}": {problem}', sent=False)
 
 
-async def _permitted(url: Url, reach: Reach, resolve: Resolve) -> list[str]:
-    """The addresses of the host in order, all of them judged."""
+async def judged(url: Url, resolve: Resolve) -> dict[str, Judgement]:
+    """The addresses of the host in order, and what is to be thought of each."""
     _, host, port = url.origin
-    addresses = [host] if url.literal else list(dict.fromkeys(await resolve(host, port)))
+    addresses = [host] if url.literal else await resolve(host, port)
     if not addresses:
         raise OSError(f'"{host}" has no addresses')
-    for address in addresses:
-        judgement = judge(address)
+    return {address: judge(address) for address in addresses}
+
+
+async def _permitted(url: Url, reach: Reach, resolve: Resolve) -> list[str]:
+    judgements = await judged(url, resolve)
+    for address, judgement in judgements.items():
         if not reach.admits(judgement):
             raise _refusal(url, address, judgement)
-    return addresses
+    return list(judgements)
 
 
 def _refusal(url: Url, address: str, judgement: Judgement) -> Unreachable:
     subject = f"{address} is" if url.literal else f'"{url.origin.host}" resolves to {address},'
     remedy = (
-        "; set allow_private = true for this server if that is meant"
+        "; set allow_private = true for it if that is meant"
         if judgement.verdict is Verdict.PRIVATE
         else ", which is never reached"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dragoman.core.errors import HubError
@@ -20,6 +21,21 @@ from dragoman.wire.json import MAX_BYTES
 log = logging.getLogger(__name__)
 
 Mounted = Callable[[HttpRequest, Principal], Awaitable[None]]
+Public = Callable[[HttpRequest, Principal | None], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Under:
+    """What serves all paths that begin so, and those of them that are open to everybody."""
+
+    prefix: str
+    """A path without a slash at its end; what is served is that path and all below it."""
+    serve: Public
+    is_open: Callable[[str], bool]
+
+    def has(self, path: str) -> bool:
+        return path == self.prefix or path.startswith(f"{self.prefix}/")
+
 
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths that need no key."""
@@ -27,7 +43,7 @@ ONCE = frozenset(
     {
         *(b"host", b"origin", b"authorization", b"content-type"),
         *(b"mcp-session-id", b"mcp-protocol-version", b"mcp-method", b"mcp-name"),
-        b"last-event-id",
+        *(b"last-event-id", b"a2a-version", b"idempotency-key"),
     }
 )
 """The headers that the hub goes by; named twice, nobody could tell which counts."""
@@ -39,11 +55,17 @@ class App:
     """What TCP clients reach."""
 
     def __init__(
-        self, auth: Authenticator, names: Names, mounts: Mapping[str, Mounted], api: Api
+        self,
+        auth: Authenticator,
+        names: Names,
+        mounts: Mapping[str, Mounted],
+        api: Api,
+        under: Sequence[Under] = (),
     ) -> None:
         self._auth = auth
         self._names = names
         self._mounts = mounts
+        self._under = under
         self._api = api
 
     def admit(self, request: Request) -> bool:
@@ -74,20 +96,30 @@ class App:
             request.principal = self._auth.principal(fields)
         except HubError as error:
             return problem(503, str(error))
-        if request.principal is None and request.path not in OPEN:
+        if request.principal is None and not self._is_open(request.path):
             return _UNAUTHORIZED
         return None
 
+    def _is_open(self, path: str) -> bool:
+        return path in OPEN or any(one.has(path) and one.is_open(path) for one in self._under)
+
     def answer(self, request: Request) -> Awaitable[None]:
-        return serve(request, self._mounts, self._api)
+        return serve(request, self._mounts, self._api, self._under)
 
 
 class OwnerApp:
     """What the hub's Unix socket serves: whoever can open it is the owner."""
 
-    def __init__(self, owner: Principal, mounts: Mapping[str, Mounted], api: Api) -> None:
+    def __init__(
+        self,
+        owner: Principal,
+        mounts: Mapping[str, Mounted],
+        api: Api,
+        under: Sequence[Under] = (),
+    ) -> None:
         self._owner = owner
         self._mounts = mounts
+        self._under = under
         self._api = api
 
     def admit(self, request: Request) -> bool:
@@ -95,15 +127,22 @@ class OwnerApp:
         return True
 
     def answer(self, request: Request) -> Awaitable[None]:
-        return serve(request, self._mounts, self._api)
+        return serve(request, self._mounts, self._api, self._under)
 
 
-def serve(request: Request, mounts: Mapping[str, Mounted], api: Api) -> Awaitable[None]:
-    mounted = mounts.get(request.path)
-    principal = request.principal
-    if mounted is None or principal is None or request.refusal or request.too_large:
+def serve(
+    request: Request, mounts: Mapping[str, Mounted], api: Api, under: Sequence[Under]
+) -> Awaitable[None]:
+    path, principal = request.path, request.principal
+    mounted = mounts.get(path)
+    if request.refusal or request.too_large:
         return _respond(request, api)
-    return mounted(request, principal)
+    if mounted is not None and principal is not None:
+        return mounted(request, principal)
+    for one in under:
+        if one.has(path) and (principal is not None or one.is_open(path)):
+            return one.serve(request, principal)
+    return _respond(request, api)
 
 
 async def _respond(request: Request, api: Api) -> None:
@@ -162,11 +201,11 @@ _TOO_LARGE = Response(
 _CORS: Headers = [
     (b"vary", b"Origin"),
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-    (b"access-control-expose-headers", b"mcp-session-id, www-authenticate"),
+    (b"access-control-expose-headers", b"mcp-session-id, www-authenticate, a2a-extensions"),
 ]
 _ALLOWED = (
     b"authorization, content-type, accept, last-event-id, mcp-session-id, "
-    b"mcp-protocol-version, mcp-method, mcp-name"
+    b"mcp-protocol-version, mcp-method, mcp-name, a2a-version, a2a-extensions, idempotency-key"
 )
 _PARAM = re.compile(rb"mcp-param-[!#$%&'*+.^_`|~0-9a-z-]{1,100}")
 

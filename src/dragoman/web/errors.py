@@ -6,6 +6,7 @@ from dragoman.core.errors import (
     AmbiguousName,
     BadReply,
     ConfigError,
+    Declined,
     Denied,
     Full,
     HubError,
@@ -28,6 +29,7 @@ TABLE: dict[type[HubError], int] = {
     BadReply: 502,
     WorkFailed: 502,
     NeedsInput: 409,
+    Declined: 422,
     ConfigError: 500,
 }
 

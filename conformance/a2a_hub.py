@@ -1,0 +1,48 @@
+"""A hub with the conformance agent: the ground of everything that is asked about A2A."""
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.peers.conformance_profiles import PROFILES, settings
+
+from conformance.places import HOMES, HUB
+from conformance.processes import started, wait_for
+
+CARD = "/.well-known/agent-card.json"
+
+
+@dataclass(frozen=True)
+class Standing:
+    base: str
+    home: Path
+
+    @property
+    def url(self) -> str:
+        return f"{self.base}/a2a"
+
+
+@contextlib.contextmanager
+def a2a_hub(name: str, profile: str, *, extra: str = "", grpc: bool = True) -> Iterator[Standing]:
+    """A hub of its own; its tasks and push targets are nobody else's."""
+    home = HOMES / f"a2a-{name}"
+    home.mkdir()
+    text = settings(profile, grpc_port=0 if grpc else None, extra=extra)
+    (home / "config.toml").write_text(text, encoding="utf-8")
+    (home / "config.toml").chmod(0o600)
+    with started(f"hub-a2a-{name}", [HUB, "up", "--json", "--home", home]) as process:
+        base = str(json.loads(process.first_line())["url"])
+        key = PROFILES[profile].key
+        request = urllib.request.Request(f"{base}{CARD}")
+        if key:
+            request.add_header("Authorization", f"Bearer {key}")
+
+        def card() -> str:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return str(json.load(answer)["name"])
+
+        wait_for(process, card)
+        yield Standing(base, home)

@@ -1,0 +1,132 @@
+"""The cards of the hub's agents, as they are served: made when asked for, kept until the catalog
+changes. The hub's own card shows each caller the tools that this caller may see; to a stranger it
+shows none where a key is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from typing import Any
+from urllib.parse import quote
+
+from dragoman import __version__
+from dragoman.a2a.card import Described, Interfaces, card_of, etag, shape, skill_of_tool
+from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.targets import HUB, HUB_FACTS, Targets
+from dragoman.core.catalog import Catalog
+from dragoman.core.principal import Principal
+from dragoman.core.tool import AgentFacts
+from dragoman.wire.json import encode
+
+MAX_KEPT = 256
+MAX_SKILLS = 1_000
+
+Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class Cards:
+    def __init__(
+        self, targets: Targets, catalog: Catalog, settings: A2aSettings, sign: Sign | None
+    ) -> None:
+        self._targets = targets
+        self._catalog = catalog
+        self._settings = settings
+        self._sign = sign
+        self.secured: Callable[[], bool] = lambda: True
+        """Whether callers need a key."""
+        self.grpc: str | None = None
+        """Where gRPC is served, as clients reach it."""
+        self._kept: dict[tuple[str, str, str, str], tuple[bytes, str, str]] = {}
+        self._since: dict[str, str] = {}
+        self._kept_at = -1
+
+    def extends(self, facts: AgentFacts) -> bool:
+        """Whether there is more to say of the agent to those who are known."""
+        return facts.extended and self.secured()
+
+    def of(self, facts: AgentFacts, principal: Principal | None, base: str) -> dict[str, Any]:
+        """In the form of 1.0: what `principal` may know; None is anybody."""
+        default = self._targets.default()
+        path = base + self._settings.listen_path
+        ours = "" if facts is HUB_FACTS else facts.name
+        url = path if ours == default else f"{path}/{quote(facts.name)}"
+        described = Described(
+            name=facts.name,
+            description=facts.description,
+            version=__version__ if facts is HUB_FACTS else facts.version,
+            skills=self._skills(facts, principal),
+            input_modes=facts.input_modes,
+            output_modes=facts.output_modes,
+            streaming=facts.streaming,
+            push=facts.push,
+            extended=self.extends(facts),
+            extensions=[_extension(one) for one in facts.extensions],
+        )
+        tenant = "" if ours == default else facts.name
+        urls = Interfaces(url=url, grpc=self.grpc, tenant=tenant)
+        return card_of(described, urls=urls, security=self.secured())
+
+    def served(
+        self, agent: str | None, principal: Principal | None, base: str, version: str
+    ) -> tuple[bytes, str, str]:
+        """A card encoded in the shape that was asked for, its tag, and since when it is so. Raises
+        for an agent that is not there."""
+        facts = self._targets.facts(agent)
+        if self._kept_at != self._catalog.version or len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+            self._kept_at = self._catalog.version
+        wanted = version or self._settings.card
+        if facts is not HUB_FACTS:
+            principal = None  # the public one is the same for all
+        viewer = principal.label if principal is not None else ""
+        key = facts.name, viewer, base, wanted
+        kept = self._kept.get(key)
+        if kept is None:
+            body = encode(self.shaped(self.of(facts, principal, base), wanted))
+            tag = etag(body)
+            if len(self._since) >= MAX_KEPT:
+                self._since.clear()
+            since = self._since.setdefault(tag, formatdate(usegmt=True))
+            self._kept[key] = kept = body, tag, since
+        return kept
+
+    def shaped(self, card: Mapping[str, Any], version: str) -> Mapping[str, Any]:
+        return shape(self._sign(card) if self._sign is not None else card, version)
+
+    def all(self, principal: Principal, base: str, version: str) -> list[Mapping[str, Any]]:
+        """One of each agent, the hub's own among them."""
+        found = [tool.agent for tool in self._targets.agents() if tool.agent is not None]
+        return [
+            shape(self.of(facts, principal, base), version or self._settings.card)
+            for facts in [*found, HUB_FACTS]
+        ]
+
+    def _skills(self, facts: AgentFacts, principal: Principal | None) -> list[Mapping[str, Any]]:
+        if facts is not HUB_FACTS:
+            known = principal is not None or not self.secured()
+            return [_skill(one) for one in facts.skills if known or one.get("public", True)]
+        if principal is None:
+            if self.secured():
+                return []
+            principal = Principal("local", "local")
+        skills: list[Mapping[str, Any]] = []
+        for tool in self._targets.skills(principal):
+            if len(skills) == MAX_SKILLS:
+                break
+            described = tool.description if tool.definition.get("description") else ""
+            schema = tool.definition.get("inputSchema")
+            skills.append(skill_of_tool(tool.name, description=described, input_schema=schema))
+        return skills
+
+
+def _skill(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in one.items() if key != "public"}
+
+
+def _extension(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is not said."""
+    return {key: value for key, value in one.items() if value or key == "uri"}
+
+
+__all__ = ["HUB", "Cards"]

@@ -1,0 +1,109 @@
+"""`[a2a]`: how the hub serves A2A, and the agents of others that it knows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Signatures = Literal["ignore", "prefer", "require"]
+
+
+class ExternalAgent(Struct, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=64, description="What it is called here.")]
+    url: Annotated[str, Meta(min_length=1, description="Where its card is published.")]
+    headers: Annotated[
+        dict[str, str] | list[str],
+        Meta(
+            description="Headers to send to this origin alone; ${NAME} takes a value from the "
+            "environment."
+        ),
+    ] = {}
+    allow_private: Annotated[
+        bool, Meta(description="Whether the name in `url` may lead to a private address.")
+    ] = False
+    timeout_secs: Annotated[
+        float, Meta(gt=0, le=86_400, description="Seconds to wait for each of its answers.")
+    ] = 30
+    signatures: Annotated[
+        Signatures | None,
+        Meta(description="Whether its card must be signed; default: as [a2a] says."),
+    ] = None
+    keys: Annotated[
+        list[str],
+        Meta(max_length=16, description="Files with the public keys that may sign its card."),
+    ] = []
+    enabled: Annotated[bool, Meta(description="Whether to look for it at all.")] = True
+
+
+class A2aSettings(Struct, frozen=True, kw_only=True):
+    enabled: Annotated[bool, Meta(description="Whether A2A is served, and agents are found.")] = (
+        False
+    )
+    listen_path: Annotated[
+        str, Meta(min_length=2, max_length=128, description="The path that A2A is served under.")
+    ] = "/a2a"
+    default_agent: Annotated[
+        str | None,
+        Meta(
+            description="The agent that answers where none is named; default: the first of "
+            "[[agents]], or the hub itself."
+        ),
+    ] = None
+    card: Annotated[
+        Literal["merged", "1.0"],
+        Meta(
+            description="The shape of cards for clients that ask for no version: readable by all "
+            "of them (merged), or pure."
+        ),
+    ] = "merged"
+    require_version: Annotated[
+        bool,
+        Meta(description="Whether calls in the words of 1.0 must say A2A-Version, as it wants."),
+    ] = False
+    store: Annotated[
+        Literal["sqlite", "memory"],
+        Meta(description="Where tasks are kept; in memory they end with the hub."),
+    ] = "sqlite"
+    max_tasks: Annotated[
+        int, Meta(ge=1, le=100_000, description="Tasks kept for one caller; the oldest go first.")
+    ] = 1_000
+    max_tasks_all: Annotated[int, Meta(ge=1, le=1_000_000, description="Tasks kept in all.")] = (
+        10_000
+    )
+    max_megabytes: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Megabytes that tasks may take in all.")
+    ] = 512
+    idle_secs: Annotated[
+        float,
+        Meta(gt=0, description="A task that waits for an answer for so long has failed."),
+    ] = 86_400
+    stream_secs: Annotated[
+        float, Meta(gt=0, le=604_800, description="Seconds after which a stream is ended.")
+    ] = 3_600
+    grpc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65_535)] | None,
+        Meta(description="Serve A2A over gRPC there too; needs the extra grpc."),
+    ] = None
+    signing_key: Annotated[
+        str | None,
+        Meta(description="A PEM file with a P-256 key that cards are signed with."),
+    ] = None
+    push_private: Annotated[
+        bool, Meta(description="Whether webhooks may be at private and loopback addresses.")
+    ] = False
+    push_attempts: Annotated[
+        int, Meta(ge=1, le=100, description="How often a webhook is tried before it is given up.")
+    ] = 8
+    push_timeout_secs: Annotated[
+        float, Meta(gt=0, le=300, description="Seconds a webhook may take to answer.")
+    ] = 10
+    push_configs: Annotated[int, Meta(ge=1, le=100, description="Webhooks of one task.")] = 10
+    signatures: Annotated[
+        Signatures,
+        Meta(
+            description="Signed cards of others: ignore signatures, prefer (a bad one is refused) "
+            "or require one by a key that is named."
+        ),
+    ] = "ignore"
+    external_agents: list[ExternalAgent] = []

@@ -1,0 +1,295 @@
+"""Where an agent's card is, and whether to believe it.
+
+Cards are looked for in the place of 1.0 and in that of the dialects before it, under the path that
+was given and then at the origin; kept as long as their server says, within bounds, and asked for
+again by their ETag. Knows nothing of what is done with a card.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from dragoman import __version__
+from dragoman.a2a.card_reading import MAX_CARD_BYTES, NotACard, card_in, read_card
+from dragoman.a2a.signing import check
+from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed
+from dragoman.core.ports import HttpClient, Reply
+from dragoman.core.record import record
+
+log = logging.getLogger(__name__)
+
+PLACES = ("/.well-known/agent-card.json", "/.well-known/agent.json")
+USER_AGENT = f"Dragoman/{__version__} A2A"
+SECONDS = 30.0
+MAX_KEPT = 256
+SHORTEST, USUAL, LONGEST = 30.0, 300.0, 86_400.0
+"""Seconds a card is believed without asking again, whatever its server says; where it says nothing.
+"""
+
+IGNORE, PREFER, REQUIRE = "ignore", "prefer", "require"
+POLICIES = (IGNORE, PREFER, REQUIRE)
+
+
+class Origin(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+
+
+def origin_of(url: str) -> Origin | None:
+    """Whose a URL is; None for what is no usable one, which is nobody's."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    scheme, host = parts.scheme.lower(), (parts.hostname or "").lower()
+    if scheme not in ("http", "https") or not host or "@" in parts.netloc or "\\" in url:
+        return None
+    return Origin(scheme, host, port or (443 if scheme == "https" else 80))
+
+
+class Trust:
+    """What a card's signature is worth. Keys are pinned to the origin they were given for: what a
+    card itself names as the place of its keys (`jku`) proves nothing and is never looked at."""
+
+    def __init__(
+        self, policy: str = IGNORE, pinned: Mapping[Origin, Sequence[Any]] | None = None
+    ) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f'signatures = "{policy}" is none of {", ".join(POLICIES)}')
+        self.policy = policy
+        self._pinned = dict(pinned or {})
+
+    def judge(self, url: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+        """What may be believed of the card that was found at `url`, and what to note of it. Raises
+        `BadReply` where it is refused."""
+        if self.policy == IGNORE:
+            return raw, None
+        origin = origin_of(url)
+        keys = self._pinned.get(origin, ()) if origin is not None else ()
+        signed, problem = bool(raw.get("signatures")), None
+        if keys and signed:
+            checked = check(raw, keys)
+            if checked.why is None:
+                return checked.covered, None
+            problem = why = f"its signature does not hold: {checked.why}"
+        elif signed:
+            why = f'it is signed, but no key is pinned for "{shown(url)}"'
+        else:
+            why = "it is not signed"
+        if self.policy == REQUIRE or problem is not None:
+            raise BadReply(
+                f'the card at "{shown(url)}" is refused: {why} (signatures = "{self.policy}"); '
+                "put the agent's public key into its keys, or ask whoever runs it"
+            )
+        return raw, f"its card is used though {why}"
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An agent's card, and where it was."""
+
+    asked: str
+    """What was asked for, without the name of a card file: the agent's base."""
+    url: str
+    raw: Mapping[str, Any]
+    """As it came."""
+    card: Mapping[str, Any]
+    """The same in the words of 1.0."""
+    findings: tuple[str, ...] = ()
+
+
+class _Kept:
+    __slots__ = ("etag", "expires", "found", "lock")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.found: Found | None = None
+        self.etag = ""
+        self.expires = 0.0
+
+
+class Discovery:
+    """Finds cards by one way out. `headers` are those for the origin of `registered` alone."""
+
+    def __init__(
+        self,
+        http: HttpClient,
+        headers: Mapping[str, str],
+        registered: str,
+        timeout: float = SECONDS,
+        trust: Trust | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._http = http
+        self._clock = clock
+        self._headers = dict(headers)
+        self._origin = origin_of(registered)
+        self._timeout = timeout
+        self._trust = trust or Trust()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    async def __call__(self, url: str) -> Found:
+        """The card of the agent at `url`, which may name the card itself."""
+        kept = self._kept.get(url)
+        if kept is None:
+            kept = self._kept[url] = _Kept()
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        async with kept.lock:
+            if kept.found is None:
+                return await self._look(url, kept)
+            if self._clock() >= kept.expires:
+                await self._look_again(url, kept)
+            return kept.found
+
+    def forget(self, url: str) -> None:
+        self._kept.pop(url, None)
+
+    # --- looking -------------------------------------------------------------------------------
+
+    async def _look(self, url: str, kept: _Kept) -> Found:
+        tried: list[str] = []
+        wants_key = 0
+        for place in places(url):
+            reply = await self._get(place, "")
+            if reply.status != 200:
+                reply.body.close()
+                tried.append(f'"{shown(place)}" answers HTTP {reply.status}')
+                wants_key = wants_key or (reply.status if reply.status in (401, 403) else 0)
+                continue
+            try:
+                found = self._read(url, place, await reply.body.read(MAX_CARD_BYTES))
+            except NotACard as problem:
+                tried.append(f'"{shown(place)}" is no card: {problem}')
+                continue
+            self._keep(kept, found, reply)
+            return found
+        hint = "; set its headers" if wants_key else ""
+        raise BadReply(f'no agent card was found for "{shown(url)}": {"; ".join(tried)}{hint}')
+
+    async def _look_again(self, url: str, kept: _Kept) -> None:
+        """A server that is away for a moment has not taken its card back."""
+        assert kept.found is not None
+        place = kept.found.url
+        try:
+            reply = await self._get(place, kept.etag)
+            if reply.status == 304:
+                reply.body.close()
+                kept.expires = self._clock() + _lifetime(reply)
+                return
+            if reply.status != 200:
+                reply.body.close()
+                raise BadReply(f'"{shown(place)}" answers HTTP {reply.status}')
+            found = self._read(url, place, await reply.body.read(MAX_CARD_BYTES))
+        except NotACard as problem:
+            error: Exception = problem
+        except TargetFailed as problem:
+            if isinstance(problem, _Refused):
+                kept.found = None
+                raise
+            error = problem
+        else:
+            self._keep(kept, found, reply)
+            return
+        log.warning('the card at "%s" could not be read again: %s', shown(place), error)
+        kept.expires = self._clock() + SHORTEST
+
+    async def _get(self, place: str, etag: str) -> Reply:
+        own = origin_of(place) == self._origin and self._origin is not None
+        headers = {
+            **(self._headers if own else {}),
+            "user-agent": USER_AGENT,
+            "accept": "application/json, application/a2a+json",
+        }
+        if etag:
+            headers["if-none-match"] = etag
+        return await self._http.request("GET", place, headers, timeout=self._timeout)
+
+    def _read(self, asked: str, place: str, data: bytes) -> Found:
+        odd: list[str] = []
+        raw = read_card(data)
+        if not isinstance(raw.get("name"), str):
+            raise NotACard("it has no name")
+        believed, finding = self._judge(place, raw)
+        card = card_in(believed, place, odd)
+        findings = [f"its card: {what}" for what in odd] + ([finding] if finding else [])
+        base = base_of(asked)
+        if base_of(place) != base:
+            findings.append(
+                f'its card was not under "{shown(base)}" but at the origin, and may be another\'s'
+            )
+        return Found(asked=base, url=place, raw=raw, card=card, findings=tuple(findings))
+
+    def _judge(self, place: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+        try:
+            return self._trust.judge(place, raw)
+        except BadReply as problem:
+            raise _Refused(str(problem)) from None
+
+    def _keep(self, kept: _Kept, found: Found, reply: Reply) -> None:
+        etag = reply.headers.get("etag", "")
+        kept.etag = etag if len(etag) <= 200 and etag.isascii() and etag.isprintable() else ""
+        kept.expires = self._clock() + _lifetime(reply)
+        kept.found = found
+
+
+class _Refused(BadReply):
+    """A card that is there and not believed: the next place would be no better."""
+
+    @property
+    def kind(self) -> str:
+        return BadReply.__name__
+
+
+# --- where it may be ------------------------------------------------------------------------------
+
+
+def places(url: str) -> list[str]:
+    """Where the card of the agent at `url` may be, the likeliest first."""
+    if origin_of(url) is None:
+        raise InvalidInput(
+            f'"{shown(url)}" is no address of an agent; write http:// or https://, a host and '
+            "perhaps a path"
+        )
+    parts = urlsplit(url)
+    if parts.path.endswith(".json"):
+        return [url]
+    root = f"{parts.scheme}://{parts.netloc}"
+    bases = dict.fromkeys([root + parts.path.rstrip("/"), root])
+    return [base + place for base in bases for place in PLACES]
+
+
+def base_of(url: str) -> str:
+    """The agent's address without the name of a card file."""
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/")
+    if path.endswith(".json"):
+        path = path.rpartition("/")[0].removesuffix("/.well-known")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+_MAX_AGE = re.compile(r"(?:^|[\s,])max-age\s*=\s*\"?([0-9]{1,9})", re.IGNORECASE)
+
+
+def _lifetime(reply: Reply) -> float:
+    said = reply.headers.get("cache-control", "").lower()
+    if "no-cache" in said or "no-store" in said:
+        return SHORTEST
+    found = _MAX_AGE.search(said)
+    return min(max(float(found[1]), SHORTEST), LONGEST) if found else USUAL
+
+
+def shown(url: str) -> str:
+    """For messages: without the query, which may hold a key, or a password."""
+    bare = url.partition("?")[0]
+    scheme, mark, rest = bare.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"[:300]

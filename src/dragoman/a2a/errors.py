@@ -1,0 +1,173 @@
+"""What an A2A client sees when something does not work: one error, one table of its codes.
+
+    reason -> JSON-RPC code, HTTP status, gRPC status        (1.0.1, section 5.4)
+
+The rest of the face raises `A2aError` with a reason; each binding and dialect writes it in its own
+way. Errors of the hub get their reason from the second table. Knows no wire form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from dragoman.core.errors import (
+    AmbiguousName,
+    BadReply,
+    ConfigError,
+    Declined,
+    Denied,
+    Full,
+    HubError,
+    InvalidInput,
+    NeedsInput,
+    NotFound,
+    Refused,
+    TargetFailed,
+    TimedOut,
+    Unreachable,
+    WorkFailed,
+)
+
+TASK_NOT_FOUND: Final = "TASK_NOT_FOUND"
+TASK_NOT_CANCELABLE: Final = "TASK_NOT_CANCELABLE"
+PUSH_NOTIFICATION_NOT_SUPPORTED: Final = "PUSH_NOTIFICATION_NOT_SUPPORTED"
+UNSUPPORTED_OPERATION: Final = "UNSUPPORTED_OPERATION"
+CONTENT_TYPE_NOT_SUPPORTED: Final = "CONTENT_TYPE_NOT_SUPPORTED"
+INVALID_AGENT_RESPONSE: Final = "INVALID_AGENT_RESPONSE"
+EXTENDED_AGENT_CARD_NOT_CONFIGURED: Final = "EXTENDED_AGENT_CARD_NOT_CONFIGURED"
+EXTENSION_SUPPORT_REQUIRED: Final = "EXTENSION_SUPPORT_REQUIRED"
+VERSION_NOT_SUPPORTED: Final = "VERSION_NOT_SUPPORTED"
+INVALID_PARAMS: Final = "INVALID_PARAMS"
+INVALID_REQUEST: Final = "INVALID_REQUEST"
+METHOD_NOT_FOUND: Final = "METHOD_NOT_FOUND"
+PARSE_ERROR: Final = "PARSE_ERROR"
+INTERNAL: Final = "INTERNAL"
+UNAUTHENTICATED: Final = "UNAUTHENTICATED"
+PERMISSION_DENIED: Final = "PERMISSION_DENIED"
+RESOURCE_EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
+UNAVAILABLE: Final = "UNAVAILABLE"
+
+DOMAIN: Final = "a2a-protocol.org"
+
+
+class Row(NamedTuple):
+    code: int
+    """JSON-RPC's."""
+    http: int
+    grpc: str
+    """The name of the gRPC status, which is also the `status` of an HTTP+JSON error."""
+
+
+_SERVER = -32000
+"""The one code of JSON-RPC's own range that A2A has not taken (it has -32001 to -32099)."""
+
+TABLE: Mapping[str, Row] = {
+    TASK_NOT_FOUND: Row(-32001, 404, "NOT_FOUND"),
+    TASK_NOT_CANCELABLE: Row(-32002, 400, "FAILED_PRECONDITION"),
+    PUSH_NOTIFICATION_NOT_SUPPORTED: Row(-32003, 400, "FAILED_PRECONDITION"),
+    UNSUPPORTED_OPERATION: Row(-32004, 400, "FAILED_PRECONDITION"),
+    CONTENT_TYPE_NOT_SUPPORTED: Row(-32005, 400, "INVALID_ARGUMENT"),
+    INVALID_AGENT_RESPONSE: Row(-32006, 500, "INTERNAL"),
+    EXTENDED_AGENT_CARD_NOT_CONFIGURED: Row(-32007, 400, "FAILED_PRECONDITION"),
+    EXTENSION_SUPPORT_REQUIRED: Row(-32008, 400, "FAILED_PRECONDITION"),
+    VERSION_NOT_SUPPORTED: Row(-32009, 400, "FAILED_PRECONDITION"),
+    INVALID_PARAMS: Row(-32602, 400, "INVALID_ARGUMENT"),
+    INVALID_REQUEST: Row(-32600, 400, "INVALID_ARGUMENT"),
+    METHOD_NOT_FOUND: Row(-32601, 404, "UNIMPLEMENTED"),
+    PARSE_ERROR: Row(-32700, 400, "INVALID_ARGUMENT"),
+    INTERNAL: Row(-32603, 500, "INTERNAL"),
+    UNAUTHENTICATED: Row(_SERVER, 401, "UNAUTHENTICATED"),
+    PERMISSION_DENIED: Row(_SERVER, 403, "PERMISSION_DENIED"),
+    RESOURCE_EXHAUSTED: Row(_SERVER, 429, "RESOURCE_EXHAUSTED"),
+    UNAVAILABLE: Row(_SERVER, 503, "UNAVAILABLE"),
+}
+
+REASON_OF_CODE: Mapping[int, str] = {
+    row.code: reason for reason, row in TABLE.items() if row.code != _SERVER
+}
+
+Violations = Sequence[tuple[str, str]]
+
+
+class A2aError(Exception):
+    """The answer is an error; `reason` says which, the message says it to people."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        violations: Violations = (),
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.violations: list[tuple[str, str]] = list(violations)
+        """The fields of the request that do not fit, each with what is wrong with it."""
+        self.metadata: dict[str, str] = dict(metadata or {})
+
+    @property
+    def row(self) -> Row:
+        return TABLE[self.reason]
+
+
+def invalid(field: str, description: str) -> A2aError:
+    """For one field of a request that does not fit."""
+    return A2aError(INVALID_PARAMS, f'"{field}" {description}', violations=[(field, description)])
+
+
+OF_HUB: Mapping[type[HubError], str] = {
+    Refused: PERMISSION_DENIED,
+    Denied: PERMISSION_DENIED,
+    Full: RESOURCE_EXHAUSTED,
+    # Someone else's is told as one that is not there (section 13.1).
+    NotFound: TASK_NOT_FOUND,
+    InvalidInput: INVALID_PARAMS,
+    AmbiguousName: INVALID_PARAMS,
+    TargetFailed: INTERNAL,
+    Unreachable: UNAVAILABLE,
+    TimedOut: INTERNAL,
+    BadReply: INVALID_AGENT_RESPONSE,
+    WorkFailed: INTERNAL,
+    NeedsInput: UNSUPPORTED_OPERATION,
+    Declined: UNSUPPORTED_OPERATION,
+    ConfigError: INTERNAL,
+}
+
+
+def error_of(error: HubError) -> A2aError:
+    reason = next(OF_HUB[kind] for kind in type(error).__mro__ if kind in OF_HUB)
+    if isinstance(error, Unreachable) and error.sent:
+        reason = INTERNAL  # clients send again what was unavailable, and this may have been done
+    metadata = {"kind": error.kind}
+    words = str(error)
+    if error.trace:
+        metadata["trace"] = error.trace
+        words = f"{words} (trace {error.trace[:8]})"
+    return A2aError(reason, words, metadata=metadata)
+
+
+# --- the details of google.rpc, which 1.0 wants in every binding ----------------------------------
+
+ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
+BAD_REQUEST: Final = "type.googleapis.com/google.rpc.BadRequest"
+
+
+def details(error: A2aError) -> list[dict[str, Any]]:
+    info: dict[str, Any] = {"@type": ERROR_INFO, "reason": error.reason, "domain": DOMAIN}
+    if error.metadata:
+        info["metadata"] = error.metadata
+    found = [info]
+    if error.violations:
+        found.append(
+            {
+                "@type": BAD_REQUEST,
+                "fieldViolations": [
+                    {"field": field, "description": description}
+                    for field, description in error.violations
+                ],
+            }
+        )
+    return found

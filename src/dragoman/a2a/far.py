@@ -1,0 +1,307 @@
+"""A task on the far side, as far as it was heard of: from events and snapshots to one result.
+
+Pure. Bounded: an agent that makes more than a result may hold is a bad one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from dragoman.a2a.dialects import ops
+from dragoman.a2a.hearing import INTERRUPTED, TERMINAL, state_of
+from dragoman.a2a.translate import block_from_part, part_from_block, text_of
+from dragoman.core.call import (
+    ABSENT,
+    FORM,
+    URL,
+    Artifact,
+    Call,
+    Lasting,
+    Progress,
+    Question,
+    Result,
+    Updates,
+)
+from dragoman.core.errors import BadReply, Declined, InvalidInput, WorkFailed
+from dragoman.wire.json import MAX_BYTES, encode
+
+MAX_ID = 1_024
+MAX_WORDS = 4_000
+MAX_ARTIFACTS = 1_000
+REPLY, AUTH = "reply", "auth"
+"""What the questions are called that an agent may have."""
+
+_ADDRESS = re.compile(r"https?://[^\s<>\"'`]{1,2000}")
+
+
+class FarTask:
+    """`updates` is told what is new; `name` is the agent's, for messages. A `guess` is the id that
+    it was asked to have, which it need not have taken."""
+
+    def __init__(
+        self, name: str, updates: Updates, id: str = "", context: str = "", guess: str = ""
+    ) -> None:
+        self.id = id or guess
+        self.context = context
+        self._sure = bool(id)
+        self.state = ""
+        self.message: Mapping[str, Any] | None = None
+        """An answer of words, instead of a task."""
+        self._name = name
+        self._updates = updates
+        self._said: Mapping[str, Any] | None = None
+        """The message of the status."""
+        self._artifacts: dict[str, dict[str, Any]] = {}
+        self._last_word: Mapping[str, Any] | None = None
+        self._told = 0
+        self._words = ""
+        self._size = 0
+        self._lasts = False
+
+    @property
+    def over(self) -> bool:
+        return self.message is not None or self.state in TERMINAL
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to wait for: it is over, or asks something."""
+        return self.over or self.state in INTERRUPTED
+
+    @property
+    def bare(self) -> bool:
+        """Whether it was done without a word of what came of it."""
+        return self.state == ops.COMPLETED and not self._artifacts and self._said is None
+
+    # --- hearing -------------------------------------------------------------------------------
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """A StreamResponse, or the answer to a message."""
+        if isinstance(task := event.get("task"), dict):
+            self.see(task)
+        elif isinstance(message := event.get("message"), dict):
+            self._belong(message)
+            self.message = message
+        elif isinstance(update := event.get("statusUpdate"), dict):
+            self._belong(update)
+            self._status(update)
+        elif isinstance(update := event.get("artifactUpdate"), dict):
+            self._belong(update)
+            self._made(update)
+
+    def see(self, task: Mapping[str, Any]) -> None:
+        """The whole task as it is now."""
+        self._belong(task, "id")
+        if not self._lasts and state_of(task) not in TERMINAL | INTERRUPTED:
+            self._lasts = True
+            self._updates(Lasting())
+        artifacts = task.get("artifacts")
+        if isinstance(artifacts, list) and artifacts:
+            self._artifacts, self._size = {}, 0
+            for artifact in artifacts[: MAX_ARTIFACTS + 1]:
+                if isinstance(artifact, dict):
+                    self._put(artifact, append=False)
+        history = task.get("history")
+        for message in history if isinstance(history, list) else []:
+            if isinstance(message, dict) and message.get("role") == ops.AGENT:
+                self._last_word = message
+        self._status(task)
+
+    def _belong(self, said: Mapping[str, Any], member: str = "taskId") -> None:
+        id, context = said.get(member), said.get("contextId")
+        if isinstance(id, str) and 0 < len(id) <= MAX_ID:
+            if self._sure and id != self.id and member != "taskId":
+                raise BadReply(f'agent "{self._name}" answered with another task than was asked of')
+            self.id = self.id if self._sure else id
+            self._sure = True
+        if isinstance(context, str) and 0 < len(context) <= MAX_ID:
+            self.context = context
+
+    def _status(self, said: Mapping[str, Any]) -> None:
+        self.state = state_of(said) or self.state
+        status = said.get("status")
+        message = status.get("message") if isinstance(status, dict) else None
+        self._said = message if isinstance(message, dict) else None
+        words = text_of(_parts(self._said))[:MAX_WORDS]
+        if words and words != self._words and not self.settled:
+            self._words = words
+            self._told += 1
+            self._updates(Progress(progress=self._told, message=words))
+
+    def _made(self, update: Mapping[str, Any]) -> None:
+        artifact = update.get("artifact")
+        if not isinstance(artifact, dict):
+            return
+        append, last = update.get("append") is True, update.get("lastChunk") is True
+        made = self._put(artifact, append)
+        self._updates(_artifact(made, artifact, append=append, last=last))
+
+    def _put(self, artifact: Mapping[str, Any], append: bool) -> str:
+        id = artifact.get("artifactId")
+        id = id if isinstance(id, str) and 0 < len(id) <= MAX_ID else str(uuid4())
+        self._size += len(encode(artifact))
+        if self._size > MAX_BYTES or len(self._artifacts) >= MAX_ARTIFACTS:
+            raise BadReply(
+                f'agent "{self._name}" made more than {MAX_BYTES >> 20} MB or {MAX_ARTIFACTS} '
+                "artifacts"
+            )
+        before = self._artifacts.get(id) if append else None
+        parts = _joined(_parts(before) if before else [], _parts(artifact))
+        self._artifacts[id] = {**(before or artifact), "artifactId": id, "parts": parts}
+        return id
+
+    # --- what came of it -----------------------------------------------------------------------
+
+    def result(self, handle: str) -> Result:
+        """Of a task that is settled; `handle` is for one that asks. Raises for one that failed."""
+        if self.message is not None:
+            return _told(_parts(self.message), direct=True)
+        if self.state == ops.COMPLETED:
+            return self._completed()
+        words = text_of(_parts(self._said))[:MAX_WORDS]
+        why = f": {words}" if words else ", and no reason is given"
+        if self.state == ops.REJECTED:
+            raise Declined(f'agent "{self._name}" will not do it{why}')
+        if self.state == ops.FAILED:
+            raise WorkFailed(f'agent "{self._name}" failed{why}')
+        if self.state == ops.CANCELED:
+            raise WorkFailed(f'agent "{self._name}" has cancelled its task{why if words else ""}')
+        if self.state == ops.AUTH_REQUIRED:
+            return Result(questions={AUTH: self._login(words)}, handle=handle)
+        return Result(questions={REPLY: self._question(words)}, handle=handle)
+
+    def _completed(self) -> Result:
+        if not self._artifacts:
+            return _told(_parts(self._said or self._last_word))
+        artifacts = [_artifact(id, made) for id, made in self._artifacts.items()]
+        blocks = [block for artifact in artifacts for block in artifact.content]
+        last = [block_from_part(part) for part in _parts(self._said)]
+        return Result(
+            content=[_shown(block) for block in [*blocks, *(b for b in last if b not in blocks)]],
+            structured=_structured(blocks),
+            artifacts=artifacts,
+        )
+
+    def _question(self, words: str) -> Question:
+        schema = next((found for found in map(_schema_in, _parts(self._said)) if found), None)
+        schema = schema or {
+            "type": "object",
+            "properties": {REPLY: {"type": "string", "title": words[:200] or "Your answer"}},
+            "required": [REPLY],
+        }
+        message = words or f'agent "{self._name}" needs an answer to go on'
+        return Question(FORM, {"message": message, "requestedSchema": schema})
+
+    def _login(self, words: str) -> Question:
+        """The address may stand in a part of its own, in some data, or in the words."""
+        url = ""
+        for part in _parts(self._said):
+            data = part.get("data")
+            said = part.get("url") or (data.get("url") if isinstance(data, dict) else None)
+            found = _ADDRESS.search(said if isinstance(said, str) else part.get("text", ""))
+            url = url or (found[0].rstrip(".,;)") if found else "")
+        if url:
+            message = words or f'agent "{self._name}" wants you to log in'
+            return Question(URL, {"message": message, "url": url, "elicitationId": str(uuid4())})
+        return self._question(words or f'agent "{self._name}" wants credentials')
+
+
+def _schema_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A form that goes with a question: `{"schema": …}`, as hubs of this kind send it."""
+    data = part.get("data")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        return None
+    return schema if isinstance(schema.get("properties"), dict) else None
+
+
+def _parts(of: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    parts = of.get("parts") if of is not None else None
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+
+
+def _joined(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Text that comes in pieces is one text."""
+    joined = list(before)
+    for part in after:
+        if joined and before and set(part) == {"text"} == set(joined[-1]):
+            joined[-1] = {"text": joined[-1]["text"] + part["text"]}
+        else:
+            joined.append(part)
+    return joined
+
+
+def _artifact(
+    id: str, made: Mapping[str, Any], *, append: bool = False, last: bool = True
+) -> Artifact:
+    known = ("artifactId", "name", "description", "parts")
+    return Artifact(
+        id=id,
+        name=str(made.get("name") or "")[:MAX_ID],
+        description=str(made.get("description") or "")[:MAX_WORDS],
+        content=[block_from_part(part) for part in _parts(made)],
+        append=append,
+        last=last,
+        extra={key: value for key, value in made.items() if key not in known},
+    )
+
+
+def _told(parts: Sequence[Mapping[str, Any]], *, direct: bool = False) -> Result:
+    blocks = [block_from_part(part) for part in parts]
+    data = any(block.get("type") == "data" for block in blocks)
+    made = [Artifact(id=ops.RESPONSE, name=ops.RESPONSE, content=blocks)] if data else []
+    return Result(
+        content=[_shown(block) for block in blocks],
+        structured=_structured(blocks),
+        artifacts=made,
+        direct=direct,
+    )
+
+
+def _structured(blocks: Sequence[Mapping[str, Any]]) -> Any:
+    data = [block["data"] for block in blocks if block.get("type") == "data"]
+    return data[0] if len(data) == 1 and isinstance(data[0], dict) else ABSENT
+
+
+def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    if block.get("type") != "data":
+        return block
+    return {"type": "text", "text": json.dumps(block["data"], ensure_ascii=False)}
+
+
+# --- the answers to what it asks ------------------------------------------------------------------
+
+
+def handle_of(far: FarTask) -> str:
+    return json.dumps({"task": far.id, "context": far.context})
+
+
+def from_handle(call: Call) -> tuple[str, str]:
+    try:
+        state = json.loads(call.handle or "")
+        return str(state["task"]), str(state["context"])
+    except (ValueError, KeyError, TypeError):
+        raise InvalidInput(
+            f'the question of "{call.tool.name}" is not open any more; begin the call again'
+        ) from None
+
+
+def answer_parts(content: Any) -> list[dict[str, Any]]:
+    """Text where text was asked for, data where a form was; and what came with it."""
+    if isinstance(content, str):
+        return [{"text": content}] if content else []
+    if not isinstance(content, Mapping):
+        return []
+    blocks = content.get("parts")
+    more = [part_from_block(block) for block in blocks] if isinstance(blocks, list) else []
+    said = {key: value for key, value in content.items() if key != "parts" or not more}
+    if more:
+        return more
+    if set(said) == {REPLY} and isinstance(said[REPLY], str):
+        return [{"text": said[REPLY]}]
+    return [{"data": said, "mediaType": "application/json"}] if said else []

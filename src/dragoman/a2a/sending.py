@@ -1,0 +1,299 @@
+"""From a message to a task under way: what it is for, whether it was sent before, whether it goes
+on with something. A task is a running `Hub.call`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from dragoman.a2a import targets
+from dragoman.a2a.answers import answers_from
+from dragoman.a2a.asker import Asker
+from dragoman.a2a.dialects import ops
+from dragoman.a2a.errors import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    TASK_NOT_FOUND,
+    UNSUPPORTED_OPERATION,
+    A2aError,
+)
+from dragoman.a2a.reading import AGENT
+from dragoman.a2a.targets import HUB_FACTS, Destination, Targets
+from dragoman.a2a.tasks import AgentTask, new_id
+from dragoman.a2a.translate import text_of
+from dragoman.core.call import Result, Updates, Wanted
+from dragoman.core.errors import AmbiguousName, ConfigError, Full, HubError, NotFound, Refused
+from dragoman.core.hub import Hub
+from dragoman.core.ports import StoredTask
+from dragoman.core.principal import Principal
+from dragoman.core.tasklist import StoredTasks
+from dragoman.core.tasks import WAITS
+from dragoman.core.tool import Nowhere
+from dragoman.core.view import EVERYTHING
+
+FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
+"""What whoever sends messages can be asked."""
+WANTED = Wanted(progress=True, lasting=True)
+
+Find = Callable[[Asker, str], AgentTask | None]
+SetPush = Callable[[Asker, AgentTask, Mapping[str, Any]], Awaitable[Any]]
+
+
+class Sending:
+    def __init__(
+        self, hub: Hub, tasks: StoredTasks, target_agents: Targets, find: Find, set_push: SetPush
+    ) -> None:
+        self._hub = hub
+        self._tasks = tasks
+        self._targets = target_agents
+        self._find = find
+        self._set_push = set_push
+        self._sends: WeakValueDictionary[tuple[Principal, str], AgentTask] = WeakValueDictionary()
+        """What was sent with a key."""
+
+    def load(self) -> None:
+        """Takes up the tasks of an earlier hub."""
+        self._tasks.load(self._made_again)
+        for task in self._tasks:
+            if isinstance(task, AgentTask) and task.key_of_send:
+                self._sends[task.owner, task.key_of_send.partition("\n")[0]] = task
+
+    def _made_again(self, stored: StoredTask) -> AgentTask:
+        try:
+            return AgentTask.made_again(stored, self._call)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f'task "{stored.id[:100]}" in tasks.db cannot be read ({error!r}); restore it from '
+                "a backup, or move it away and start again"
+            ) from error
+
+    async def taken(
+        self, asker: Asker, request: Mapping[str, Any], *, streamed: bool = False
+    ) -> tuple[AgentTask, int]:
+        """The task that the message began or went on with, which is under way, and how much had
+        happened to it by then."""
+        message = request["message"]
+        if asker.key and (known := self._sent_before(asker, message)) is not None:
+            return known, known.count
+        id = message.get("taskId")
+        if id is None and ops.TASK_ID in request:
+            id = request[ops.TASK_ID]
+            known_id = self._find(asker, id)
+            task = (
+                self._go_on(asker, known_id, request, streamed)
+                if known_id
+                else self._new(asker, request, id, streamed)
+            )
+        elif id is not None:
+            known = self._find(asker, id)
+            if known is None:
+                raise A2aError(TASK_NOT_FOUND, f'there is no task "{id[:100]}"')
+            task = self._go_on(asker, known, request, streamed)
+        else:
+            task = self._new(asker, request, None, streamed)
+        mark = task.said_at
+        push = request.get("configuration", {}).get("taskPushNotificationConfig")
+        if push is not None:
+            try:
+                await self._set_push(asker, task, push)
+            except (A2aError, HubError):
+                if not task.shown:
+                    self._tasks.remove(task)
+                raise
+        if not task.running and task.state not in WAITS and not task.finished:
+            task.begin()
+        if asker.key:
+            self._keep_first(task)
+        return task, mark
+
+    def _keep_first(self, task: AgentTask) -> None:
+        """What is to be done once is stored before it is begun, which is when the loop comes to it:
+        whoever sends it again after a crash is told of this one."""
+        try:
+            self._tasks.flush()
+        except Full:
+            if not task.shown:
+                self._tasks.remove(task)
+            raise
+
+    def _new(
+        self, asker: Asker, request: Mapping[str, Any], id: str | None, streamed: bool
+    ) -> AgentTask:
+        message = request["message"]
+        there = self._targets.of(asker.agent, request)
+        targets.check_asker(there.facts, asker.extensions, streamed)
+        if there.facts is not HUB_FACTS:
+            targets.check_modes(there.facts, message["parts"])
+        if accepted := request.get("configuration", {}).get("acceptedOutputModes"):
+            targets.check_output(there.facts, accepted)
+        task = AgentTask(
+            asker.principal,
+            self._call,
+            id=id or new_id(),
+            context=message.get("contextId") or new_id(),
+            agent=there.agent,
+            tool=there.tool,
+            skill=there.skill,
+        )
+        task.trace, task.version = asker.trace, asker.version
+        self._say(asker, task, message)
+        self._aim(task, there)
+        self._tasks.insert(task)
+        if asker.key:
+            self._sends[task.owner, send_key(asker)] = task
+        if not task.tool:
+            task.ask(self._targets.which(asker.principal))
+        return task
+
+    def _aim(self, task: AgentTask, there: Destination) -> None:
+        task.continues = there.is_agent and there.facts.continues
+        if there.is_agent:
+            task.arguments = targets.agent_arguments(task.sent)
+        elif there.tool:
+            tool = self._targets.tool(there.tool)
+            schema = tool.definition.get("inputSchema")
+            task.arguments = targets.tool_arguments(task.sent, task.arguments, schema)
+
+    def _go_on(
+        self, asker: Asker, task: AgentTask, request: Mapping[str, Any], streamed: bool
+    ) -> AgentTask:
+        message = request["message"]
+        context = message.get("contextId")
+        # 1.0, 3.4.1 wants this; clients of 0.3 may name one of their own with each message.
+        if context is not None and context != task.context and asker.version == ops.V10:
+            raise A2aError(
+                INVALID_PARAMS,
+                f'task "{task.id}" belongs to another context than "{context[:100]}"',
+            )
+        if task.finished:
+            raise A2aError(
+                UNSUPPORTED_OPERATION,
+                f'task "{task.id}" is {task.status["state"]} and takes no more messages; send one '
+                "without taskId to begin another",
+            )
+        if task.state not in WAITS:
+            raise A2aError(
+                UNSUPPORTED_OPERATION, f'task "{task.id}" is at work; wait until it asks'
+            )
+        facts = self._targets.facts(task.agent or targets.HUB)
+        targets.check_asker(facts, asker.extensions, streamed)
+        if facts is not HUB_FACTS:
+            targets.check_modes(facts, message["parts"])
+        self._say(asker, task, message)
+        if asker.key:
+            self._sends[task.owner, send_key(asker)] = task
+        task.continues = bool(task.agent) and facts.continues
+        if task.asked is not None and not task.continues:
+            self._answer(task)
+            return task
+        if not task.tool:
+            there = self._chosen(task, request)
+            if there is None:
+                task.ask_again(self._targets.which(asker.principal))
+                return task
+            task.tool, task.skill, task.agent = there.tool, there.skill, there.agent
+            self._aim(task, there)
+        elif task.continues:
+            task.arguments = targets.agent_arguments(task.sent)
+        else:
+            tool = self._targets.tool(task.tool)
+            schema = tool.definition.get("inputSchema")
+            task.arguments = targets.tool_arguments(task.sent, task.arguments, schema)
+        task.begin()
+        return task
+
+    def _answer(self, task: AgentTask) -> None:
+        """Goes on with what the target asked, as soon as all of it is answered."""
+        answers, missing = answers_from(task.questions, task.sent, task.said)
+        if missing:
+            task.said = answers
+            task.ask_again(f"This is still missing: {missing}.")
+        else:
+            task.said = {}
+            task.answer(answers)
+
+    def _chosen(self, task: AgentTask, request: Mapping[str, Any]) -> Destination | None:
+        """The skill that an answer names; what was said before is for that skill."""
+        there = self._targets.of(targets.HUB, request)
+        if there.tool:
+            return there
+        words = text_of(task.sent["parts"]).strip()
+        tool = self._targets.tool(words) if 0 < len(words) <= 256 else None
+        if tool is None or isinstance(tool.target, Nowhere):
+            return None
+        named = {**request, "metadata": {"skillId": words}}
+        task.sent = dict(task.first_message())
+        return self._targets.of(targets.HUB, named)
+
+    def _say(self, asker: Asker, task: AgentTask, message: Mapping[str, Any]) -> None:
+        task.say({**message, "taskId": task.id, "contextId": task.context})
+        if asker.key:
+            task.key_of_send = f"{send_key(asker)}\n{digest(message)}"
+
+    def _sent_before(self, asker: Asker, message: Mapping[str, Any]) -> AgentTask | None:
+        task = self._sends.get((asker.principal, send_key(asker)))
+        if task is None or task.tasks is None:
+            return None
+        if task.key_of_send.partition("\n")[2] != digest(message):
+            raise A2aError(
+                INVALID_REQUEST,
+                "this Idempotency-Key was used for another message; choose a new one",
+            )
+        return task
+
+    async def _call(
+        self,
+        task: AgentTask,
+        updates: Updates,
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
+    ) -> Result:
+        return await self._hub.call(
+            task.owner,
+            task.tool,
+            task.arguments,
+            door="a2a",
+            view=EVERYTHING,
+            trace=task.trace,
+            extra={
+                "context": task.context,
+                "task": task.id,
+                "message_id": task.sent.get("messageId", ""),
+                "metadata": task.sent.get("metadata", {}),
+                "skill": task.skill,
+                "turn": task.turn,
+            },
+            updates=updates,
+            wanted=WANTED,
+            client=f"a2a:{task.id}",
+            features=FEATURES,
+            answers=answers,
+            handle=handle,
+        )
+
+    def unasked(self, task: AgentTask) -> Mapping[str, Any] | None:
+        """What need not be a task: a word of answer, or what nobody would take up. The first is
+        returned, the second raised; unless somebody knows of the task by now."""
+        if task.shown or task.key_of_send:
+            return None
+        if isinstance(task.error, NotFound | Refused | AmbiguousName):
+            self._tasks.remove(task)
+            raise task.error
+        if task.result is None or not task.result.direct or not task.finished:
+            return None
+        self._tasks.remove(task)
+        message = {**task.status.get("message", {"parts": [{"text": ""}]}), "role": AGENT}
+        message.pop("taskId", None)
+        return message
+
+
+def send_key(asker: Asker) -> str:
+    return f"{asker.agent or ''} {asker.key}"
+
+
+def digest(message: Mapping[str, Any]) -> str:
+    parts = repr(message["parts"]).encode("utf-8", "replace")
+    return hashlib.sha256(parts).hexdigest()[:32]

@@ -1,0 +1,287 @@
+"""The A2A face, whatever transport a request came by: each operation in the form of 1.0.
+
+A message makes a task, and a task is a running `Hub.call`. What was answered is stored before.
+Knows no wire: requests come validated in the hub's own form, and errors are raised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from dragoman.a2a import targets
+from dragoman.a2a.asker import Asker
+from dragoman.a2a.cards import Cards
+from dragoman.a2a.dialects import ops
+from dragoman.a2a.errors import (
+    INVALID_PARAMS,
+    PUSH_NOTIFICATION_NOT_SUPPORTED,
+    RESOURCE_EXHAUSTED,
+    TASK_NOT_CANCELABLE,
+    TASK_NOT_FOUND,
+    UNSUPPORTED_OPERATION,
+    A2aError,
+)
+from dragoman.a2a.pages import fits, place_of, token_of
+from dragoman.a2a.push import Push
+from dragoman.a2a.sending import Sending
+from dragoman.a2a.streams import Stream
+from dragoman.a2a.targets import Targets
+from dragoman.a2a.tasks import AgentTask
+from dragoman.core.errors import NotFound
+from dragoman.core.hub import Hub
+from dragoman.core.principal import Principal
+from dragoman.core.tasklist import StoredTasks
+from dragoman.core.tasks import WAITS, Task
+
+DIRECT_SECONDS = 0.02
+"""How long one who does not want to wait does: an answer that is no task may come at once."""
+PAGE = 50
+MAX_STREAMS = 1_000
+"""Of one caller."""
+_MESSAGES = frozenset((ops.SEND, ops.STREAM))
+
+Ask = Callable[[Asker, Mapping[str, Any]], "dict[str, Any] | Awaitable[dict[str, Any]]"]
+
+
+class Face:
+    def __init__(
+        self,
+        hub: Hub,
+        tasks: StoredTasks,
+        target_agents: Targets,
+        cards: Cards,
+        push: Push,
+        stream_seconds: float,
+    ) -> None:
+        self.tasks = tasks
+        self.targets = target_agents
+        self.cards = cards
+        self._push = push
+        self._stream_seconds = stream_seconds
+        self._sending = Sending(hub, tasks, target_agents, self._find, self._set_push)
+        self._streams: set[Stream] = set()
+        self._following: Counter[Principal] = Counter()
+        """How many of these each caller has."""
+        self._ops: Mapping[str, Ask] = {
+            ops.SEND: self.send,
+            ops.GET: self.get,
+            ops.LIST: self.list,
+            ops.CANCEL: self.cancel,
+            ops.PUSH_SET: self.push_set,
+            ops.PUSH_GET: self.push_get,
+            ops.PUSH_LIST: self.push_list,
+            ops.PUSH_DELETE: self.push_delete,
+            ops.CARD: self.extended_card,
+        }
+
+    def load(self) -> None:
+        """Takes up the tasks of an earlier hub."""
+        self._sending.load()
+        self._push.load()
+
+    def close(self) -> None:
+        """Ends the streams, properly."""
+        for stream in list(self._streams):
+            stream.close()
+
+    async def answer(self, asker: Asker, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One of the operations that have one answer."""
+        asker = self._admitted(asker, op, request)
+        found = self._ops[op](asker, request)
+        answer = found if isinstance(found, dict) else await found
+        if op != ops.GET:  # which waits for its own task alone
+            self.tasks.flush()
+        return answer
+
+    def _admitted(self, asker: Asker, op: str, request: Mapping[str, Any]) -> Asker:
+        """The agent may be named as the tenant; what it demands of its callers is demanded here,
+        or where it is known which agent a message is for."""
+        tenant = request.get("tenant")
+        if tenant:
+            if asker.agent is not None and asker.agent != tenant:
+                raise A2aError(INVALID_PARAMS, f'"{tenant[:100]}" is no tenant of this agent')
+            asker = Asker(
+                asker.principal, tenant, asker.version, asker.extensions, asker.base, asker.key,
+                asker.trace,
+            )  # fmt: skip
+        if op not in _MESSAGES:
+            facts = self.targets.facts(asker.agent)
+            targets.check_asker(facts, asker.extensions, op in ops.STREAMING)
+        return asker
+
+    # --- sending -------------------------------------------------------------------------------
+
+    async def send(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        task, _ = await self._sending.taken(asker, request)
+        configuration = request.get("configuration", {})
+        if configuration.get("returnImmediately"):
+            await task.until(_settled, DIRECT_SECONDS)
+        else:
+            await task.until(_settled)
+        if message := self._sending.unasked(task):
+            chosen = {ops.TASK_ID: task.id} if ops.TASK_ID in request else {}
+            return {"message": message, **chosen}
+        return {"task": task.snapshot(configuration.get("historyLength"))}
+
+    async def stream(self, asker: Asker, request: Mapping[str, Any]) -> Stream:
+        asker = self._admitted(asker, ops.STREAM, request)
+        task, mark = await self._sending.taken(asker, request, streamed=True)
+        await task.until(
+            lambda task: _settled(task) or len(task.entries) > mark + 1, DIRECT_SECONDS
+        )
+        if message := self._sending.unasked(task):
+            return self._streaming(asker, Stream.of_message(message))
+        self.tasks.flush()  # what cannot be kept is refused, rather than a stream that breaks off
+        history = request.get("configuration", {}).get("historyLength")
+        first = {"task": task.snapshot(history, at=mark)}
+        return self._streaming(asker, Stream(task, mark, first, self._stream_seconds))
+
+    def subscribe(
+        self, asker: Asker, request: Mapping[str, Any], last: int | None = None
+    ) -> Stream:
+        """`last` is the number of the last event that the client has."""
+        asker = self._admitted(asker, ops.SUBSCRIBE, request)
+        task = self._task(asker, request["id"])
+        facts = self.targets.facts(task.agent or targets.HUB)
+        targets.check_asker(facts, asker.extensions, True)
+        if last is not None and 0 <= last <= task.count:
+            return self._streaming(asker, Stream(task, last, None, self._stream_seconds))
+        if task.finished:
+            raise A2aError(
+                UNSUPPORTED_OPERATION, f'task "{task.id}" is finished; get it with GetTask'
+            )
+        first = {"task": task.snapshot()}
+        return self._streaming(asker, Stream(task, task.count, first, self._stream_seconds))
+
+    def _streaming(self, asker: Asker, stream: Stream) -> Stream:
+        caller = asker.principal
+        if self._following[caller] >= MAX_STREAMS:
+            stream.close()
+            raise A2aError(
+                RESOURCE_EXHAUSTED, f"you follow {MAX_STREAMS} tasks at once; end a stream first"
+            )
+        self._following[caller] += 1
+        self._streams.add(stream)
+
+        def over(ended: Stream) -> None:
+            if ended in self._streams:
+                self._streams.discard(ended)
+                self._following[caller] -= 1
+                if not self._following[caller]:
+                    del self._following[caller]
+
+        stream.on_close = over
+        return stream
+
+    # --- tasks ---------------------------------------------------------------------------------
+
+    def get(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        task = self._task(asker, request["id"])
+        self.tasks.flush(task)
+        return task.snapshot(request.get("historyLength"))
+
+    def list(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        size = request.get("pageSize", PAGE)
+        found = [task for task in self._visible(asker) if fits(task, request)]
+        start = place_of(found, request.get("pageToken"))
+        page = found[start : start + size]
+        more = len(found) > start + size
+        history = request.get("historyLength")
+        whole = bool(request.get("includeArtifacts"))
+        return {
+            "tasks": [task.snapshot(history, whole) for task in page],
+            "nextPageToken": token_of(page[-1]) if more else "",
+            "pageSize": size,
+            "totalSize": len(found),
+        }
+
+    async def cancel(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        task = self._task(asker, request["id"])
+        if not task.cancel():
+            raise A2aError(
+                TASK_NOT_CANCELABLE, f'task "{task.id}" is {task.status["state"]} already'
+            )
+        return task.snapshot()
+
+    def _task(self, asker: Asker, id: str) -> AgentTask:
+        task = self._find(asker, id)
+        if task is None:
+            raise A2aError(TASK_NOT_FOUND, f'there is no task "{id[:100]}"')
+        return task
+
+    def _find(self, asker: Asker, id: str) -> AgentTask | None:
+        try:
+            task = self.tasks.get(asker.principal, id)
+        except NotFound:
+            return None
+        assert isinstance(task, AgentTask)
+        return task if _belongs(task, asker.agent) else None
+
+    def made_in(self, principal: Principal, id: Any) -> str:
+        """The dialect of a task, for requests that do not say theirs; empty for no such task."""
+        try:
+            task = self.tasks.get(principal, id) if isinstance(id, str) else None
+        except NotFound:
+            return ""
+        return task.version if isinstance(task, AgentTask) else ""
+
+    def _visible(self, asker: Asker) -> Any:
+        return (
+            task
+            for task in self.tasks.of(asker.principal)
+            if isinstance(task, AgentTask) and _belongs(task, asker.agent)
+        )
+
+    # --- push ----------------------------------------------------------------------------------
+
+    async def push_set(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        task = self._task_with_push(asker, request)
+        return await self._push.set(task, request, asker.version)
+
+    async def _set_push(self, asker: Asker, task: AgentTask, config: Mapping[str, Any]) -> None:
+        """For what happens after the message that brought it."""
+        self._gate_push(asker, task)
+        await self._push.set(task, config, asker.version, after=task.said_at)
+
+    def push_get(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._push.get(self._task_with_push(asker, request), request.get("id", ""))
+
+    def push_list(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        task = self._task_with_push(asker, request)
+        return self._push.list(task, request.get("pageSize", PAGE), request.get("pageToken", ""))
+
+    def push_delete(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._push.delete(self._task_with_push(asker, request), request["id"])
+        return {}
+
+    def _task_with_push(self, asker: Asker, request: Mapping[str, Any]) -> AgentTask:
+        self._gate_push(asker, None)
+        return self._task(asker, request["taskId"])
+
+    def _gate_push(self, asker: Asker, task: AgentTask | None) -> None:
+        facts = self.targets.facts(asker.agent if task is None else task.agent or targets.HUB)
+        if not facts.push:
+            raise A2aError(
+                PUSH_NOTIFICATION_NOT_SUPPORTED,
+                f'tasks of agent "{facts.name}" are not told to webhooks',
+            )
+
+    # --- cards ---------------------------------------------------------------------------------
+
+    def extended_card(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
+        facts = self.targets.facts(asker.agent)
+        if not self.cards.extends(facts):
+            raise A2aError(
+                UNSUPPORTED_OPERATION, f'agent "{facts.name}" has no other card than its public one'
+            )
+        return self.cards.of(facts, asker.principal, asker.base)
+
+
+def _settled(task: Task) -> bool:
+    return task.finished or task.state in WAITS
+
+
+def _belongs(task: AgentTask, agent: str | None) -> bool:
+    return agent is None or task.agent == ("" if agent == targets.HUB else agent)

@@ -1,0 +1,443 @@
+"""A task as A2A knows it: its log is what a client may hear of it, in the form of 1.0.
+
+The log has the client's own messages too, which no stream repeats. What a task looks like now is
+kept beside the log while it is under way, and made from the stored log when it is finished.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from os import urandom
+from time import gmtime, strftime, time
+from typing import Any
+
+from dragoman.a2a import reading
+from dragoman.a2a.answers import AUTH
+from dragoman.a2a.dialects import ops
+from dragoman.a2a.translate import part_from_block, parts_from_result
+from dragoman.core.call import URL, Artifact, Note, Question, Result, Update, Updates
+from dragoman.core.errors import Declined, HubError, InvalidInput, Refused, WorkFailed
+from dragoman.core.ports import StoredTask
+from dragoman.core.principal import Principal
+from dragoman.core.tasklist import LoggedTask
+from dragoman.core.tasks import (
+    AUTH_REQUIRED,
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    INPUT_REQUIRED,
+    REJECTED,
+    SUBMITTED,
+    WAITS,
+    WORKING,
+    Entry,
+    words_of,
+)
+from dragoman.core.trace import Trace
+
+STATES: Mapping[str, str] = {
+    SUBMITTED: reading.SUBMITTED,
+    WORKING: reading.WORKING,
+    INPUT_REQUIRED: reading.INPUT_REQUIRED,
+    AUTH_REQUIRED: reading.AUTH_REQUIRED,
+    COMPLETED: reading.COMPLETED,
+    FAILED: reading.FAILED,
+    CANCELLED: reading.CANCELED,
+    REJECTED: reading.REJECTED,
+}
+"""The hub's word for a state, and the protocol's."""
+OURS = {theirs: ours for ours, theirs in STATES.items()}
+
+MAX_ENTRIES = 10_000
+MAX_BYTES = 64 * 1024 * 1024
+"""What one task may make, by rough count."""
+MAX_WORDS = 20_000
+
+Event = Mapping[str, Any]
+MakeCall = Callable[
+    ["AgentTask", Updates, Mapping[str, Any] | None, str | None], Coroutine[Any, Any, Result]
+]
+"""Makes the call of a task, or the one that continues it: updates, answers, handle."""
+
+
+class AgentTask(LoggedTask):
+    def __init__(
+        self,
+        owner: Principal,
+        call: MakeCall,
+        *,
+        id: str,
+        context: str,
+        agent: str,
+        tool: str,
+        skill: str = "",
+    ) -> None:
+        super().__init__(owner, partial(call, self))
+        self.id = id
+        self.state = SUBMITTED
+        self.context = context
+        self.agent = agent
+        """Whose path or name it came by; the hub's own is empty."""
+        self.tool = tool
+        """What is called; empty until that is known."""
+        self.skill = skill
+        self.continues = False
+        """Whether its target goes on with the next message, whichever hub brings it."""
+        self.arguments: dict[str, Any] = {}
+        self.sent: dict[str, Any] = {}
+        """The message that is being answered."""
+        self.said_at = 0
+        """The number of the entry with that message."""
+        self.turn = 0
+        self.version = ""
+        """The dialect it was made in."""
+        self.key_of_send = ""
+        """Of a client that wants what it sends twice to be done once."""
+        self.metadata: Mapping[str, Any] = {}
+        self.trace: Trace | None = None
+        self.said: dict[str, Any] = {}
+        """What was answered so far to questions that are still open."""
+        self.shown = False
+        """Whether anybody has heard of it, so that it must stay what it is."""
+        self.status: dict[str, Any] = {"state": reading.SUBMITTED, "timestamp": stamp(self.created)}
+        self.history: list[Mapping[str, Any]] = []
+        self.artifacts: dict[str, dict[str, Any]] = {}
+        self._made = 0
+        self._resumed = False
+        """Whether the call under way answers a question of the target's."""
+
+    # --- what is stored beside the log -----------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        about = {
+            "context": self.context,
+            "agent": self.agent,
+            "tool": self.tool,
+            "turn": self.turn,
+            "version": self.version,
+        }
+        if self.skill:
+            about["skill"] = self.skill
+        if self.key_of_send:
+            about["key"] = self.key_of_send
+        if self.metadata:
+            about["metadata"] = self.metadata
+        if not self.finished and self.state in WAITS:
+            about["arguments"] = self.arguments
+            if self.asked is not None and self.asked.handle and not self.continues:
+                about["handle"] = True
+        return about
+
+    @classmethod
+    def made_again(cls, stored: StoredTask, call: MakeCall) -> AgentTask:
+        about = stored.about
+        task = cls(
+            stored.owner,
+            call,
+            id=stored.id,
+            context=about["context"],
+            agent=about["agent"],
+            tool=about["tool"],
+            skill=about.get("skill", ""),
+        )
+        task.state, task.created, task.updated = stored.state, stored.created, stored.updated
+        task.arguments = about.get("arguments", {})
+        task.turn, task.version = about["turn"], about["version"]
+        task.key_of_send = about.get("key", "")
+        task.metadata = about.get("metadata", {})
+        task.shown = True
+        task.status = {"state": STATES[stored.state], "timestamp": stamp(stored.updated)}
+        return task
+
+    def restore(self, entries: list[Entry]) -> None:
+        super().restore(entries)
+        self.history, self.artifacts, self.status = [], {}, dict(self.status)
+        fold(entries, self.history, self.artifacts, self.status)
+
+    def forget(self) -> None:
+        super().forget()
+        self.history, self.artifacts, self.arguments, self.sent = [], {}, {}, {}
+        self.status = {key: self.status[key] for key in ("state", "timestamp")}
+        self.result = None
+
+    # --- as a client sees it -----------------------------------------------------------------
+
+    def snapshot(
+        self, history: int | None = None, artifacts: bool = True, at: int | None = None
+    ) -> dict[str, Any]:
+        """At most `history` messages, the latest; None for all there are. `at` is the number of
+        the last entry that counts; None for now."""
+        self.shown = True
+        said, made, status = self.history, self.artifacts, self.status
+        if at is not None or (self.count and not self.entries):
+            said, made = [], {}
+            status = {"state": reading.SUBMITTED, "timestamp": stamp(self.created)}
+            fold(self.entries_after(0)[:at], said, made, status)
+        task: dict[str, Any] = {"id": self.id, "contextId": self.context, "status": status}
+        if artifacts and made:
+            task["artifacts"] = list(made.values())
+        said = list(said) if history is None else said[-history:] if history else []
+        if said:
+            task["history"] = said
+        if self.metadata:
+            task["metadata"] = self.metadata
+        return task
+
+    def events_after(self, number: int) -> list[Entry]:
+        """What a stream tells: all but the client's own messages."""
+        return [entry for entry in self.entries_after(number) if "message" not in entry.event]
+
+    # --- what happens to it ----------------------------------------------------------------------
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """A message of the client's."""
+        self.turn += 1
+        self.sent = dict(message)
+        if "message" in self.status:  # what was asked stands before the answer
+            self.history.append(self.status["message"])
+            self.status = {key: self.status[key] for key in ("state", "timestamp")}
+        self.history.append(message)
+        self.append({"message": message})
+        self.said_at = self.count
+
+    def begin(self) -> None:
+        """The call is made, or made again with what was said since."""
+        if self.state in WAITS:
+            self.questions, self.asked, self.said = {}, None, {}
+        self.error = None
+        self._move(WORKING, "")
+        self.start()
+
+    def start(self, answers: Mapping[str, Any] | None = None, handle: str | None = None) -> None:
+        self._resumed = handle is not None
+        super().start(answers, handle)
+
+    def ask(self, words: str) -> None:
+        """Waits for the client without a question of the target's."""
+        self._words(words)
+        self._move(INPUT_REQUIRED, words)
+
+    def ask_again(self, words: str) -> None:
+        """What was said was not what was asked for."""
+        self._words(words)
+        self._log_status()
+        self._tell()
+
+    def first_message(self) -> Mapping[str, Any]:
+        return self.history[0]
+
+    def interrupt(self) -> None:
+        """The hub ends, or has ended, while this was under way."""
+        if self.finished:
+            return
+        error = WorkFailed("it was interrupted: the hub was stopped while it worked on this")
+        self.error = error
+        self._words(str(error))
+        self._stop(FAILED, str(error))
+
+    def fail(self, error: HubError) -> bool:
+        if not self.finished:
+            self._words(str(error))
+        return super().fail(error)
+
+    def update_status(self, state: str, words: str = "") -> None:
+        """Moves it, where that move is allowed; raises `InvalidInput` otherwise."""
+        if words:
+            self._words(words)
+        self._move(state, words)
+
+    def complete(self, result: Result) -> None:
+        self._finish(result)
+
+    def _finish(self, result: Result) -> None:
+        try:
+            self._conclude(result)
+        except HubError as error:
+            self._fail(error)
+
+    def _conclude(self, result: Result) -> None:
+        self.result = result
+        if result.failed:
+            self._pending = parts_from_result(result)
+            self._move(FAILED, "")
+            return
+        if result.direct and not self.shown:
+            self._pending = parts_from_result(result)
+        elif result.artifacts:
+            for made in result.artifacts:
+                if made.id not in self.artifacts:
+                    self._make(made)
+        else:
+            parts = parts_from_result(result)
+            if parts and result.direct:
+                self._pending = parts
+            elif parts:
+                self._append_artifact(
+                    {"artifactId": ops.RESPONSE, "name": ops.RESPONSE, "parts": parts}, False, True
+                )
+        self._move(COMPLETED, "")
+
+    def _wait(self, words: str) -> None:
+        logs_in = any(
+            question.kind == URL or name == AUTH for name, question in self.questions.items()
+        )
+        self._pending = question_parts(self.questions, words)
+        self._move(AUTH_REQUIRED if logs_in else INPUT_REQUIRED, words)
+
+    def _fail(self, error: Exception) -> None:
+        if self.finished:
+            return
+        if isinstance(error, InvalidInput) and not self._resumed and self.state == WORKING:
+            self.error = error
+            self.ask(str(error))
+            return
+        if isinstance(error, HubError):
+            self._words(str(error))
+            if isinstance(error, Refused | Declined):
+                self.error = error
+                self._move(REJECTED, str(error))
+                return
+        else:
+            self._words("it crashed; see the hub's log")
+        super()._fail(error)
+
+    def _update(self, update: Update) -> None:
+        if self.finished or isinstance(update, Note):
+            return
+        if isinstance(update, Artifact):
+            self._make(update)
+        else:
+            words = words_of(update)
+            if not words or self.count >= MAX_ENTRIES:
+                return
+            self._words(words)
+            self._log_status()
+        self._tell()
+
+    def _make(self, made: Artifact) -> None:
+        artifact: dict[str, Any] = {"artifactId": made.id}
+        if made.name:
+            artifact["name"] = made.name
+        if made.description:
+            artifact["description"] = made.description
+        artifact.update(made.extra)
+        artifact["parts"] = [part_from_block(block) for block in made.content]
+        self._append_artifact(artifact, made.append, made.last)
+
+    def _append_artifact(self, artifact: dict[str, Any], append: bool, last: bool) -> None:
+        self._made += sum(map(_weight, artifact["parts"]))
+        if self.count >= MAX_ENTRIES or self._made > MAX_BYTES:
+            raise WorkFailed("it has made more than one task can hold, and was stopped")
+        update: dict[str, Any] = {
+            "taskId": self.id,
+            "contextId": self.context,
+            "artifact": artifact,
+        }
+        if append:
+            update["append"] = True
+        if last:
+            update["lastChunk"] = True
+        self.append({"artifactUpdate": update})
+        _add(self.artifacts, artifact, append)
+
+    # --- the status ------------------------------------------------------------------------------
+
+    _pending: Sequence[Mapping[str, Any]] = ()
+    """What the next status says."""
+
+    def _words(self, words: str) -> None:
+        self._pending = [{"text": words[:MAX_WORDS]}]
+
+    def _moved(self) -> None:
+        self._log_status()
+
+    def _log_status(self) -> None:
+        now = time()
+        if "message" in self.status:
+            self.history.append(self.status["message"])
+        status: dict[str, Any] = {"state": STATES[self.state], "timestamp": stamp(now)}
+        if self._pending:
+            status["message"] = {
+                "messageId": new_id(),
+                "contextId": self.context,
+                "taskId": self.id,
+                "role": reading.AGENT,
+                "parts": list(self._pending),
+            }
+            self._pending = ()
+        self.status = status
+        update = {"taskId": self.id, "contextId": self.context, "status": status}
+        self.append({"statusUpdate": update})
+
+
+def new_id() -> str:
+    """A UUID of version 4, in a third of the time that the library's takes."""
+    hex = urandom(16).hex()
+    return f"{hex[:8]}-{hex[8:12]}-4{hex[13:16]}-a{hex[17:20]}-{hex[20:]}"
+
+
+_second = 0, ""
+
+
+def stamp(at: float) -> str:
+    """RFC 3339, to the millisecond. The text of a second is kept for all that happens in it."""
+    global _second
+    whole = int(at)
+    kept, text = _second
+    if kept != whole:
+        text = strftime("%Y-%m-%dT%H:%M:%S", gmtime(whole))
+        _second = whole, text
+    return f"{text}.{int((at - whole) * 1000):03d}Z"
+
+
+def fold(
+    entries: Sequence[Entry],
+    history: list[Mapping[str, Any]],
+    artifacts: dict[str, dict[str, Any]],
+    status: dict[str, Any],
+) -> None:
+    """What a task looks like after all that."""
+    for entry in entries:
+        event = entry.event
+        if "message" in event:
+            if "message" in status:
+                history.append(status.pop("message"))
+            history.append(event["message"])
+        elif "statusUpdate" in event:
+            if "message" in status:
+                history.append(status["message"])
+            status.clear()
+            status.update(event["statusUpdate"]["status"])
+        else:
+            update = event["artifactUpdate"]
+            _add(artifacts, update["artifact"], update.get("append", False))
+
+
+def _weight(part: Mapping[str, Any]) -> int:
+    said = part.get("text") or part.get("raw") or part.get("url")
+    return len(said) if isinstance(said, str) else len(repr(part.get("data")))
+
+
+def _add(artifacts: dict[str, dict[str, Any]], artifact: dict[str, Any], append: bool) -> None:
+    id = artifact["artifactId"]
+    before = artifacts.get(id)
+    if before is None or not append:
+        artifacts[id] = artifact
+    else:  # another, since the one before is what was logged
+        artifacts[id] = {**before, "parts": [*before["parts"], *artifact["parts"]]}
+
+
+def question_parts(questions: Mapping[str, Question], words: str) -> list[dict[str, Any]]:
+    """A question as a message: for people its words, for programs the form to fill in."""
+    parts: list[dict[str, Any]] = [{"text": words[:MAX_WORDS] or "more is needed to go on"}]
+    for name, question in questions.items():
+        schema = question.body.get("requestedSchema")
+        url = question.body.get("url")
+        if isinstance(schema, Mapping) and set(schema.get("properties", ())) - {"reply"}:
+            asked = {"question": name, "schema": schema}
+            parts.append({"data": asked, "mediaType": "application/json"})
+        elif isinstance(url, str) and re.match(r"https?://", url):
+            parts.append({"data": {"question": name, "url": url}, "mediaType": "application/json"})
+    return parts

@@ -1,0 +1,229 @@
+"""The half of the hub that has to do with agents, joined: those of the configuration, those of
+others, their tasks, and the doors by which A2A comes in. Part of `assembly`, which starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.a2a.cards import Cards
+from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.http import CARD_PATHS, HttpFace, disabled
+from dragoman.a2a.push import Push
+from dragoman.a2a.remote import RemoteAgent
+from dragoman.a2a.server import Face
+from dragoman.a2a.targets import Targets
+from dragoman.agents.function import FunctionAgent
+from dragoman.config import Config
+from dragoman.core.agents import SCHEMA
+from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.hub import Hub
+from dragoman.core.ports import HttpRequest
+from dragoman.core.principal import Principal
+from dragoman.core.tasklist import StoredTasks
+from dragoman.guards.validate import compile_schema
+from dragoman.mcp.config import header_pairs
+from dragoman.mcp.connect import expand
+from dragoman.net.client import Client
+from dragoman.net.dialing import resolve_apart
+from dragoman.stores.tasks import MemoryTasks, SqliteTasks
+from dragoman.web.app import Under
+
+log = logging.getLogger(__name__)
+
+MEGABYTE = 1024 * 1024
+RESOLVERS = 4
+"""Threads that look up the names of webhooks."""
+Authenticate = Callable[[Mapping[str, str]], Principal | None]
+
+
+class AgentSide:
+    def __init__(
+        self, place: Path, config: Config, hub: Hub, net: Client, lookup: Mapping[str, str]
+    ) -> None:
+        self._config = config
+        self._hub = hub
+        self._net = net
+        self._webhooks = Client(resolve_apart(RESOLVERS))
+        self._lookup = lookup
+        self.local: list[FunctionAgent] = []
+        self.remote: list[RemoteAgent] = []
+        self.failures: dict[str, str] = {}
+        """The agents of the configuration that cannot be used, and why."""
+        self._store: SqliteTasks | MemoryTasks | None = None
+        self.face: Face | None = None
+        self.http: HttpFace | None = None
+        self.grpc_port: int | None = None
+        self._grpc: Any = None
+        self._push: Push | None = None
+        self.url: str | None = None
+        """Where the hub is reached by TCP, once that is known."""
+        self._load_agents(place)
+        if config.a2a.enabled:
+            self._open(place)
+
+    def _load_agents(self, place: Path) -> None:
+        if self._config.agents and str(place) not in sys.path:
+            sys.path.append(str(place))  # last: nothing in it stands for anything else
+        validate = compile_schema(SCHEMA)
+        for entry in self._config.agents:
+            try:
+                agent = FunctionAgent(entry, self._config.mcp.agent_prefix, validate)
+                self._hub.catalog.offer(agent.name, [agent.tool])
+            except ConfigError as error:
+                self.failures[entry.name] = str(error)
+                log.error("%s; the hub runs without it", error)
+            else:
+                self.local.append(agent)
+
+    def _open(self, place: Path) -> None:
+        settings, hub = self._config.a2a, self._hub
+        store: SqliteTasks | MemoryTasks = MemoryTasks()
+        if settings.store == "sqlite":
+            store = SqliteTasks(place, durable=self._config.audit.durable)
+        self._store = store
+        tasks = StoredTasks(
+            store,
+            most=max(settings.max_tasks_all, settings.max_tasks),
+            most_each=settings.max_tasks,
+            max_bytes=settings.max_megabytes * MEGABYTE,
+            idle=settings.idle_secs,
+        )
+        targets = Targets(hub, settings.default_agent)
+        targets.order = [entry.name for entry in self._config.agents]
+        cards = Cards(targets, hub.catalog, settings, self._signer(place))
+        private = settings.push_private
+        self._push = Push(
+            tasks,
+            store,
+            lambda _, allowed: self._webhooks.anywhere(allow_private=allowed),
+            settings,
+            check=lambda url: self._webhooks.objection(url, allow_private=private),
+        )
+        self.face = Face(hub, tasks, targets, cards, self._push, settings.stream_secs)
+        self.http = HttpFace(self.face, settings, self._base_of)
+        self.remote = [
+            self._remote(entry, place) for entry in settings.external_agents if entry.enabled
+        ]
+
+    def _signer(self, place: Path) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
+        path = self._config.a2a.signing_key
+        if path is None:
+            return None
+        from dragoman.a2a import signing
+
+        key = signing.load_private(place / path)
+        return lambda card: signing.sign(card, key)
+
+    def _remote(self, entry: ExternalAgent, place: Path) -> RemoteAgent:
+        headers = {
+            name.lower(): expand(value, self._lookup, entry.name)
+            for name, value in header_pairs(entry.headers)
+        }
+        return RemoteAgent(
+            entry,
+            self._reach,
+            self._hub.catalog,
+            compile_schema,
+            headers=headers,
+            signatures=self._config.a2a.signatures,
+            prefix=self._config.mcp.agent_prefix,
+        )
+
+    def _reach(self, url: str, private: bool) -> Any:
+        return self._net.reaching(url, allow_private=private)
+
+    # --- the doors -------------------------------------------------------------------------------
+
+    def under(self) -> list[Under]:
+        """What serves the paths of A2A; where it is not enabled, what says so."""
+        prefixes = (self._config.a2a.listen_path, *CARD_PATHS)
+        if self.http is None:
+            return [Under(prefix, disabled, lambda path: path in CARD_PATHS) for prefix in prefixes]
+        return [Under(prefix, self.http, self.http.is_card) for prefix in prefixes]
+
+    def secure(self, secured: Callable[[], bool]) -> None:
+        """Says whether callers need a key."""
+        if self.face is not None:
+            self.face.cards.secured = secured
+
+    def _base_of(self, request: HttpRequest) -> str:
+        if self._config.server.public_url:
+            return self._config.server.public_url.rstrip("/")
+        host = request.fields.get(b"host")
+        if host is None or self.url is None:
+            return self.url or "http://localhost"
+        return f"http://{host.decode('latin-1')}"
+
+    async def start(self, authenticate: Authenticate | None) -> None:
+        """`authenticate` tells who calls over gRPC; None where nothing is served over TCP."""
+        if self.face is None:
+            return
+        self.face.load()
+        for agent in self.remote:
+            agent.start()
+        port = self._config.a2a.grpc_port
+        if port is not None and authenticate is not None:
+            from dragoman.a2a.grpc_server import GrpcFace
+
+            host = self._config.server.host
+            grpc = GrpcFace(
+                self.face,
+                authenticate,
+                host,
+                port,
+                base=(self._config.server.public_url or self.url or "http://localhost").rstrip("/"),
+                require_version=self._config.a2a.require_version,
+            )
+            self.grpc_port = await grpc.start()
+            self._grpc = grpc
+            self.face.cards.grpc = f"{_reached(host)}:{self.grpc_port}"
+
+    def begin_stop(self) -> None:
+        """Ends what would otherwise go on."""
+        if self.face is not None:
+            self.face.close()
+
+    async def stop(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.stop(0.5)
+        if self.face is not None:
+            await self.face.tasks.close()
+        if self._push is not None:
+            await self._push.close()
+        await self._webhooks.close()
+        for agent in self.remote:
+            with contextlib.suppress(HubError):
+                await agent.stop()
+        for local in self.local:
+            local.close()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    # --- what is told of it ----------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "local": [agent.name for agent in self.local],
+            "remote": [agent.snapshot() for agent in self.remote],
+            "failed": self.failures,
+            "a2a": self._config.a2a.enabled,
+            "grpc_port": self.grpc_port,
+            "tasks": len(self.face.tasks) if self.face is not None else 0,
+        }
+
+
+def _reached(host: str) -> str:
+    """An address that a client on this machine can use."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified:
+            host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,356 @@
+"""Agents that are Python functions: what they are asked, what they may answer, and how it runs.
+
+The names a function needs are in `dragoman.agent`. A function that is not async runs in a thread of
+its agent's own, of which there are few: one that hangs hangs alone. Knows no protocol: what comes
+in and goes out are blocks of content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import logging
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from dragoman.agents.config import AgentEntry
+from dragoman.core.agents import agent_tool
+from dragoman.core.call import (
+    ABSENT,
+    FORM,
+    NOTHING,
+    URL,
+    Artifact,
+    Call,
+    Progress,
+    Question,
+    Result,
+    Updates,
+)
+from dragoman.core.errors import ConfigError, Declined, HubError, InvalidInput, WorkFailed
+from dragoman.core.tool import AgentFacts, Validator
+
+log = logging.getLogger(__name__)
+
+MAX_THREADS = 16
+"""Of one agent."""
+RESPONSE = "response"
+"""What the artifact is called that is an agent's answer."""
+
+Blocks = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Returned: the agent needs to know something before it can go on. The answer comes as the next
+    request of the same task."""
+
+    question: str
+    schema: Mapping[str, Any] | None = None
+    """A JSON Schema of the answer, for those who fill in a form; default: one line of text."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsAuth:
+    """Returned: somebody must log in somewhere first."""
+
+    words: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Returned: an answer that is more than a text or some data."""
+
+    content: str | Mapping[str, Any] | Blocks = ()
+    direct: bool = False
+    """Whether it is a word of answer and not the outcome of some work."""
+    failed: bool = False
+
+
+class Decline(Exception):
+    """Raised: the agent will not do it, for the reason it gives."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What an agent is asked."""
+
+    text: str
+    """All the text of the message."""
+    parts: Blocks
+    """All parts of it, as blocks of content: text, image, audio, resource, resource_link, data."""
+    metadata: Mapping[str, Any]
+    context: str
+    """The conversation it belongs to."""
+    task: str
+    """The task it belongs to, if it does."""
+    message_id: str
+    skill: str
+    """The skill that was asked for, if one was named."""
+    turn: int
+    """Counts the messages of the task, from 1."""
+    caller: str
+    _updates: Updates
+    _loop: asyncio.AbstractEventLoop
+    _said: int = field(default=0, repr=False)
+
+    @property
+    def data(self) -> Any:
+        """The first data in the message; None without any."""
+        return next((part.get("data") for part in self.parts if part.get("type") == "data"), None)
+
+    def say(self, words: str) -> None:
+        """Tells the caller how the work goes."""
+        self._said += 1
+        self._tell(Progress(progress=self._said, message=words))
+
+    def artifact(
+        self,
+        content: str | Mapping[str, Any] | Blocks,
+        *,
+        name: str = "",
+        id: str | None = None,
+        append: bool = False,
+        last: bool = True,
+        description: str = "",
+    ) -> str:
+        """Hands out something that was made, or a further piece of it under the same id."""
+        id = id or str(uuid4())
+        self._tell(
+            Artifact(
+                id=id,
+                name=name,
+                content=blocks_of(content),
+                append=append,
+                last=last,
+                description=description,
+            )
+        )
+        return id
+
+    def _tell(self, update: Progress | Artifact) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # the function's own thread
+            self._loop.call_soon_threadsafe(self._updates, update)
+        else:
+            self._updates(update)
+
+
+class FunctionAgent:
+    """A target that has one tool: to be sent a message."""
+
+    def __init__(self, entry: AgentEntry, prefix: str, validate: Validator) -> None:
+        self.entry = entry
+        self.name = entry.name
+        self._function, self._takes_text = _load(entry)
+        self._async = inspect.iscoroutinefunction(self._function)
+        self._threads = (
+            None if self._async else ThreadPoolExecutor(MAX_THREADS, f"agent-{entry.name}")
+        )
+        self.tool = agent_tool(self, _facts(entry), prefix, validate)
+
+    async def run(self, call: Call) -> Result:
+        request = _request(call)
+        try:
+            value = await self._answer(request)
+        except Decline as error:
+            raise Declined(f'agent "{self.name}" will not do it: {error}') from None
+        except HubError:
+            raise
+        except Exception as error:
+            log.exception('agent "%s" failed', self.name)
+            raise WorkFailed(f'agent "{self.name}" failed: {_words(error)}') from error
+        return result_of(value, self.name)
+
+    async def _answer(self, request: Request) -> Any:
+        given: Any = request.text if self._takes_text else request
+        if self._async:
+            return await self._function(given)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._function, given)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _facts(entry: AgentEntry) -> AgentFacts:
+    return AgentFacts(
+        name=entry.name,
+        description=entry.description or f'The agent "{entry.name}".',
+        version=entry.version,
+        skills=[
+            {
+                "id": skill.id,
+                "name": skill.name or skill.id.replace("_", " "),
+                "description": skill.description or f"Can do {skill.id}.",
+                "tags": skill.tags or ["agent"],
+                "examples": skill.examples,
+                "public": skill.public,
+            }
+            for skill in entry.skills
+        ],
+        input_modes=tuple(entry.input_modes),
+        output_modes=tuple(entry.output_modes),
+        streaming=entry.streaming,
+        push=entry.push,
+        extended=entry.extended_card,
+        extensions=[
+            {
+                "uri": one.uri,
+                "description": one.description,
+                "required": one.required,
+                "params": one.params,
+            }
+            for one in entry.extensions
+        ],
+        continues=True,
+    )
+
+
+# --- in -----------------------------------------------------------------------------------------
+
+
+def _request(call: Call) -> Request:
+    extra, arguments = call.extra, call.arguments
+    text, parts = arguments.get("message", ""), arguments.get("parts")
+    if call.answers is not None:  # to what it asked by the door of another protocol
+        text, parts = _answered(call.answers), None
+    if parts is None:
+        parts = [{"type": "text", "text": text}] if text else []
+    return Request(
+        text=text,
+        parts=parts,
+        metadata=extra.get("metadata", NOTHING),
+        context=extra.get("context", ""),
+        task=extra.get("task", ""),
+        message_id=extra.get("message_id", ""),
+        skill=extra.get("skill", ""),
+        turn=extra.get("turn", 1),
+        caller=call.caller.label,
+        _updates=call.updates,
+        _loop=asyncio.get_running_loop(),
+    )
+
+
+def _answered(answers: Mapping[str, Any]) -> str:
+    answer = answers.get("reply", answers.get("auth"))
+    if not isinstance(answer, dict) or answer.get("action", "accept") != "accept":
+        raise Decline("its question was not answered")
+    content = answer.get("content")
+    if isinstance(content, dict) and set(content) == {"reply"}:
+        return str(content["reply"])
+    return json.dumps(content) if content else ""
+
+
+def _load(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
+    """The function, and whether it takes the text alone."""
+    module, colon, name = entry.function.partition(":")
+    where = f'the function "{entry.function}" of agent "{entry.name}"'
+    if not colon or not module or not name:
+        raise ConfigError(f'{where} must be written "module:function"')
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(f"{where} cannot be loaded: {_words(error)}") from error
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    if not callable(found):
+        raise ConfigError(f'{where} does not exist: module "{module}" has no function "{name}"')
+    try:
+        parameters = list(inspect.signature(found).parameters.values())
+        hints = typing.get_type_hints(found)
+    except (TypeError, ValueError, NameError) as error:
+        raise ConfigError(f"{where} cannot be used: {_words(error)}") from error
+    if not parameters or any(one.default is one.empty for one in parameters[1:]):
+        raise ConfigError(f"{where} must take one thing: the text, or a dragoman.agent.Request")
+    hint = hints.get(parameters[0].name)
+    by_name = hint is None and parameters[0].name in ("message", "text")
+    return found, hint is str or by_name
+
+
+# --- out ----------------------------------------------------------------------------------------
+
+
+def result_of(value: Any, agent: str) -> Result:
+    """What a function returned, as the road carries it."""
+    if isinstance(value, str):  # as most do
+        return Result(content=[{"type": "text", "text": value}])
+    if isinstance(value, Ask):
+        schema = value.schema or {
+            "type": "object",
+            "properties": {"reply": {"type": "string", "title": value.question[:200]}},
+            "required": ["reply"],
+        }
+        body = {"message": value.question, "requestedSchema": schema}
+        return Result(questions={"reply": Question(FORM, body)}, handle="")
+    if isinstance(value, NeedsAuth):
+        return Result(questions={"auth": _login(value)}, handle="")
+    direct = failed = False
+    if isinstance(value, Reply):
+        value, direct, failed = value.content, value.direct, value.failed
+    if value is None:
+        value = ()
+    try:
+        blocks = blocks_of(value)
+    except InvalidInput as error:
+        raise WorkFailed(f'agent "{agent}" answered with what is no answer: {error}') from None
+    data = [block["data"] for block in blocks if block["type"] == "data"]
+    artifacts = [Artifact(id=RESPONSE, name=RESPONSE, content=blocks)] if data else []
+    return Result(
+        content=[_shown(block) for block in blocks],
+        structured=data[0] if len(data) == 1 and isinstance(data[0], dict) else ABSENT,
+        artifacts=artifacts,
+        direct=direct,
+        failed=failed,
+    )
+
+
+def _login(wanted: NeedsAuth) -> Question:
+    if wanted.url:
+        body = {"message": wanted.words, "url": wanted.url, "elicitationId": str(uuid4())}
+        return Question(URL, body)
+    schema = {"type": "object", "properties": {}}
+    return Question(FORM, {"message": wanted.words, "requestedSchema": schema})
+
+
+_MEMBERS = {"text": "text", "image": "data", "audio": "data", "data": "data",
+            "resource": "resource", "resource_link": "uri"}  # fmt: skip
+"""What a block of each type must have."""
+
+
+def blocks_of(content: Any) -> list[Mapping[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if isinstance(content, Mapping):
+        if content.get("type") in _MEMBERS and _MEMBERS[content["type"]] in content:
+            return [content]
+        return [{"type": "data", "data": content}]
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise InvalidInput(f"a {type(content).__name__}; return text, a dict or a list of blocks")
+    blocks = []
+    for block in content:
+        if isinstance(block, str):
+            block = {"type": "text", "text": block}
+        if not isinstance(block, Mapping) or _MEMBERS.get(block.get("type", "")) not in block:
+            raise InvalidInput(f"a list with {str(block)[:60]!r} in it, which is no block")
+        blocks.append(block)
+    return blocks
+
+
+def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    if block["type"] != "data":
+        return block
+    return {"type": "text", "text": json.dumps(block["data"], ensure_ascii=False)}
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,339 @@
+"""Tasks that outlive the hub: what happens to them is stored before anybody hears of it.
+
+A change is noted and saved with all others in one transaction: before the next answer that could
+tell of it, or after some milliseconds. Bounded for each caller and in all, in number and in bytes:
+the oldest finished task goes first, and where none is finished the new one is refused. Knows
+neither a protocol nor a database; how a task is made again from what is stored, its owner says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from time import time
+from typing import Any
+
+from dragoman.core.errors import Full, HubError, InvalidInput, NotFound
+from dragoman.core.ports import StoredTask, TaskChange, TaskStore
+from dragoman.core.principal import Principal
+from dragoman.core.tasks import WAITS, Entry, Task, Work
+
+log = logging.getLogger(__name__)
+
+SAVE_SECONDS = 0.02
+RETRY_SECONDS = 1.0
+SHARE = 4
+"""One caller may fill a quarter of the space."""
+LOOK_SECONDS = 30.0
+"""How often is looked for tasks that nobody has touched for long."""
+
+
+class LoggedTask(Task):
+    """A task whose log is stored."""
+
+    def __init__(self, owner: Principal, work: Work) -> None:
+        super().__init__(owner, work)
+        self.key = 0
+        """Its place in the store; 0 until it was saved."""
+        self.saved = 0
+        """How many of its entries are stored."""
+        self.size = 0
+        self.count = 0
+        """How many entries it has; those of one that is finished may be in the store alone."""
+        self.tasks: StoredTasks | None = None
+
+    def about(self) -> dict[str, object]:
+        """What else must be known to make it again."""
+        raise NotImplementedError
+
+    def restore(self, entries: list[Entry]) -> None:
+        """Takes up what happened to it before."""
+        self.entries = entries
+
+    def interrupt(self) -> None:
+        """Ends what the hub was doing when it ended itself."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """It is finished, stored and unwatched: what it came to is read from there when asked."""
+        self.entries = []
+
+    def append(self, event: Mapping[str, Any]) -> Entry:
+        self.count += 1
+        entry = Entry(self.count, time(), event)
+        self.entries.append(entry)
+        return entry
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._watchers)
+
+    def entries_after(self, number: int) -> list[Entry]:
+        if not self.entries and self.count and self.tasks is not None:
+            return [entry for entry in self.tasks.stored(self) if entry.number > number]
+        return self.entries[number:]
+
+    def _tell(self) -> None:
+        if self.tasks is not None:
+            self.tasks.changed(self)
+        super()._tell()
+
+
+class StoredTasks:
+    def __init__(
+        self, store: TaskStore, *, most: int, most_each: int, max_bytes: int, idle: float
+    ) -> None:
+        self._store = store
+        self._most = most
+        self._most_each = most_each
+        self._max_bytes = max_bytes
+        self._idle = idle
+        self._of: dict[Principal, dict[str, LoggedTask]] = {}
+        """Those of each caller; the one that something happened to last is the last."""
+        self._finished: dict[Principal, dict[str, LoggedTask]] = {}
+        self._ended: dict[int, LoggedTask] = {}
+        """All that are finished, by their keys, the first to finish first."""
+        self._count = 0
+        self._bytes = 0
+        self._bytes_of: Counter[Principal] = Counter()
+        self._dirty: dict[LoggedTask, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._heard: dict[LoggedTask, None] = {}
+        """Those that were finished and stored while somebody still listened."""
+        self._failing = False
+        """Whether the last time that something was to be stored, it could not be."""
+        self._on_remove: list[Callable[[LoggedTask], None]] = []
+        self._closed = False
+
+    # --- from start to end ---------------------------------------------------------------------
+
+    def load(self, make: Callable[[StoredTask], LoggedTask]) -> None:
+        """Takes up what an earlier hub has stored; what ran then has failed."""
+        interrupted = []
+        for stored in sorted(self._store.load(), key=lambda one: one.updated):
+            task = make(stored)
+            task.key, task.saved = stored.key, stored.count
+            task.count = stored.count
+            self._weigh(task, stored.size)
+            self._put(task)
+            if task.finished:
+                self._note_end(task)
+                continue
+            task.restore(self._store.entries(task.key))
+            if task.state not in WAITS or stored.about.get("handle"):
+                interrupted.append(task)  # a handle is good for the hub that sealed it alone
+        for task in interrupted:
+            task.interrupt()
+        self.flush()
+        self._begin_looking()
+
+    async def close(self) -> None:
+        """Stops what runs: it has failed, and that is stored."""
+        self._closed = True
+        for task in list(self):
+            if task.running:
+                task.interrupt()
+                self._stopping(task)
+        if self._ending:
+            await asyncio.wait(list(self._ending))
+        for timer in (self._timer, self._looking):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._looking = None
+        try:
+            self.flush()
+        except Full as error:
+            log.error("tasks could not be stored at the end: %s", error)
+
+    # --- finding -------------------------------------------------------------------------------
+
+    def get(self, owner: Principal, id: str) -> LoggedTask:
+        task = self._of.get(owner, {}).get(id)
+        if task is None:
+            raise NotFound(f'there is no task "{id[:100]}"')
+        return task
+
+    def of(self, owner: Principal) -> Iterator[LoggedTask]:
+        """The one that something happened to last comes first."""
+        return reversed(self._of.get(owner, {}).values())
+
+    def __iter__(self) -> Iterator[LoggedTask]:
+        for tasks in list(self._of.values()):
+            yield from list(tasks.values())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def stored(self, task: LoggedTask) -> list[Entry]:
+        return self._store.entries(task.key)
+
+    # --- keeping -------------------------------------------------------------------------------
+
+    def insert(self, task: LoggedTask) -> None:
+        """From now on it can be found. Raises `Full` where there is no room for it."""
+        if self._closed:
+            raise Full("the hub is going down")
+        if task.id in self._of.get(task.owner, ()):
+            raise InvalidInput(f'there is a task "{task.id[:100]}" already; choose another id')
+        if self._failing:
+            self.flush()  # nothing is begun that cannot be kept
+        self._make_room(task.owner)
+        self._put(task)
+        self.changed(task)
+        self._begin_looking()
+
+    def on_remove(self, told: Callable[[LoggedTask], None]) -> None:
+        """Calls `told` of every task that is removed."""
+        self._on_remove.append(told)
+
+    def remove(self, task: LoggedTask) -> None:
+        """Nobody finds it any more; if it runs it is stopped."""
+        mine = self._of.get(task.owner)
+        if mine is None or mine.pop(task.id, None) is None:
+            return
+        if not mine:
+            del self._of[task.owner]
+        self._count -= 1
+        self._weigh(task, -task.size)
+        self._dirty.pop(task, None)
+        self._heard.pop(task, None)
+        task.tasks = None
+        if task.key:
+            self._ended.pop(task.key, None)
+            self._store.delete(task.key)
+        ended = self._finished.get(task.owner)
+        if ended is not None:
+            ended.pop(task.id, None)
+            if not ended:
+                del self._finished[task.owner]
+        for told in self._on_remove:
+            told(task)
+        task.cancel()
+        self._stopping(task)
+
+    def changed(self, task: LoggedTask) -> None:
+        self._dirty[task] = None
+        mine = self._of[task.owner]
+        if next(reversed(mine)) != task.id:
+            mine[task.id] = mine.pop(task.id)
+        if task.finished and task.id not in self._finished.get(task.owner, ()):
+            self._note_end(task)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SAVE_SECONDS, self._save)
+
+    def flush(self, least: LoggedTask | None = None) -> None:
+        """All that has happened is stored when this returns, or at least all that has to that one.
+        Raises `Full` when it cannot be."""
+        if not self._dirty or (least is not None and least not in self._dirty):
+            return
+        tasks = list(self._dirty)
+        changes = [
+            TaskChange(
+                task.key, task.id, task.owner, task.state, task.created, task.updated,
+                task.about(), task.entries[task.saved - task.count :]
+                if task.saved < task.count else (),
+            )
+            for task in tasks
+        ]  # fmt: skip
+        self._failing = True
+        saved = self._store.save(changes)
+        self._failing = False
+        self._dirty.clear()
+        for task, (key, size) in zip(tasks, saved, strict=True):
+            task.key = key
+            task.saved = task.count
+            self._weigh(task, size)
+            if task.finished:
+                self._ended[key] = task
+                if task.watched:
+                    self._heard[task] = None
+                else:
+                    task.forget()
+
+    def _save(self) -> None:
+        self._timer = None
+        try:
+            self.flush()
+        except HubError as error:
+            log.error("tasks cannot be stored: %s", error)
+            self._timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._save)
+
+    def _weigh(self, task: LoggedTask, size: int) -> None:
+        task.size += size
+        self._bytes += size
+        self._bytes_of[task.owner] += size
+        if not self._bytes_of[task.owner]:
+            del self._bytes_of[task.owner]
+
+    def _put(self, task: LoggedTask) -> None:
+        self._of.setdefault(task.owner, {})[task.id] = task
+        self._count += 1
+        task.tasks = self
+
+    def _note_end(self, task: LoggedTask) -> None:
+        self._finished.setdefault(task.owner, {})[task.id] = task
+        if task.key:
+            self._ended[task.key] = task
+
+    # --- bounds --------------------------------------------------------------------------------
+
+    def _make_room(self, owner: Principal) -> None:
+        mine = self._of.get(owner, ())
+        while len(mine) >= self._most_each:  # more than one too many where the bound was lowered
+            if not self._drop_finished(owner):
+                raise Full(
+                    f"{len(mine)} tasks of this caller are unfinished, and no more are kept; "
+                    "wait for one, answer it or cancel it"
+                )
+        while self._bytes_of[owner] >= self._max_bytes // SHARE:
+            if not self._drop_finished(owner):
+                raise Full(
+                    "the unfinished tasks of this caller take all the space there is for one; "
+                    "wait for one, answer it or cancel it"
+                )
+        while self._count >= self._most or self._bytes >= self._max_bytes:
+            if not (self._drop_finished(owner) or self._drop_oldest()):
+                raise Full(f"{self._count} tasks are unfinished here, which is all there may be")
+
+    def _drop_finished(self, owner: Principal) -> bool:
+        mine = self._finished.get(owner)
+        if not mine:
+            return False
+        self.remove(next(iter(mine.values())))
+        return True
+
+    def _drop_oldest(self) -> bool:
+        if not self._ended:
+            return False
+        self.remove(next(iter(self._ended.values())))
+        return True
+
+    def _begin_looking(self) -> None:
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Those that wait for somebody who does not come, and those that nobody hears any more."""
+        self._looking = None
+        if self._closed:
+            return
+        for task in [task for task in self._heard if not task.watched]:
+            del self._heard[task]
+            task.forget()
+        before = time() - self._idle
+        for task in self:
+            if not task.finished and not task.running and task.updated < before:
+                task.fail(
+                    NotFound(f"nobody has answered it for {self._idle:g} s, and it has expired")
+                )
+        self._begin_looking()
+
+    def _stopping(self, task: LoggedTask) -> None:
+        if task.running:  # it ends when it ends
+            ending = asyncio.get_running_loop().create_task(task.ended())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)

@@ -1,0 +1,549 @@
+"""Cards: as they are made, in every shape, and as those of others are read."""
+
+from __future__ import annotations
+
+import copy
+import http.server
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from a2a.client import A2ACardResolver
+from a2a.compat.v0_3.types import AgentCard as AgentCard03
+from a2a.types import AgentCard
+from google.protobuf.json_format import ParseDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.a2a.canonical import FIELDS
+from dragoman.a2a.card import (
+    MAX_CARD_BYTES,
+    MAX_SKILLS,
+    Described,
+    Interface,
+    Interfaces,
+    card_in,
+    card_of,
+    etag,
+    headers_of,
+    interfaces_of,
+    read_card,
+    shape,
+    skill_of_tool,
+    text_argument,
+    unchanged,
+)
+from dragoman.a2a.card_reading import NotACard
+from dragoman.wire.json import encode
+
+URL = "http://127.0.0.1:50051/a2a"
+REQUIRED = [name for name, kind in FIELDS["AgentCard"].items() if kind[-1] == "!"]
+EXTENSION = {
+    "uri": "urn:dragoman:a2a:skill:v1",
+    "description": "The message says which skill it is for",
+    "required": False,
+    "params": {"member": "skillId"},
+}
+
+
+def described(**changes: Any) -> Described:
+    said: dict[str, Any] = {
+        "name": "code-reviewer",
+        "description": "Reviews code for bugs, security issues, and style",
+        "version": "0.1.0",
+        "skills": [skill_of_tool("file_read")],
+        "streaming": True,
+        "push": True,
+        "extended": True,
+        "extensions": [EXTENSION],
+        "provider": {"organization": "Example", "url": "https://example.com"},
+        "documentation": "https://example.com/docs",
+    }
+    return Described(**{**said, **changes})
+
+
+def a_card(
+    security: bool = True, grpc: str | None = "127.0.0.1:50052", **changes: Any
+) -> dict[str, Any]:
+    urls = Interfaces(url=URL, grpc=grpc, tenant="code-reviewer")
+    return card_of(described(**changes), urls=urls, security=security)
+
+
+# --- made -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("I1")
+def test_a_tool_is_a_skill_by_its_name_and_has_words_where_it_brings_none() -> None:
+    skill = skill_of_tool("file_read")
+    assert skill == {
+        "id": "file_read",
+        "name": "file read",
+        "description": "Can use the file_read tool",
+        "tags": ["tool"],
+        "examples": [],
+        "inputModes": ["text/plain", "application/json"],
+        "outputModes": ["text/plain", "application/json"],
+    }
+    assert skill_of_tool("a_b", description="Adds")["description"] == "Adds"
+    assert len(skill_of_tool("a_b", description="x" * 50_000)["description"]) == 1_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "argument"),
+    [
+        ({"properties": {"path": {"type": "string"}}, "required": ["path"]}, "path"),
+        ({"properties": {"path": {"type": "string"}}}, "path"),
+        ({"properties": {"a": {"type": "string"}, "b": {}}, "required": ["a"]}, "a"),
+        ({"properties": {"a": {"type": ["string", "null"]}}}, "a"),
+        ({"properties": {"a": {"type": "string"}, "b": {"type": "string"}}}, None),
+        ({"properties": {"a": {"type": "integer"}}}, None),
+        ({"properties": {"a": True}}, None),
+        ({"properties": {}}, None),
+        ({}, None),
+    ],
+)
+def test_a_skill_takes_text_where_its_tool_has_one_argument_for_it(
+    schema: dict[str, Any], argument: str | None
+) -> None:
+    assert text_argument(schema) == argument
+    modes = skill_of_tool("t", input_schema=schema)["inputModes"]
+    assert modes == (["text/plain"] if argument else []) + ["application/json"]
+
+
+@pytest.mark.promise("I1")
+def test_a_card_has_the_skills_of_its_tools_and_those_that_were_declared() -> None:
+    review = {"id": "review", "name": "Review", "description": "Reads a diff", "tags": ["code"]}
+    card = a_card(skills=[skill_of_tool("file_read"), review], input_modes=["text/plain"])
+    assert [skill["id"] for skill in card["skills"]] == ["file_read", "review"]
+    assert card["skills"][1]["inputModes"] == ["text/plain"]
+    assert card["skills"][1]["outputModes"] == ["text/plain", "application/json"]
+
+
+def test_no_required_member_is_empty_even_where_nothing_was_said() -> None:
+    card = shape(a_card(name="", description=" ", version="", skills=[], input_modes=[]), "1.0")
+    assert all(card[name] for name in REQUIRED)
+    assert all(card["skills"][0][name] for name in ("id", "name", "description", "tags"))
+
+
+def test_a_card_stays_small_whatever_it_is_made_of() -> None:
+    long = {"id": "x", "name": "n" * 9_000, "description": "d" * 99_000, "tags": ["t" * 999] * 99}
+    skills = [{**long, "id": f"s{number}"} for number in range(MAX_SKILLS + 5)]
+    card = a_card(skills=skills, description="x" * 99_000)
+    assert len(card["skills"]) == MAX_SKILLS
+    assert len(card["description"]) == 4_000
+    assert len(encode(card["skills"][0])) < 10_000
+
+
+def test_interfaces_come_http_first_newest_first_and_grpc_last() -> None:
+    assert interfaces_of(a_card()) == [
+        Interface(URL, "JSONRPC", "1.0", ""),
+        Interface(URL, "HTTP+JSON", "1.0", ""),
+        Interface(URL, "JSONRPC", "0.3", ""),
+        Interface(URL, "HTTP+JSON", "0.3", ""),
+        Interface("127.0.0.1:50052", "GRPC", "1.0", "code-reviewer"),
+    ]
+    assert [one.binding for one in interfaces_of(a_card(grpc=None))] == ["JSONRPC", "HTTP+JSON"] * 2
+
+
+@pytest.mark.promise("I3")
+@pytest.mark.parametrize("on", [True, False])
+def test_a_card_declares_what_is_so_in_every_shape(on: bool) -> None:
+    card = a_card(streaming=on, push=on, extended=on)
+    for version in ("1.0", "0.3", "0.1", "merged"):
+        known = shape(card, version)["capabilities"]
+        assert (known["streaming"], known["pushNotifications"]) == (on, on)
+    assert shape(card, "1.0")["capabilities"]["extendedAgentCard"] is on
+    assert shape(card, "0.3")["supportsAuthenticatedExtendedCard"] is on
+    for version in ("0.3", "0.1", "merged"):
+        assert shape(card, version)["capabilities"]["stateTransitionHistory"] is True
+
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("I2")
+@pytest.mark.parametrize("security", [True, False])
+def test_the_pure_card_has_what_1_0_knows_and_nothing_else(security: bool) -> None:
+    pure = shape(a_card(security), "1.0")
+    parsed = ParseDict(pure, AgentCard())  # refuses any member that a2a.proto does not have
+    assert parsed.skills[0].name == "file read"
+    assert pure["skills"][0]["examples"] == []
+    assert ("bearer" in parsed.security_schemes) is security
+    assert len(parsed.security_requirements) == security
+
+
+@pytest.mark.promise("I2")
+def test_the_oldest_card_is_the_one_that_the_seed_shows() -> None:
+    card = a_card(False, provider=None, documentation=None)
+    assert shape(card, "0.1") == {
+        "name": "code-reviewer",
+        "description": "Reviews code for bugs, security issues, and style",
+        "url": URL,
+        "version": "0.1.0",
+        "capabilities": {
+            "streaming": True,
+            "pushNotifications": True,
+            "stateTransitionHistory": True,
+        },
+        "skills": [
+            {
+                "id": "file_read",
+                "name": "file read",
+                "description": "Can use the file_read tool",
+                "tags": ["tool"],
+                "examples": [],
+            }
+        ],
+        "defaultInputModes": ["text", "text/plain", "application/json"],
+        "defaultOutputModes": ["text", "text/plain", "application/json"],
+    }
+    assert shape(a_card(True), "0.1")["authentication"] == {"schemes": ["bearer"]}
+
+
+@pytest.mark.parametrize("version", ["0.3", "merged"])
+def test_a_card_of_0_3_says_where_how_and_with_what_key(version: str) -> None:
+    skill = {**skill_of_tool("t"), "securityRequirements": [{"schemes": {"bearer": {}}}]}
+    old = AgentCard03.model_validate(shape(a_card(skills=[skill]), version))
+    assert (old.url, old.preferred_transport, old.protocol_version) == (URL, "JSONRPC", "0.3.0")
+    assert [one.transport for one in old.additional_interfaces or ()] == ["JSONRPC", "HTTP+JSON"]
+    assert old.security == [{"bearer": []}]
+    assert old.skills[0].security == [{"bearer": []}]
+    assert old.security_schemes is not None
+    assert type(old.security_schemes["bearer"].root).__name__ == "HTTPAuthSecurityScheme"
+    assert old.supports_authenticated_extended_card is True
+    assert old.capabilities.state_transition_history is True
+    assert old.capabilities.extensions is not None
+
+
+def test_every_kind_of_scheme_is_told_in_both_ways() -> None:
+    flow = {"tokenUrl": "https://example.com/t", "scopes": {"read": "Reads"}}
+    schemes: dict[str, dict[str, Any]] = {
+        "key": {"apiKeySecurityScheme": {"location": "header", "name": "X-Key"}},
+        "http": {"httpAuthSecurityScheme": {"scheme": "Basic"}},
+        "oauth": {"oauth2SecurityScheme": {"flows": {"clientCredentials": flow}}},
+        "oidc": {"openIdConnectSecurityScheme": {"openIdConnectUrl": "https://example.com/o"}},
+        "tls": {"mtlsSecurityScheme": {"description": "a certificate"}},
+    }
+    wanted = [{"schemes": {"oauth": {"list": ["read"]}, "key": {"list": []}}}]
+    card = {**a_card(), "securitySchemes": schemes, "securityRequirements": wanted}
+    AgentCard03.model_validate(shape(card, "0.3"))
+    for version in ("1.0", "0.3", "merged"):
+        again = card_in(shape(card, version))
+        assert again["securitySchemes"] == schemes
+        assert (
+            shape(again, "1.0")["securityRequirements"]
+            == shape(card, "1.0")["securityRequirements"]
+        )
+
+
+def test_an_unknown_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="no shape"):
+        shape(a_card(), "2.0")
+
+
+@pytest.fixture
+def served() -> Iterator[dict[str, Any]]:
+    """A server of one card, which is put into `card`; its address is in `url`."""
+    place: dict[str, Any] = {}
+
+    class Serving(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = encode(place["card"])
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Serving)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    place["url"] = f"http://127.0.0.1:{server.server_port}"
+    yield place
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+@pytest.mark.promise("I2")
+@pytest.mark.parametrize("version", ["1.0", "0.3", "0.1", "merged"])
+@pytest.mark.parametrize("security", [True, False])
+async def test_the_official_client_takes_every_shape(
+    served: dict[str, Any], version: str, security: bool
+) -> None:
+    served["card"] = shape(a_card(security), version)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        card = await A2ACardResolver(client, served["url"]).get_agent_card()
+    assert card.name == "code-reviewer"
+    assert card.supported_interfaces[0].url == URL
+    assert card.supported_interfaces[0].protocol_binding == "JSONRPC"
+    if version != "0.1":
+        assert len(card.security_requirements) == security
+
+
+# --- read -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1.0", "merged"])
+@pytest.mark.parametrize("security", [True, False])
+def test_what_we_make_we_read_without_a_loss(version: str, security: bool) -> None:
+    card = a_card(security)
+    odd: list[str] = []
+    assert shape(card_in(shape(card, version), odd=odd), "1.0") == shape(card, "1.0")
+    assert odd == []
+
+
+@pytest.mark.promise("I2")
+@pytest.mark.parametrize(("version", "spoken"), [("0.3", "0.3"), ("0.1", "0.1")])
+def test_the_older_shapes_are_read_as_what_they_are(version: str, spoken: str) -> None:
+    card = a_card()
+    read = card_in(shape(card, version))
+    assert {one.version for one in interfaces_of(read)} == {spoken}
+    assert {one.url for one in interfaces_of(read)} == {URL}
+    assert read["skills"] == card["skills"]
+    assert read["securityRequirements"] == card["securityRequirements"]
+    scheme = read["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"]
+    assert scheme.lower() == "bearer"
+    ParseDict(read, AgentCard())
+
+
+def test_the_card_of_python_a2a_is_read() -> None:
+    raw = {
+        "name": "Calculator",
+        "description": "Adds",
+        "url": "http://localhost:5001",
+        "version": "1.0.0",
+        "protocolVersion": "0.3.0",
+        "preferredTransport": "JSONRPC",
+        "capabilities": {"streaming": False, "google_a2a_compatible": True},
+        "defaultInputModes": ["text/plain"],
+        "defaultOutputModes": ["text/plain"],
+        "skills": [{"id": "4f1", "name": "Add", "description": "Adds", "tags": ["math"]}],
+        "authentication": "bearer",
+        "provider": "Acme",
+    }
+    read = card_in(raw)
+    assert interfaces_of(read) == [Interface("http://localhost:5001", "JSONRPC", "0.3", "")]
+    assert read["provider"] == {"organization": "Acme", "url": ""}
+    assert read["securitySchemes"] == {"bearer": {"httpAuthSecurityScheme": {"scheme": "bearer"}}}
+    assert read["capabilities"] == {"streaming": False}
+    ParseDict(read, AgentCard())
+
+
+def test_the_card_of_fasta2a_is_read_with_its_own_form_of_requirements() -> None:
+    raw = {
+        "name": "fasta",
+        "description": "An AI agent exposed as an A2A agent.",
+        "version": "1.0.0",
+        "supported_interfaces": [
+            {
+                "protocol_binding": "JSONRPC",
+                "url": "http://localhost:8000",
+                "protocolVersion": "1.0",
+            }
+        ],
+        "capabilities": {"streaming": True, "push_notifications": False},
+        "securityRequirements": [{"schemes": {"key": ["read"]}}],
+        "securitySchemes": {"key": {"apiKeySecurityScheme": {"location": "header", "name": "K"}}},
+        "skills": [],
+        "defaultInputModes": ["application/json"],
+        "defaultOutputModes": ["application/json"],
+    }
+    odd: list[str] = []
+    read = card_in(raw, odd=odd)
+    assert odd == []
+    assert interfaces_of(read) == [Interface("http://localhost:8000", "JSONRPC", "1.0", "")]
+    assert read["capabilities"] == {"streaming": True, "pushNotifications": False}
+    assert read["securityRequirements"] == [{"schemes": {"key": {"list": ["read"]}}}]
+
+
+@pytest.mark.parametrize(
+    ("raw", "found_at", "expected"),
+    [
+        ({"url": "/a2a"}, "https://h/.well-known/agent.json", ("https://h/a2a", "JSONRPC", "0.1")),
+        ({}, "https://h/x/.well-known/agent-card.json", ("https://h/x", "JSONRPC", "0.1")),
+        ({"url": None, "security": []}, "https://h/agent.json", ("https://h", "JSONRPC", "0.2")),
+        (
+            {"url": "https://h", "preferredTransport": "http_json", "protocolVersion": "v0.2.5"},
+            "",
+            ("https://h", "HTTP+JSON", "0.2"),
+        ),
+        (
+            {"supportedInterfaces": [None, {"url": "ftp://h"}], "url": "https://h"},
+            "",
+            ("https://h", "JSONRPC", "0.1"),
+        ),
+        (
+            {"supportedInterfaces": [{"url": "https://h", "transport": "json-rpc"}]},
+            "",
+            ("https://h", "JSONRPC", "1.0"),
+        ),
+        (
+            {
+                "supportedInterfaces": [{"url": "h:1", "protocolBinding": "grpc"}],
+                "url": "http://no",
+            },
+            "",
+            ("h:1", "GRPC", "1.0"),
+        ),
+    ],
+)
+def test_an_address_is_found_where_there_is_one(
+    raw: dict[str, Any], found_at: str, expected: tuple[str, str, str]
+) -> None:
+    assert [one[:3] for one in interfaces_of(card_in(raw, found_at))] == [expected]
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://h/", "http://", "http://h/\r\nx: y", "http://[::1", "", 5]
+)
+def test_an_address_that_cannot_be_used_is_left_out_and_said(url: Any) -> None:
+    odd: list[str] = []
+    card = card_in({"name": "n", "url": url}, odd=odd)
+    assert card["supportedInterfaces"] == []
+    assert any("address" in said for said in odd)
+
+
+def test_what_is_missing_or_wrong_is_put_right_and_said() -> None:
+    raw = {
+        "name": None,
+        "description": 5,
+        "url": "http://agent.example/a2a",
+        "capabilities": "all",
+        "defaultInputModes": "text",
+        "skills": [
+            {"id": "a", "tags": "one", "inputModes": ["text", "data"], "inputSchema": {"x": 1}},
+            {"name": "b", "examples": [None, "ex"]},
+            {"id": "a", "name": "again"},
+            {"description": "nameless"},
+            "c",
+            7,
+        ],
+    }
+    odd: list[str] = []
+    card = card_in(raw, odd=odd)
+    assert (card["name"], card["description"]) == ("agent.example", "5")
+    assert card["version"] == "unknown"
+    assert card["capabilities"] == {}
+    assert card["defaultInputModes"] == ["text/plain"]
+    assert [skill["id"] for skill in card["skills"]] == ["a", "b", "c"]
+    assert card["skills"][0]["inputModes"] == ["text/plain", "application/json"]
+    assert card["skills"][0]["inputSchema"] == {"x": 1}
+    assert card["skills"][0]["tags"] == ["one"]
+    assert card["skills"][1]["examples"] == ["ex"]
+    said = "\n".join(odd)
+    for expected in (
+        "name is missing",
+        "description is a number",
+        "version is missing",
+        'skills[2] has the id "a" of another',
+        "skills[3] has neither id nor name",
+        "skills[5] is no object",
+        "does not say which version",
+    ):
+        assert expected in said
+
+
+def test_what_is_read_is_bounded() -> None:
+    raw = {
+        "name": "n" * 1_000,
+        "url": "http://h",
+        "defaultInputModes": [f"m/{n}" for n in range(5_000)],
+        "skills": [{"id": f"s{n}", "description": "d" * 20_000} for n in range(MAX_SKILLS + 1)],
+        "additionalInterfaces": [{"url": f"http://h/{n}"} for n in range(5_000)],
+        "securitySchemes": {f"s{n}": {"type": "mutualTLS"} for n in range(5_000)},
+    }
+    odd: list[str] = []
+    card = card_in(raw, odd=odd)
+    assert len(card["name"]) == 256
+    assert len(card["skills"]) == MAX_SKILLS
+    assert len(card["skills"][0]["description"]) == 10_000
+    assert len(card["defaultInputModes"]) == 100
+    assert len(card["supportedInterfaces"]) == 100
+    assert len(card["securitySchemes"]) == 100
+    assert len(odd) == 50
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"deeper": deep}
+    extended = {"url": "http://h", "capabilities": {"extensions": [{"uri": "u", "params": deep}]}}
+    assert card_in(extended)["capabilities"] == {"extensions": [{"uri": "u"}]}
+
+
+@pytest.mark.parametrize(
+    "data", [b"[]", b"null", b"{", b'"text"', b"{" + b" " * MAX_CARD_BYTES + b"}"]
+)
+def test_what_is_no_card_is_refused(data: bytes) -> None:
+    with pytest.raises(NotACard):
+        read_card(data)
+    with pytest.raises(NotACard):
+        card_in([])
+
+
+def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    for key, item in inner:
+        yield (*here, key)
+        yield from paths(item, (*here, key))
+
+
+@pytest.mark.parametrize("version", ["1.0", "merged", "0.3", "0.1"])
+def test_a_card_with_anything_wrong_anywhere_is_still_one(version: str) -> None:
+    whole = shape(a_card(), version)
+    for path in paths(whole):
+        for junk in (None, 5, True, "x", "", [], {}, [None], [[]], {"a": None}, {"": [{}]}):
+            raw = copy.deepcopy(whole)
+            place = raw
+            for step in path[:-1]:
+                place = place[step]
+            place[path[-1]] = junk
+            card = card_in(raw, "http://h/.well-known/agent.json")
+            assert all(card[name] for name in ("name", "description", "version"))
+            assert all(name in card for name in REQUIRED)
+            ParseDict(card, AgentCard())
+            shape(card, "merged")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*FIELDS["AgentCard"], "url", "type", "list"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*FIELDS["AgentCard"], "url", "security"]), JSON))
+def test_any_object_makes_a_card_that_others_can_read(raw: dict[str, Any]) -> None:
+    ParseDict(card_in(raw), AgentCard(), ignore_unknown_fields=True)
+
+
+# --- served ---------------------------------------------------------------------------------------
+
+
+def test_the_same_bytes_have_the_same_tag_and_others_another() -> None:
+    tag = etag(b"{}")
+    assert tag == etag(b"{}") != etag(b"[]")
+    assert tag.startswith('"') and tag.endswith('"')
+    assert unchanged(tag, f'"other", W/{tag}')
+    assert unchanged(tag, "*")
+    assert not unchanged(tag, '"other"')
+    assert not unchanged(tag, "")
+
+
+def test_only_a_card_that_all_may_see_may_be_kept_for_all() -> None:
+    shared, own = dict(headers_of(b"{}", shared=True)), dict(headers_of(b"{}", shared=False))
+    assert shared[b"cache-control"] == b"public, max-age=60"
+    assert own[b"cache-control"] == b"private, max-age=60"
+    assert shared[b"etag"] == etag(b"{}").encode()
+    assert b"Authorization" in shared[b"vary"]

@@ -1,0 +1,136 @@
+"""The client with agents made by the official SDK, in every dialect and binding that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from tests.peers.process import HttpPeer
+
+from dragoman.a2a.client import A2aClient, text_message
+from dragoman.a2a.errors import (
+    METHOD_NOT_FOUND,
+    TASK_NOT_CANCELABLE,
+    TASK_NOT_FOUND,
+    UNSUPPORTED_OPERATION,
+    A2aError,
+)
+from dragoman.a2a.hearing import state_of
+from dragoman.net.client import Client
+
+Peers = Callable[..., HttpPeer]
+
+BINDINGS = ["JSONRPC:1.0", "HTTP+JSON:1.0", "JSONRPC:0.3", "HTTP+JSON:0.3"]
+
+
+ClientOf = Callable[[str], A2aClient]
+
+
+@pytest.fixture
+async def client_of() -> AsyncIterator[ClientOf]:
+    net = Client()
+    yield lambda url: A2aClient(net.reaching(url, allow_private=False))
+    await net.close()
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"message": text_message(text)}
+
+
+def texts(artifacts: Any) -> list[str]:
+    return [part["text"] for artifact in artifacts for part in artifact["parts"]]
+
+
+@pytest.mark.promise("L1")
+@pytest.mark.parametrize("binding", BINDINGS)
+async def test_every_operation_works_in_the_dialect_that_the_card_declares(
+    binding: str, http_peer: Peers, client_of: ClientOf
+) -> None:
+    url = http_peer("a2a_sdk_agent", "--declare", binding).url
+    client = client_of(url)
+    peer = await client.settled(url)
+    assert peer.way is not None and f"{peer.way.binding}:{peer.way.version}" == binding
+    assert peer.findings == [] and len(peer.card["skills"]) == 2
+
+    answer = await client.send(url, said("say hello"))
+    assert texts(answer["task"]["artifacts"]) == ["echo: hello"]
+    assert (await client.get(url, answer["task"]["id"])) == answer["task"]
+    direct = await client.send(url, said("direct hi there"))
+    assert direct["message"]["parts"] == [{"text": "hi there"}]
+
+    stream = await client.stream(url, said("slow work"))
+    events = [event async for event in stream]
+    assert "task" in events[0]
+    words = [
+        event["statusUpdate"]["status"]["message"]["parts"][0]["text"]
+        for event in events[1:]
+        if "message" in event.get("statusUpdate", {}).get("status", {})
+    ]
+    assert words == ["step 0", "step 1", "step 2", "all steps done"]
+    assert state_of(events[-1]["statusUpdate"]) == "TASK_STATE_COMPLETED"
+
+    made = (await client.send(url, said("file x")))["task"]["artifacts"][0]["parts"]
+    assert made[0]["raw"] == "AAE=" and made[0]["mediaType"] == "application/x-thing"
+
+    asked = (await client.send(url, said("ask me")))["task"]
+    assert state_of(asked) == "TASK_STATE_INPUT_REQUIRED"
+    reply = text_message("blue", context=asked["contextId"], task=asked["id"])
+    done = (await client.send(url, {"message": reply}))["task"]
+    assert texts(done["artifacts"]) == ["you said: blue"]
+
+
+@pytest.mark.promise("L1")
+@pytest.mark.parametrize("binding", BINDINGS)
+async def test_a_task_is_subscribed_to_and_cancelled_and_errors_keep_their_reason(
+    binding: str, http_peer: Peers, client_of: ClientOf
+) -> None:
+    url = http_peer("a2a_sdk_agent", "--declare", binding).url
+    client = client_of(url)
+    request = {**said("hang on"), "configuration": {"returnImmediately": True}}
+    task = (await client.send(url, request))["task"]
+    async with asyncio.timeout(10):
+        stream = await client.subscribe(url, task["id"])
+        first = await anext(stream)
+        assert first["task"]["id"] == task["id"]
+        cancelled = await client.cancel(url, task["id"])
+        assert state_of(cancelled) == "TASK_STATE_CANCELED"
+        async for event in stream:
+            last = event
+        assert state_of(last["statusUpdate"]) == "TASK_STATE_CANCELED"
+    with pytest.raises(A2aError) as again:
+        await client.cancel(url, task["id"])
+    assert again.value.reason == TASK_NOT_CANCELABLE
+    with pytest.raises(A2aError) as unknown:
+        await client.get(url, "no-such-task")
+    assert unknown.value.reason == TASK_NOT_FOUND
+    if binding.endswith("1.0"):
+        listed = await client.list(url, {"pageSize": 10})
+        assert [each["id"] for each in listed["tasks"]] == [task["id"]]
+    else:
+        with pytest.raises(A2aError) as refused:
+            await client.list(url, {})
+        assert refused.value.reason in (UNSUPPORTED_OPERATION, METHOD_NOT_FOUND)
+
+
+@pytest.mark.promise("L1")
+async def test_the_surface_of_the_seed_is_there(http_peer: Peers, client_of: ClientOf) -> None:
+    url = http_peer("a2a_sdk_agent").url
+    client = client_of(url)
+    found = await client.discover(url)
+    assert found.card["name"] == "SDK agent" and found.url.endswith("/.well-known/agent-card.json")
+    task = await client.send_task(url, "say hello", "session-1")
+    assert task["contextId"] == "session-1" and texts(task["artifacts"]) == ["echo: hello"]
+    assert await client.get_task(url, task["id"]) == task
+    assert client.timeout == 30.0
+
+
+async def test_an_agent_that_does_not_stream_gives_its_one_answer(
+    http_peer: Peers, client_of: ClientOf
+) -> None:
+    url = http_peer("a2a_sdk_agent", "--no-streaming").url
+    client = client_of(url)
+    events = [event async for event in await client.stream(url, said("say hello"))]
+    assert [list(event) for event in events] == [["task"]]
+    assert texts(events[0]["task"]["artifacts"]) == ["echo: hello"]

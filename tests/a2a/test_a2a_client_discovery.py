@@ -1,0 +1,264 @@
+"""Where cards are found, how long they hold, and which of them are believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from tests.a2a.odd_agent import OLD_PLACE, WELL_KNOWN, Request, card_10, odd_agent
+
+from dragoman import __version__
+from dragoman.a2a.discovery import (
+    IGNORE,
+    PREFER,
+    REQUIRE,
+    Discovery,
+    Trust,
+    base_of,
+    origin_of,
+    places,
+)
+from dragoman.a2a.signing import sign
+from dragoman.core.errors import BadReply, ConfigError, InvalidInput
+from dragoman.net.client import Client
+
+
+def discovery(url: str, **more: Any) -> Discovery:
+    return Discovery(Client().reaching(url, allow_private=False), {}, url, **more)
+
+
+@pytest.mark.promise("L1")
+async def test_a_card_is_looked_for_in_the_new_place_and_then_in_the_old() -> None:
+    def handle(request: Request) -> None:
+        if request.path == OLD_PLACE:
+            old = {"name": "Old", "url": "http://127.0.0.1:1/", "version": "1", "skills": []}
+            request.reply(200, old)
+        else:
+            request.reply(404, {"detail": "Not Found"})
+
+    async with odd_agent(handle) as agent:
+        found = await discovery(agent.url)(agent.url + "/")
+    assert [request.path for request in agent.requests] == [WELL_KNOWN, OLD_PLACE]
+    assert found.card["name"] == "Old" and found.card["supportedInterfaces"]
+    headers = agent.requests[0].headers
+    assert headers["user-agent"] == f"Dragoman/{__version__} A2A"
+    assert "a2a-version" not in headers
+
+
+def test_under_a_path_the_card_is_looked_for_there_and_then_at_the_origin() -> None:
+    assert places("https://a.example/x/y/") == [
+        "https://a.example/x/y/.well-known/agent-card.json",
+        "https://a.example/x/y/.well-known/agent.json",
+        "https://a.example/.well-known/agent-card.json",
+        "https://a.example/.well-known/agent.json",
+    ]
+    assert len(places("https://a.example")) == len(places("https://a.example/")) == 2
+    named = "https://a.example/x/my-card.json?v=2"
+    assert places(named) == [named]
+    assert base_of("https://a.example/x/.well-known/agent.json") == "https://a.example/x"
+    for bad in (
+        "a.example",
+        "ftp://a.example",
+        "https://user:pw@a.example",
+        "https://a.example\\@b",
+    ):
+        with pytest.raises(InvalidInput, match="no address of an agent"):
+            places(bad)
+
+
+def test_an_origin_is_scheme_host_and_port() -> None:
+    assert origin_of("HTTPS://A.example/x") == origin_of("https://a.example:443")
+    assert origin_of("http://a.example") != origin_of("https://a.example")
+    assert origin_of("http://a.example:81") != origin_of("http://a.example")
+    assert origin_of("http://[::1") is origin_of("file:///x") is None
+
+
+async def test_what_is_no_card_is_passed_over_and_told() -> None:
+    def handle(request: Request) -> None:
+        if request.path == WELL_KNOWN:
+            request.reply(200, b"<html>welcome</html>", content_type="text/html")
+        else:
+            request.reply(401, {})
+
+    async with odd_agent(handle) as agent:
+        with pytest.raises(BadReply) as failed:
+            await discovery(agent.url)(agent.url)
+    words = str(failed.value)
+    assert "is no card: not valid JSON" in words and "answers HTTP 401; set its headers" in words
+
+
+async def test_a_card_is_bounded() -> None:
+    def handle(request: Request) -> None:
+        request.reply(200, card_10("http://127.0.0.1:1", description="x" * (1024 * 1024)))
+
+    async with odd_agent(handle) as agent:
+        with pytest.raises(BadReply):
+            await discovery(agent.url)(agent.url)
+
+
+async def test_a_card_holds_as_long_as_it_says_and_is_asked_for_again_by_its_etag() -> None:
+    now = 1000.0
+    version = 1
+
+    def handle(request: Request) -> None:
+        etag = f'"v{version}"'
+        if request.headers.get("if-none-match") == etag:
+            request.reply(304, b"", etag=etag, cache_control="max-age=60")
+        else:
+            card = card_10("http://127.0.0.1:1", version=str(version))
+            request.reply(200, card, etag=etag, cache_control="public, max-age=60")
+
+    async with odd_agent(handle) as agent:
+        find = discovery(agent.url, clock=lambda: now)
+        first = await find(agent.url)
+        now += 59
+        assert await find(agent.url) is first and len(agent.requests) == 1
+        now += 2
+        assert await find(agent.url) is first and len(agent.requests) == 2
+        assert agent.requests[1].headers["if-none-match"] == '"v1"'
+        version = 2
+        now += 61
+        assert (await find(agent.url)).card["version"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("said", "fresh", "stale"),
+    [
+        ("no-store", 29, 31),
+        ("max-age=1", 29, 31),
+        ("max-age=99999999", 86_399, 86_401),
+        ("", 299, 301),
+    ],
+)
+async def test_how_long_a_card_holds_has_bounds(said: str, fresh: float, stale: float) -> None:
+    now = 0.0
+
+    def handle(request: Request) -> None:
+        request.reply(200, card_10("http://127.0.0.1:1"), cache_control=said)
+
+    async with odd_agent(handle) as agent:
+        find = discovery(agent.url, clock=lambda: now)
+        await find(agent.url)
+        now = fresh
+        await find(agent.url)
+        assert len(agent.requests) == 1
+        now = stale
+        await find(agent.url)
+        assert len(agent.requests) == 2
+
+
+async def test_an_agent_that_is_away_keeps_the_card_it_had() -> None:
+    now, broken = 0.0, False
+
+    def handle(request: Request) -> None:
+        if broken:
+            request.reply(503, {})
+        else:
+            request.reply(200, card_10("http://127.0.0.1:1"))
+
+    async with odd_agent(handle) as agent:
+        find = discovery(agent.url, clock=lambda: now)
+        first = await find(agent.url)
+        now, broken = 1000.0, True
+        assert await find(agent.url) is first and len(agent.requests) == 2
+
+
+async def test_registered_headers_go_with_the_card_of_the_registered_origin_alone() -> None:
+    def handle(request: Request) -> None:
+        request.reply(200, card_10("http://127.0.0.1:1"))
+
+    async with odd_agent(handle) as agent, odd_agent(handle) as other:
+        http = Client().reaching(agent.url, allow_private=True)
+        find = Discovery(http, {"authorization": "Bearer s"}, agent.url)
+        await find(agent.url)
+        await find(other.url)
+    assert agent.requests[0].headers["authorization"] == "Bearer s"
+    assert "authorization" not in other.requests[0].headers
+
+
+# --- signatures -----------------------------------------------------------------------------------
+
+KEY, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+PLAIN = card_10("https://a.example/rpc")
+GOOD = sign(PLAIN, KEY)
+BAD = {**GOOD, "description": "something else"}
+FOREIGN = sign(PLAIN, OTHER)
+
+
+def trust(policy: str, *keys: Any, at: str = "https://a.example") -> Trust:
+    origin = origin_of(at)
+    assert origin is not None
+    return Trust(policy, {origin: keys} if keys else None)
+
+
+def test_without_a_policy_signatures_are_not_looked_at() -> None:
+    for card in (PLAIN, GOOD, BAD, FOREIGN):
+        assert trust(IGNORE, KEY.public_key()).judge("https://a.example/c", card) == (card, None)
+
+
+def test_preferring_refuses_what_is_wrong_and_notes_what_is_missing() -> None:
+    mine = trust(PREFER, KEY.public_key())
+    assert mine.judge("https://a.example/c", GOOD)[1] is None
+    assert "not signed" in str(mine.judge("https://a.example/c", PLAIN)[1])
+    for card in (BAD, FOREIGN):
+        with pytest.raises(BadReply, match="signature does not hold"):
+            mine.judge("https://a.example/c", card)
+    unpinned = trust(PREFER)
+    assert "no key is pinned" in str(unpinned.judge("https://a.example/c", FOREIGN)[1])
+
+
+def test_requiring_refuses_everything_but_a_good_signature_by_a_pinned_key() -> None:
+    mine = trust(REQUIRE, KEY.public_key())
+    believed, note = mine.judge("https://a.example/c", GOOD)
+    assert note is None and believed["name"] == "Odd"
+    for card in (PLAIN, BAD, FOREIGN):
+        with pytest.raises(BadReply, match="is refused"):
+            mine.judge("https://a.example/c", card)
+    with pytest.raises(BadReply, match="no key is pinned"):
+        trust(REQUIRE).judge("https://a.example/c", GOOD)
+
+
+def test_a_key_counts_for_the_origin_it_was_pinned_to_and_for_no_other() -> None:
+    mine = trust(REQUIRE, KEY.public_key(), at="https://a.example")
+    with pytest.raises(BadReply, match="no key is pinned"):
+        mine.judge("https://b.example/c", GOOD)
+
+
+def test_only_what_was_signed_is_believed() -> None:
+    """A card of several dialects at once is signed in its form of 1.0."""
+    more = {**GOOD, "url": "https://evil.example", "protocolVersion": "0.3.0"}
+    believed, _ = trust(REQUIRE, KEY.public_key()).judge("https://a.example/c", more)
+    assert "url" not in believed and believed["supportedInterfaces"] == PLAIN["supportedInterfaces"]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="none of ignore, prefer, require"):
+        Trust("perhaps")
+
+
+async def test_a_refused_card_is_not_looked_for_elsewhere() -> None:
+    def handle(request: Request) -> None:
+        request.reply(200, PLAIN)
+
+    async with odd_agent(handle) as agent:
+        find = discovery(agent.url, trust=trust(REQUIRE, KEY.public_key(), at=agent.url))
+        with pytest.raises(BadReply, match="it is not signed"):
+            await find(agent.url)
+    assert len(agent.requests) == 1
+
+
+async def test_a_card_that_is_no_longer_signed_is_not_believed_for_what_it_was() -> None:
+    now, card = 0.0, GOOD
+
+    def handle(request: Request) -> None:
+        request.reply(200, card)
+
+    async with odd_agent(handle) as agent:
+        keys = trust(REQUIRE, KEY.public_key(), at=agent.url)
+        find = discovery(agent.url, trust=keys, clock=lambda: now)
+        assert (await find(agent.url)).card["name"] == "Odd"
+        now, card = 1000.0, BAD
+        for _ in range(2):
+            with pytest.raises(BadReply, match="signature does not hold"):
+                await find(agent.url)

@@ -1,0 +1,426 @@
+"""Agents that speak otherwise than their cards say, half this and half that, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.a2a.odd_agent import (
+    OLD_PLACE,
+    WELL_KNOWN,
+    OddAgent,
+    Request,
+    card_10,
+    odd_agent,
+    task_10,
+)
+
+from dragoman.a2a.client import A2aClient, text_message
+from dragoman.a2a.errors import METHOD_NOT_FOUND, A2aError
+from dragoman.a2a.ways import HttpStatus
+from dragoman.core.errors import BadReply, TargetFailed, Unreachable
+from dragoman.net.client import Client
+
+UNKNOWN = -32601
+SAID = {"message": text_message("hello")}
+OLD_CARD = {"name": "Odd", "version": "1", "capabilities": {}, "skills": []}
+
+
+def client_for(agent: OddAgent, **more: Any) -> A2aClient:
+    return A2aClient(Client().reaching(agent.url, allow_private=True), **more)
+
+
+def serving(
+    card: Callable[[str], dict[str, Any]], rest: Callable[[Request], Any], place: str = WELL_KNOWN
+) -> Callable[[Request], Any]:
+    """A server of a card, and of whatever else."""
+
+    def handle(request: Request) -> Any:
+        if request.method == "GET" and "/.well-known/" in request.path:
+            url = f"http://{request.headers['host']}"
+            return request.reply(200, card(url)) if request.path == place else request.reply(404)
+        return rest(request)
+
+    return handle
+
+
+@pytest.mark.promise("L1")
+async def test_a_card_that_says_0_3_where_tasks_are_sent_by_path_is_found_out() -> None:
+    """As python-a2a has it: what it does not understand is an error of its framework."""
+
+    def rest(request: Request) -> None:
+        if request.path == "/tasks/get":
+            request.fail(-32000, "Task not found: x", status=404)
+        elif request.path == "/tasks/send":
+            task = {"id": request.params["id"], "sessionId": request.params.get("sessionId")}
+            task["status"] = {"state": "completed", "timestamp": "2026-01-01T00:00:00.123456"}
+            task["artifacts"] = [{"parts": [{"type": "text", "text": "legacy"}]}]
+            request.result(task)
+        else:
+            request.reply(500, {"parts": [{"type": "data", "data": {"error": "what?"}}]})
+
+    card = {**OLD_CARD, "protocolVersion": "0.3.0", "preferredTransport": "JSONRPC"}
+    async with odd_agent(serving(lambda url: {**card, "url": url}, rest)) as agent:
+        client = client_for(agent)
+        task = await client.send_task(agent.url, "hello", "s1")
+        again = await client.send_task(agent.url, "hello")
+        findings = [each for each in (await client.peer(agent.url)).findings if "speaks" in each]
+    assert task["contextId"] == "s1" and again["id"] != task["id"]
+    assert task["artifacts"][0]["parts"] == [{"text": "legacy"}]
+    assert task["status"]["timestamp"].endswith("Z")
+    assert len(findings) == 1 and "its card says A2A 0.3 over JSONRPC" in findings[0]
+    assert "it speaks A2A 0.1" in findings[0] and "HTTP 500" in findings[0]
+    sends = [request for request in agent.requests if b"hello" in request.body]
+    assert [request.path for request in sends] == ["/tasks/send", "/tasks/send"]
+    probes = [request for request in agent.requests if request.path == "/tasks/get"]
+    assert len(probes) == 1, "what was found out is remembered"
+
+
+@pytest.mark.promise("L1")
+async def test_a_card_of_1_0_before_a_wire_of_0_3_is_found_out() -> None:
+    def rest(request: Request) -> None:
+        if request.rpc == "message/send":
+            request.result({"kind": "task", "id": "t", "contextId": "c",
+                            "status": {"state": "completed"}})  # fmt: skip
+        elif request.rpc in ("tasks/get", "tasks/pushNotificationConfig/get"):
+            request.fail(-32001, "Task not found")
+        else:
+            request.fail(UNKNOWN, "Method not found")
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        client = client_for(agent)
+        answer = await client.send(agent.url, SAID)
+        peer = await client.settled(agent.url)
+    assert answer["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert peer.way is not None and peer.way.version == "0.3"
+    assert len(peer.findings) == 1 and "Method not found" in peer.findings[0]
+    assert "a2a-version" not in agent.requests[0].headers
+    assert agent.sent("GetTask")[0].headers["a2a-version"] == "1.0"
+
+
+@pytest.mark.promise("L1")
+@pytest.mark.parametrize("knows", ["0.1", "0.2"])
+async def test_a_card_without_a_version_is_of_0_1_or_0_2(knows: str) -> None:
+    """Both ask for a task in the same words."""
+
+    def rest(request: Request) -> None:
+        if request.rpc == "tasks/get":
+            request.fail(-32001)
+        elif request.rpc == "tasks/pushNotificationConfig/get" and knows == "0.2":
+            request.fail(-32003)
+        elif request.rpc == ("tasks/send" if knows == "0.1" else "message/send"):
+            request.result({"id": "t", "status": {"state": "completed"}})
+        else:
+            request.fail(UNKNOWN)
+
+    card = {**OLD_CARD, "url": ""}
+    handle = serving(lambda url: {**card, "url": f"{url}/rpc"}, rest, OLD_PLACE)
+    async with odd_agent(handle) as agent:
+        client = client_for(agent)
+        assert (await client.send(agent.url, SAID))["task"]["id"] == "t"
+        peer = await client.settled(agent.url)
+    assert peer.way is not None and peer.way.version == {"0.1": "0.1", "0.2": "0.3"}[knows]
+    unwanted = "message/send" if knows == "0.1" else "tasks/send"
+    assert not agent.sent(unwanted)
+
+
+@pytest.mark.promise("L1")
+async def test_the_first_hubs_are_spoken_to_by_their_own_routes() -> None:
+    """The seed: JSON-RPC into POST /a2a/tasks/send, a bare task out; plain REST for the rest."""
+    bare = {
+        "id": "t",
+        "sessionId": "s",
+        "status": "completed",
+        "messages": [
+            {"role": "user", "parts": [{"type": "text", "text": "hello"}]},
+            {"role": "agent", "parts": [{"type": "text", "text": "hi"}]},
+        ],
+        "artifacts": [],
+    }
+
+    def rest(request: Request) -> None:
+        asked = f"{request.method} {request.path}"
+        if asked in ("POST /a2a/tasks/send", "GET /a2a/tasks/t"):
+            request.reply(200, bare)
+        elif asked == "POST /a2a/tasks/t/cancel":
+            request.reply(200, {**bare, "status": "cancelled"})
+        elif request.method == "GET" and request.path.startswith("/a2a/tasks/"):
+            request.reply(404, {"error": "Task 'x' not found"})
+        else:
+            request.reply(405, {})
+
+    handle = serving(lambda url: {**OLD_CARD, "url": f"{url}/a2a"}, rest, OLD_PLACE)
+    async with odd_agent(handle) as agent:
+        client = client_for(agent)
+        task = await client.send_task(agent.url, "hello")
+        assert task["artifacts"][0]["parts"] == [{"text": "hi"}]
+        assert (await client.get_task(agent.url, "t"))["id"] == "t"
+        assert (await client.cancel(agent.url, "t"))["status"]["state"] == "TASK_STATE_CANCELED"
+
+
+async def test_a_mixture_of_dialects_is_understood() -> None:
+    """As fasta2a answers: 0.3's method, 1.0's wrapper, states in lower case, naive times."""
+
+    def rest(request: Request) -> None:
+        if request.rpc == "message/send":
+            status = {"state": "working", "timestamp": "2026-01-01T10:00:00.5"}
+            request.result({"task": {"id": "t", "context_id": "c", "status": status}})
+        elif request.rpc.startswith("tasks/"):
+            request.fail(-32001)
+        else:
+            request.fail(UNKNOWN)
+
+    async with odd_agent(serving(lambda url: card_10(url, "JSONRPC:0.3"), rest)) as agent:
+        answer = await client_for(agent).send(agent.url, SAID)
+    assert answer["task"]["contextId"] == "c"
+    assert answer["task"]["status"] == {
+        "state": "TASK_STATE_WORKING",
+        "timestamp": "2026-01-01T10:00:00.5Z",
+    }
+
+
+@pytest.mark.promise("L1")
+async def test_what_may_have_been_done_is_not_asked_for_again_in_another_dialect() -> None:
+    def rest(request: Request) -> None:
+        if request.rpc == "GetTask":
+            request.fail(-32001)
+        else:
+            request.reply(500, b"oops")
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        with pytest.raises(HttpStatus, match="HTTP 500: oops"):
+            await client_for(agent).send(agent.url, SAID)
+    assert [request.rpc for request in agent.requests if b"hello" in request.body] == [
+        "SendMessage"
+    ]
+
+
+@pytest.mark.promise("L1")
+@pytest.mark.parametrize("refusal", [UNKNOWN, -32009])
+async def test_what_was_certainly_not_taken_is_sent_in_another_dialect(refusal: int) -> None:
+    def rest(request: Request) -> None:
+        if request.rpc == "GetTask":
+            request.fail(-32001)
+        elif request.rpc == "message/send":
+            request.result({"kind": "message", "messageId": "m", "role": "agent",
+                            "parts": [{"kind": "text", "text": "hi"}]})  # fmt: skip
+        else:
+            request.fail(refusal)
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        client = client_for(agent)
+        answer = await client.send(agent.url, SAID)
+        assert len((await client.peer(agent.url)).findings) == 1
+        await client.send(agent.url, SAID)
+    assert answer["message"]["parts"] == [{"text": "hi"}]
+    sends = [request.rpc for request in agent.requests if b"hello" in request.body]
+    assert sends == ["SendMessage", "message/send", "message/send"]
+
+
+async def test_an_agent_that_understands_nothing_is_told_of_clearly() -> None:
+    def rest(request: Request) -> None:
+        request.reply(404, {"detail": "Not Found"})
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        with pytest.raises(
+            Unreachable, match='agent "Odd" understands no dialect of A2A'
+        ) as failed:
+            await client_for(agent).send(agent.url, SAID)
+    assert failed.value.sent is False
+    assert len(agent.requests) < 30
+
+
+async def test_an_agent_that_only_speaks_grpc_is_told_of_clearly() -> None:
+    async with odd_agent(serving(lambda url: card_10("a:1", "GRPC:1.0"), lambda _: None)) as agent:
+        with pytest.raises(BadReply, match="offers neither JSON-RPC nor HTTP"):
+            await client_for(agent).send(agent.url, SAID)
+
+
+async def test_an_operation_that_an_agent_does_not_know_is_no_sign_of_another_dialect() -> None:
+    def rest(request: Request) -> None:
+        request.fail(-32001 if request.rpc == "GetTask" else UNKNOWN)
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        client = client_for(agent)
+        with pytest.raises(A2aError) as refused:
+            await client.list(agent.url, {})
+        peer = await client.settled(agent.url)
+    assert refused.value.reason == METHOD_NOT_FOUND
+    assert peer.way is not None and peer.way.version == "1.0"
+
+
+async def test_a_dead_address_on_a_card_is_replaced_by_where_the_card_was() -> None:
+    """Cards say `localhost` behind proxies, and what not."""
+
+    def rest(request: Request) -> None:
+        if request.rpc == "GetTask":
+            request.fail(-32001)
+        else:
+            request.result({"task": task_10()})
+
+    async with odd_agent(serving(lambda _: card_10("http://127.0.0.1:1/rpc"), rest)) as agent:
+        client = client_for(agent)
+        assert (await client.send(agent.url, SAID))["task"]["id"] == "t1"
+        (finding,) = (await client.peer(agent.url)).findings
+    assert "127.0.0.1:1/rpc" in finding and "nothing listens there" in finding
+
+
+async def test_an_address_that_answers_nobody_is_asked_once() -> None:
+    def silent(request: Request) -> None:
+        request.writer.transport.abort()
+
+    def rest(request: Request) -> None:
+        request.fail(-32001)
+
+    async with odd_agent(silent) as dead:
+        declared = ("JSONRPC:1.0", "HTTP+JSON:1.0", "JSONRPC:0.3")
+        handle = serving(lambda _: card_10(dead.url, *declared), rest)
+        async with odd_agent(handle) as agent:
+            peer = await client_for(agent).settled(agent.url)
+    assert peer.way is not None and peer.way.url == agent.url
+    assert len(dead.requests) == 1
+
+
+async def test_an_agent_that_was_just_being_replaced_is_found_again() -> None:
+    away = False
+
+    def rest(request: Request) -> None:
+        if away:
+            request.reply(404, {"detail": "Not Found"})
+        elif request.rpc == "GetTask":
+            request.fail(-32001)
+        else:
+            request.result({"task": task_10()})
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        client = client_for(agent)
+        await client.send(agent.url, SAID)
+        away = True
+        for _ in range(2):
+            with pytest.raises((A2aError, Unreachable)):
+                await client.send(agent.url, SAID)
+        away = False
+        assert (await client.send(agent.url, SAID))["task"]["id"] == "t1"
+
+
+@pytest.mark.promise("L1")
+async def test_the_tenant_is_sent_exactly_as_the_card_says_and_else_none() -> None:
+    def rest(request: Request) -> None:
+        if request.rpc == "GetTask":
+            request.fail(-32001)
+        else:
+            request.result({"task": task_10()})
+
+    def card(url: str) -> dict[str, Any]:
+        made = card_10(url)
+        made["supportedInterfaces"][0]["tenant"] = "acme/1"
+        return made
+
+    async with odd_agent(serving(card, rest)) as agent, odd_agent(serving(card_10, rest)) as other:
+        extensions = ["urn:a", "urn:b"]
+        for each in (agent, other):
+            await client_for(each, extensions=extensions).send(each.url, {**SAID, "tenant": "mine"})
+    asked = agent.sent("SendMessage")[0]
+    assert asked.params["tenant"] == "acme/1"
+    assert agent.sent("GetTask")[0].params["tenant"] == "acme/1"
+    assert asked.headers["a2a-version"] == "1.0"
+    assert asked.headers["a2a-extensions"] == "urn:a,urn:b"
+    assert "tenant" not in other.sent("SendMessage")[0].params
+
+
+async def test_in_http_json_the_tenant_is_part_of_the_path_and_older_media_types_are_tried() -> (
+    None
+):
+    def rest(request: Request) -> None:
+        if request.method == "GET":
+            request.reply(404, {"error": {"code": 404, "status": "NOT_FOUND", "message": "no",
+                                          "details": [{"reason": "TASK_NOT_FOUND"}]}})  # fmt: skip
+        elif request.headers["content-type"] == "application/json":
+            request.reply(200, {"task": task_10()})
+        else:
+            request.reply(415, {})
+
+    def card(url: str) -> dict[str, Any]:
+        made = card_10(f"{url}/base/", "HTTP+JSON:1.0")
+        made["supportedInterfaces"][0]["tenant"] = "a b"
+        return made
+
+    async with odd_agent(serving(card, rest)) as agent:
+        answer = await client_for(agent).send(agent.url, SAID)
+    assert answer["task"]["id"] == "t1"
+    sends = agent.at("/base/a%20b/message:send")
+    types = [request.headers["content-type"] for request in sends]
+    assert types == ["application/a2a+json", "application/json"]
+
+
+# --- credentials ----------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("L1")
+async def test_credentials_go_to_the_registered_origin_and_to_no_other() -> None:
+    def elsewhere(request: Request) -> None:
+        request.reply(401, {"error": "unauthorized"})
+
+    async with odd_agent(elsewhere) as other:
+        handle = serving(lambda _: card_10(f"{other.url}/rpc"), lambda request: request.reply(404))
+        async with odd_agent(handle) as agent:
+            client = client_for(
+                agent, headers={"Authorization": "Bearer secret"}, registered=agent.url
+            )
+            with pytest.raises(HttpStatus) as refused:
+                await client.send(agent.url, SAID)
+            peer = await client.peer(agent.url)
+    assert "not sent to another origin" in str(refused.value)
+    assert any("of another origin" in finding for finding in peer.findings)
+    assert other.requests and all("authorization" not in each.headers for each in other.requests)
+    assert agent.requests[0].headers["authorization"] == "Bearer secret"
+
+
+async def test_headers_that_were_registered_for_nobody_are_sent_to_nobody() -> None:
+    def rest(request: Request) -> None:
+        request.fail(-32001)
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        await client_for(agent, headers={"authorization": "x"}).settled(agent.url)
+    assert all("authorization" not in request.headers for request in agent.requests)
+
+
+async def test_an_agent_that_wants_credentials_is_asked_once_and_says_so() -> None:
+    def rest(request: Request) -> None:
+        request.reply(401, {})
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        with pytest.raises(HttpStatus, match="needs credentials"):
+            await client_for(agent).send(agent.url, SAID)
+    asked = [request.rpc for request in agent.requests if request.method == "POST"]
+    assert asked == ["GetTask", "SendMessage"]
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+async def test_an_answer_has_at_most_ten_megabytes() -> None:
+    def rest(request: Request) -> None:
+        if request.rpc == "GetTask":
+            request.fail(-32001)
+        else:
+            request.reply(200, b'"' + b"x" * (10 * 1024 * 1024) + b'"')
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        with pytest.raises(BadReply):
+            await client_for(agent).send(agent.url, SAID)
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"null", b'{"jsonrpc":"2.0"}', b'"x"', b"{", b""])
+async def test_what_is_no_answer_is_a_bad_reply(answer: bytes) -> None:
+    def rest(request: Request) -> None:
+        if request.rpc == "GetTask":
+            request.fail(-32001)
+        else:
+            request.reply(200, answer)
+
+    async with odd_agent(serving(card_10, rest)) as agent:
+        with pytest.raises(TargetFailed):
+            await client_for(agent).send(agent.url, SAID)
+    assert len(agent.sent("SendMessage")) == 1

@@ -1,0 +1,178 @@
+"""Streams: their ends, their breaks, their bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
+
+from dragoman.a2a.client import A2aClient, text_message
+from dragoman.a2a.hearing import state_of
+from dragoman.core.errors import BadReply, Unreachable
+from dragoman.net.client import Client
+
+SAID = {"message": text_message("hello")}
+STREAMING: dict[str, Any] = {"capabilities": {"streaming": True}}
+
+
+def status(state: str, **more: Any) -> dict[str, Any]:
+    said = {"state": f"TASK_STATE_{state}"}
+    return {"statusUpdate": {"taskId": "t1", "contextId": "c1", "status": said, **more}}
+
+
+def streaming(
+    work: Callable[[Request], Any], *bindings: str, **more: Any
+) -> Callable[[Request], Any]:
+    def handle(request: Request) -> Any:
+        if "/.well-known/" in request.path:
+            url = f"http://{request.headers['host']}"
+            return request.reply(200, card_10(url, *bindings, **{**STREAMING, **more}))
+        if request.rpc in ("GetTask", "tasks/get", "tasks/pushNotificationConfig/get"):
+            return request.fail(-32001)
+        return work(request)
+
+    return handle
+
+
+async def test_a_stream_ends_with_its_task_though_the_line_stays_open() -> None:
+    async def work(request: Request) -> None:
+        request.stream()
+        await request.event({"task": task_10("WORKING")}, "1")
+        await request.event(status("COMPLETED"), "2")
+        await request.writer.drain()
+        await asyncio.Event().wait()
+
+    async with odd_agent(streaming(work)) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        async with asyncio.timeout(5):
+            stream = await client.stream(agent.url, SAID)
+            events = [event async for event in stream]
+    assert [next(iter(event)) for event in events] == ["task", "statusUpdate"]
+    assert stream.last_id == "2"
+
+
+async def test_an_older_stream_ends_where_it_says_final() -> None:
+    async def work(request: Request) -> None:
+        request.stream()
+        said = {"kind": "status-update", "taskId": "t1", "contextId": "c1", "final": True}
+        await request.event({**said, "status": {"state": "input-required"}})
+        await asyncio.Event().wait()
+
+    async with odd_agent(streaming(work, "JSONRPC:0.3")) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        async with asyncio.timeout(5):
+            events = [event async for event in await client.stream(agent.url, SAID)]
+    assert [state_of(event["statusUpdate"]) for event in events] == ["TASK_STATE_INPUT_REQUIRED"]
+
+
+async def test_a_subscription_says_where_it_was() -> None:
+    async def work(request: Request) -> None:
+        request.stream()
+        if request.headers.get("last-event-id") == "7":
+            await request.event(status("COMPLETED"), "8")
+        else:
+            await request.event({"task": task_10("WORKING")}, "7")
+
+    async with odd_agent(streaming(work)) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        stream = await client.subscribe(agent.url, "t1")
+        assert len([event async for event in stream]) == 1
+        again = await client.subscribe(agent.url, "t1", stream.last_id)
+        assert [next(iter(event)) for event in [each async for each in again]] == ["statusUpdate"]
+
+
+async def test_a_line_that_breaks_is_told_as_such() -> None:
+    async def work(request: Request) -> None:
+        data = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"task": task_10("WORKING")}})
+        body = f"data: {data}\n\n".encode()
+        head = "HTTP/1.1 200 -\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n"
+        request.writer.write(head.encode() + body)
+        await request.writer.drain()
+
+    async with odd_agent(streaming(work)) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        stream = await client.stream(agent.url, SAID)
+        assert "task" in await anext(stream)
+        with pytest.raises(Unreachable):
+            await anext(stream)
+    assert len(agent.sent("SendStreamingMessage")) == 1
+
+
+@pytest.mark.parametrize("data", [b"data: nonsense\n\n", b"data: 1\n\n", b'data: {"result":1}\n\n'])
+async def test_an_event_that_is_none_is_a_bad_reply(data: bytes) -> None:
+    async def work(request: Request) -> None:
+        request.stream()
+        request.writer.write(data)
+
+    async with odd_agent(streaming(work)) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        with pytest.raises(BadReply):
+            async for _ in await client.stream(agent.url, SAID):
+                pass
+
+
+async def test_an_event_has_at_most_ten_megabytes() -> None:
+    async def work(request: Request) -> None:
+        request.stream()
+        request.writer.write(b"data: ")
+        for _ in range(11):
+            request.writer.write(b"x" * 1024 * 1024)
+            await request.writer.drain()
+
+    async with odd_agent(streaming(work)) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        with pytest.raises(BadReply, match="sent too much"):
+            async for _ in await client.stream(agent.url, SAID):
+                pass
+
+
+async def test_one_answer_where_a_stream_was_asked_for_and_the_reverse() -> None:
+    async def work(request: Request) -> None:
+        if request.rpc == "SendStreamingMessage":
+            request.result({"task": task_10()})
+        else:
+            request.stream()
+            await request.event({"task": task_10("WORKING")})
+            await asyncio.Event().wait()
+
+    async with odd_agent(streaming(work)) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        async with asyncio.timeout(5):
+            events = [event async for event in await client.stream(agent.url, SAID)]
+            answer = await client.send(agent.url, SAID)
+    assert state_of(events[0]["task"]) == "TASK_STATE_COMPLETED"
+    assert state_of(answer["task"]) == "TASK_STATE_WORKING"
+
+
+async def test_an_agent_that_only_says_that_it_streams_is_sent_a_plain_message() -> None:
+    def work(request: Request) -> None:
+        if request.rpc == "SendMessage":
+            request.result({"task": task_10()})
+        else:
+            request.fail(-32601, "Method not found")
+
+    async with odd_agent(streaming(work)) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        events = [event async for event in await client.stream(agent.url, SAID)]
+        (finding,) = (await client.peer(agent.url)).findings
+    assert "its card says that it streams" in finding and len(events) == 1
+
+
+async def test_an_error_in_a_stream_is_not_taken_for_a_refusal() -> None:
+    """It may have begun: nothing is sent again."""
+
+    async def work(request: Request) -> None:
+        request.stream()
+        error = {"jsonrpc": "2.0", "id": 1, "error": {"code": -32601, "message": "what?"}}
+        request.writer.write(f"data: {json.dumps(error)}\n\n".encode())
+
+    async with odd_agent(streaming(work)) as agent:
+        client = A2aClient(Client().reaching(agent.url, allow_private=False))
+        with pytest.raises(BadReply, match="what"):
+            async for _ in await client.stream(agent.url, SAID):
+                pass
+    assert len([each for each in agent.requests if b"hello" in each.body]) == 1

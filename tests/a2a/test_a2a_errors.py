@@ -1,0 +1,162 @@
+"""What a client sees of each error."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.a2a import errors
+from dragoman.a2a.dialects import v01, v03, v10
+from dragoman.a2a.errors import OF_HUB, TABLE, A2aError, error_of, invalid
+from dragoman.core.errors import Declined, Denied, NotFound, Unreachable, leaves
+
+SPECIFIED = {
+    # 1.0.1, section 5.4
+    "TASK_NOT_FOUND": (-32001, 404, "NOT_FOUND"),
+    "TASK_NOT_CANCELABLE": (-32002, 400, "FAILED_PRECONDITION"),
+    "PUSH_NOTIFICATION_NOT_SUPPORTED": (-32003, 400, "FAILED_PRECONDITION"),
+    "UNSUPPORTED_OPERATION": (-32004, 400, "FAILED_PRECONDITION"),
+    "CONTENT_TYPE_NOT_SUPPORTED": (-32005, 400, "INVALID_ARGUMENT"),
+    "INVALID_AGENT_RESPONSE": (-32006, 500, "INTERNAL"),
+    "EXTENDED_AGENT_CARD_NOT_CONFIGURED": (-32007, 400, "FAILED_PRECONDITION"),
+    "EXTENSION_SUPPORT_REQUIRED": (-32008, 400, "FAILED_PRECONDITION"),
+    "VERSION_NOT_SUPPORTED": (-32009, 400, "FAILED_PRECONDITION"),
+}
+
+
+@pytest.mark.promise("J3")
+def test_the_table_is_that_of_the_specification() -> None:
+    for reason, row in SPECIFIED.items():
+        assert tuple(TABLE[reason]) == row
+    others = {reason: row.code for reason, row in TABLE.items() if reason not in SPECIFIED}
+    assert not any(-32099 <= code <= -32001 for code in others.values()), "those are A2A's own"
+
+
+def test_every_reason_has_a_constant_of_its_name() -> None:
+    for reason in TABLE:
+        assert getattr(errors, reason) == reason
+
+
+def test_every_error_of_the_hub_has_a_row() -> None:
+    missing = [leaf.__name__ for leaf in leaves() if leaf not in OF_HUB]
+    assert not missing
+    assert set(OF_HUB.values()) <= set(TABLE)
+
+
+def test_an_error_of_the_hub_keeps_its_words_and_its_trace() -> None:
+    error = Denied("no policy permits it")
+    error.trace = "4f2a" * 8
+    seen = error_of(error)
+    assert seen.reason == "PERMISSION_DENIED"
+    assert seen.message == "no policy permits it (trace 4f2a4f2a)"
+    assert seen.metadata == {"kind": "Denied", "trace": "4f2a" * 8}
+
+
+def test_what_may_have_been_done_is_not_called_unavailable() -> None:
+    """Clients send again what is unavailable."""
+    assert error_of(Unreachable("gone", sent=True)).reason == "INTERNAL"
+    assert error_of(Unreachable("gone", sent=False)).reason == "UNAVAILABLE"
+
+
+def test_a_subclass_goes_by_the_row_above_it() -> None:
+    class Special(NotFound):
+        @property
+        def kind(self) -> str:
+            return "NotFound"
+
+    assert error_of(Special("no such task")).reason == "TASK_NOT_FOUND"
+    assert error_of(Declined("I would rather not")).reason == "UNSUPPORTED_OPERATION"
+
+
+@pytest.mark.promise("J3")
+def test_a_json_rpc_error_of_1_0_has_the_details_of_google_rpc() -> None:
+    error = A2aError("TASK_NOT_FOUND", "no such task", metadata={"taskId": "t"})
+    assert v10.error_out(error) == {
+        "code": -32001,
+        "message": "no such task",
+        "data": [
+            {
+                "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+                "reason": "TASK_NOT_FOUND",
+                "domain": "a2a-protocol.org",
+                "metadata": {"taskId": "t"},
+            }
+        ],
+    }
+
+
+def test_parameters_that_do_not_fit_are_named_in_a_bad_request() -> None:
+    out = v10.error_out(invalid("message.parts", "must have at least one part"))
+    assert out["code"] == -32602
+    assert out["message"] == '"message.parts" must have at least one part'
+    assert out["data"][1] == {
+        "@type": "type.googleapis.com/google.rpc.BadRequest",
+        "fieldViolations": [
+            {"field": "message.parts", "description": "must have at least one part"}
+        ],
+    }
+
+
+@pytest.mark.promise("J3")
+def test_an_http_error_of_1_0_is_a_status_of_google_rpc() -> None:
+    status, body = v10.rest_error_out(A2aError("TASK_NOT_CANCELABLE", "it is done"))
+    assert status == 400
+    assert body["error"]["code"] == 400
+    assert body["error"]["status"] == "FAILED_PRECONDITION"
+    assert body["error"]["details"][0]["reason"] == "TASK_NOT_CANCELABLE"
+    status, body = v10.rest_error_out(A2aError("METHOD_NOT_FOUND", "no such path"))
+    assert (status, body["error"]["status"]) == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("reason", TABLE)
+def test_older_dialects_hear_only_codes_that_they_know(reason: str) -> None:
+    error = A2aError(reason, "no")
+    known = {-32700, -32600, -32601, -32602, -32603, -32000, -32001, -32002, -32003, -32004}
+    assert v01.error_out(error)["code"] in known
+    assert v03.error_out(error)["code"] in known | {-32005, -32006, -32007}
+    assert v01.error_out(error)["data"]["reason"] == reason
+
+
+@pytest.mark.parametrize("dialect", [v01, v03, v10])
+@pytest.mark.parametrize("reason", TABLE)
+def test_an_error_comes_back_from_each_wire_as_it_was(dialect: object, reason: str) -> None:
+    error = A2aError(reason, "because", violations=[("a.b", "is wrong")], metadata={"taskId": "7"})
+    back = dialect.error_in(dialect.error_out(error))  # type: ignore[attr-defined]
+    assert (back.reason, back.message) == (reason, "because")
+    assert back.violations == [("a.b", "is wrong")]
+    assert back.metadata == {"taskId": "7"}
+
+
+@pytest.mark.parametrize("dialect", [v03, v10])
+@pytest.mark.parametrize("reason", TABLE)
+def test_an_http_error_comes_back_with_its_reason(dialect: object, reason: str) -> None:
+    error = A2aError(reason, "because")
+    back = dialect.rest_error_in(*dialect.rest_error_out(error))  # type: ignore[attr-defined]
+    assert (back.reason, back.message) == (reason, "because")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (404, {"error": "io.a2a.spec.TaskNotFoundError", "message": "gone"}, "TASK_NOT_FOUND"),
+        (409, {"message": "it is done"}, "TASK_NOT_CANCELABLE"),
+        (401, None, "UNAUTHENTICATED"),
+        (403, "Forbidden", "PERMISSION_DENIED"),
+        (500, {"detail": "boom"}, "INTERNAL"),
+        (503, ["?"], "UNAVAILABLE"),
+        (400, {"error": {"code": 400, "details": "?", "message": 7}}, "INVALID_PARAMS"),
+    ],
+)
+def test_http_errors_of_others_are_understood(status: int, body: object, reason: str) -> None:
+    error = v03.rest_error_in(status, body)
+    assert error.reason == reason
+    assert error.message
+
+
+@pytest.mark.parametrize("error", [None, "boom", [], {}, {"code": "x"}, {"code": 7, "data": [1]}])
+def test_an_error_that_is_none_is_an_internal_one(error: object) -> None:
+    assert v10.error_in(error).reason == "INTERNAL"
+    assert v10.error_in(error).message
+
+
+def test_the_words_of_a_far_side_have_an_end() -> None:
+    assert len(v10.error_in({"code": -32603, "message": "x" * 100_000}).message) <= 2000

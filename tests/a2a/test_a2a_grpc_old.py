@@ -1,0 +1,150 @@
+"""0.3's gRPC service beside 1.0's, spoken to by the official SDK's client for 0.3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from a2a.compat.v0_3 import a2a_v0_3_pb2 as old
+from a2a.compat.v0_3.a2a_v0_3_pb2_grpc import A2AServiceStub
+from a2a.compat.v0_3.grpc_transport import CompatGrpcTransport
+from a2a.types import a2a_pb2 as pb
+from a2a.utils import errors as sdk_errors
+from google.protobuf.json_format import MessageToDict
+from tests.a2a.test_a2a_grpc import (
+    ANSWERS,
+    CALLS,
+    EVENTS,
+    MESSAGE,
+    Canned,
+    parameters,
+    reason_of,
+    sent,
+    serving,
+)
+from tests.a2a.test_a2a_grpc_types import fields_of
+
+from dragoman.a2a import errors
+from dragoman.a2a.dialects import ops
+from dragoman.a2a.errors import A2aError
+from dragoman.a2a.grpc_tables import MESSAGES_03, METHODS_03
+from dragoman.a2a.grpc_types import TYPES_03
+
+
+@pytest.mark.promise("J3")
+def test_every_message_and_method_of_0_3_is_what_the_official_sdk_has() -> None:
+    theirs = old.DESCRIPTOR.message_types_by_name
+    assert set(theirs) == set(MESSAGES_03) - {"Empty"}
+    for name, descriptor in theirs.items():
+        assert fields_of(TYPES_03.descriptor(name)) == fields_of(descriptor), name
+    service = old.DESCRIPTOR.services_by_name["A2AService"]
+    methods = {m.name: (m.input_type.name, m.output_type.name) for m in service.methods}
+    assert {name: (m.asks, m.answers) for name, m in METHODS_03.items()} == methods
+
+
+@pytest.mark.promise("J3")
+async def test_every_operation_of_the_sdks_client_for_0_3_is_answered() -> None:
+    face = Canned()
+    async with serving(face) as client:
+        before = CompatGrpcTransport(client.channel, None)
+        for op, (_, call, expected) in CALLS.items():
+            if op == ops.LIST:
+                continue  # 0.3 had none
+            answer = await call(before)
+            asker, asked, request = face.asked[-1]
+            assert asked == op and asker.version == "0.3"
+            assert request.items() >= expected.items() or op == ops.SEND
+            if op == ops.SEND:
+                assert request["message"] == MESSAGE
+                assert MessageToDict(answer)["task"]["id"] == "t1"
+            elif op == ops.CARD:
+                shown = MessageToDict(answer)
+                assert shown["name"] == "echo" and shown["skills"][0]["id"] == "s"
+                assert list(shown["securitySchemes"]) == ["key"]
+                assert shown["securityRequirements"] == [{"schemes": {"key": {}}}]
+            elif op != ops.PUSH_DELETE:
+                found = MessageToDict(answer)
+                assert found == {k: v for k, v in ANSWERS[op].items() if v != ""}
+
+
+@pytest.mark.promise("J3")
+async def test_a_stream_of_0_3_says_which_event_is_its_last() -> None:
+    async with serving(Canned()) as client:
+        call = A2AServiceStub(client.channel).SendStreamingMessage(_sent())
+        heard = [event async for event in call]
+        assert [event.WhichOneof("payload") for event in heard] == [
+            "task",
+            "artifact_update",
+            "status_update",
+        ]
+        assert heard[-1].status_update.final
+        before = CompatGrpcTransport(client.channel, None)
+        again = [
+            MessageToDict(event)
+            async for event in before.subscribe(pb.SubscribeToTaskRequest(id="t1"))
+        ]
+        assert again == EVENTS
+
+
+def _sent(**more: Any) -> old.SendMessageRequest:
+    message = old.Message(message_id="m1", role=old.ROLE_USER, content=[old.Part(text="hello")])
+    return old.SendMessageRequest(request=message, **more)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "at_once"),
+    [
+        (None, False),
+        (old.SendMessageConfiguration(blocking=True), False),
+        (old.SendMessageConfiguration(history_length=3), True),
+    ],
+)
+async def test_whoever_configures_without_blocking_is_answered_at_once(
+    configuration: old.SendMessageConfiguration | None, at_once: bool
+) -> None:
+    face = Canned()
+    async with serving(face) as client:
+        await A2AServiceStub(client.channel).SendMessage(_sent(configuration=configuration))
+    asked = face.asked[0][2].get("configuration", {})
+    assert asked.get("returnImmediately", False) is at_once
+
+
+async def test_the_extensions_of_0_3_have_another_name() -> None:
+    face = Canned()
+    async with serving(face) as client:
+        before = CompatGrpcTransport(client.channel, None)
+        await before.send_message(sent(), context=parameters(x_a2a_extensions="urn:a"))
+    assert face.asked[0][0].extensions == frozenset({"urn:a"})
+
+
+async def test_an_error_in_0_3_begins_with_its_name() -> None:
+    face = Canned(A2aError(errors.TASK_NOT_FOUND, 'there is no task "t"'))
+    async with serving(face) as client:
+        before = CompatGrpcTransport(client.channel, None)
+        with pytest.raises(sdk_errors.TaskNotFoundError, match="there is no task"):
+            await before.get_task(pb.GetTaskRequest(id="t"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await A2AServiceStub(client.channel).GetTask(old.GetTaskRequest(name="tasks/t"))
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert reason_of(caught.value).reason == "TASK_NOT_FOUND"
+
+
+@pytest.mark.parametrize("name", ["", "t1", "tasks/", "tasks/a/b", "agents/a"])
+async def test_a_name_that_names_no_task_is_refused(name: str) -> None:
+    face = Canned()
+    async with serving(face) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await A2AServiceStub(client.channel).GetTask(old.GetTaskRequest(name=name))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert not face.asked
+
+
+async def test_each_service_speaks_its_own_version_only() -> None:
+    async with serving(Canned(), require_version=True) as client:
+        stub = A2AServiceStub(client.channel)
+        for version in ((), (("a2a-version", "0.3"),), (("a2a-version", "0.2.5"),)):
+            assert (await stub.SendMessage(_sent(), metadata=version)).task.id == "t1"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.SendMessage(_sent(), metadata=(("a2a-version", "1.0"),))
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION

@@ -1,0 +1,987 @@
+"""Webhooks are told of a task in order, again until they take it, and never inside the house."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from itertools import pairwise
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+from tests.net.raw_server import Peer, Talk, listening
+
+from dragoman.a2a import push as push_module
+from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.errors import INVALID_PARAMS, TASK_NOT_FOUND, A2aError
+from dragoman.a2a.push import Push
+from dragoman.a2a.tasks import AgentTask
+from dragoman.core import tasklist
+from dragoman.core.call import Artifact, Progress, Result, Update, Updates
+from dragoman.core.errors import Full
+from dragoman.core.ports import TaskStore
+from dragoman.core.principal import Principal
+from dragoman.core.tasklist import StoredTasks
+from dragoman.net.client import Client
+from dragoman.net.dialing import Resolve, system_resolve
+from dragoman.stores.tasks import MemoryTasks, SqliteTasks
+
+ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
+BOUND = 5.0
+pytestmark = [pytest.mark.timeout(30), pytest.mark.promise("I3")]
+
+
+# --- the far side
+
+
+@dataclass
+class Got:
+    """A request as a webhook received it."""
+
+    path: str
+    headers: dict[str, str]
+    body: Any
+    raw: bytes
+
+
+@dataclass
+class Receiver:
+    """Webhooks on one port: each path answers as the test says, 200 by itself."""
+
+    port: int = 0
+    got: list[Got] = field(default_factory=list)
+    came: asyncio.Condition = field(default_factory=asyncio.Condition)
+    answers: dict[str, Callable[[int], bytes]] = field(default_factory=dict)
+    """By path; given how often it was asked before."""
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Paths that answer once their event is set."""
+    under_way: int = 0
+    most: int = 0
+
+    def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+    def at(self, path: str = "/hook") -> list[Got]:
+        return [one for one in self.got if one.path == path]
+
+    async def until(self, count: int, path: str = "/hook") -> list[Got]:
+        async with asyncio.timeout(BOUND), self.came:
+            await self.came.wait_for(lambda: len(self.at(path)) >= count)
+        return self.at(path)
+
+    async def talk(self, connection: Talk) -> None:
+        while True:
+            raw = await connection.request()
+            head, _, body = raw.partition(b"\r\n\r\n")
+            first, *lines = head.decode("latin-1").split("\r\n")
+            path = first.split(" ")[1]
+            headers = dict(line.split(": ", 1) for line in lines)
+            before = len(self.at(path))
+            async with self.came:
+                self.got.append(Got(path, headers, json.loads(body), raw))
+                self.came.notify_all()
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            if path in self.held:
+                await self.held[path].wait()
+            self.under_way -= 1
+            await connection.say(self.answers.get(path, lambda _: status(200))(before))
+
+
+def status(code: int, *headers: str, body: bytes = b"") -> bytes:
+    lines = [f"HTTP/1.1 {code} Whatever", f"content-length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def failing(*codes: int) -> Callable[[int], bytes]:
+    return lambda before: status(codes[before]) if before < len(codes) else status(200)
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    async with listening(receiver.talk) as peer:
+        receiver.port = peer.port
+        yield receiver
+
+
+# --- the hub's side
+
+
+class Work:
+    """What is done for a task: as the test says, step by step."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Queue[Update | Result] = asyncio.Queue()
+
+    async def call(
+        self,
+        task: AgentTask,
+        updates: Updates,
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
+    ) -> Result:
+        while True:
+            step = await self._next.get()
+            if isinstance(step, Result):
+                return step
+            updates(step)
+
+    def says(self, *words: str) -> None:
+        for each in words:
+            self._next.put_nowait(Progress(progress=1, message=each))
+
+    def makes(self, id: str, text: str) -> None:
+        self._next.put_nowait(Artifact(id=id, content=[{"type": "text", "text": text}]))
+
+    def ends(self, text: str = "done") -> None:
+        self._next.put_nowait(Result(content=[{"type": "text", "text": text}]))
+
+
+async def no_call(*_: Any) -> Result:
+    raise AssertionError
+
+
+@dataclass
+class Ground:
+    """The part of a hub that has to do with webhooks."""
+
+    tasks: StoredTasks
+    push: Push
+    store: TaskStore
+    works: dict[str, Work] = field(default_factory=dict)
+
+    def begin(self, id: str = "t", owner: Principal = ALICE) -> AgentTask:
+        work = self.works[id] = Work()
+        task = AgentTask(owner, work.call, id=id, context="c", agent="echo", tool="echo.message")
+        task.say({"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]})
+        self.tasks.insert(task)
+        task.begin()
+        return task
+
+    async def quiet(self) -> None:
+        """Until all is sent that is not to wait."""
+        async with asyncio.timeout(BOUND):
+            while self.push._sending:
+                await asyncio.sleep(0.002)
+
+    async def run(self, id: str, *words: str, owner: Principal = ALICE) -> None:
+        """Has the work of a task say `words` and end."""
+        self.works[id].says(*words)
+        self.works[id].ends()
+        task = self.tasks.get(owner, id)
+        assert await task.until(lambda task: task.finished, BOUND)
+
+
+@asynccontextmanager
+async def ground(
+    store: TaskStore | None = None,
+    resolve: Resolve = system_resolve,
+    first_seconds: float = 0.01,
+    private: bool = True,
+    most: int = 100,
+    **settings: Any,
+) -> AsyncIterator[Ground]:
+    store = store or MemoryTasks()
+    tasks = StoredTasks(store, most=most, most_each=most, max_bytes=10**8, idle=1000)
+    client = Client(resolve)
+    push = Push(
+        tasks,
+        store,
+        lambda _, allowed: client.anywhere(allow_private=allowed),
+        A2aSettings(push_private=private, **settings),
+        check=lambda url: client.objection(url, allow_private=private),
+        first_seconds=first_seconds,
+    )
+    tasks.load(lambda stored: AgentTask.made_again(stored, no_call))
+    push.load()
+    try:
+        yield Ground(tasks, push, store)
+    finally:
+        await asyncio.wait_for(tasks.close(), BOUND)
+        await asyncio.wait_for(push.close(), BOUND)
+        await asyncio.wait_for(client.close(), BOUND)
+
+
+def words(got: Sequence[Got]) -> list[str]:
+    """What each delivery says: the words of a status, or its state where it has none."""
+    said = []
+    for one in got:
+        made = one.body.get("artifactUpdate")
+        if made is not None:
+            said.append(made["artifact"]["parts"][0]["text"])
+            continue
+        now = one.body["statusUpdate"]["status"]
+        said.append(now["message"]["parts"][0]["text"] if "message" in now else now["state"])
+    return said
+
+
+DONE = ["done", "TASK_STATE_COMPLETED"]
+
+
+# --- what is sent
+
+
+async def test_a_webhook_is_told_all_that_happens_from_then_on_in_order() -> None:
+    async with receiving() as receiver, ground() as hub:
+        task = hub.begin()
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+        hub.works["t"].makes("a", "made")
+        await hub.run("t", *(f"step {n}" for n in range(30)))
+        got = await receiver.until(33)
+        assert words(got) == ["made", *(f"step {n}" for n in range(30)), *DONE]
+        first = got[1].body
+        assert list(first) == ["statusUpdate"]
+        assert (first["statusUpdate"]["taskId"], first["statusUpdate"]["contextId"]) == ("t", "c")
+        assert receiver.most == 1, "one after the other"
+
+
+async def test_what_came_before_is_told_where_that_is_asked_for() -> None:
+    async with receiving() as receiver, ground() as hub:
+        task = hub.begin()
+        await hub.push.set(task, {"url": receiver.url("/all")}, "1.0", after=0)
+        await hub.push.set(task, {"url": receiver.url("/new")}, "1.0")
+        await hub.run("t")
+        assert words(await receiver.until(3, "/all")) == ["TASK_STATE_WORKING", *DONE]
+        assert words(await receiver.until(2, "/new")) == DONE
+
+
+async def test_the_headers_say_who_sends_and_in_which_form() -> None:
+    async with receiving() as receiver, ground() as hub:
+        task = hub.begin()
+        config = {
+            "url": receiver.url("/hook?key=1"),
+            "token": "tok en",
+            "authentication": {"scheme": "Bearer", "credentials": "s3cret"},
+        }
+        await hub.push.set(task, config, "1.0")
+        await hub.push.set(task, {"url": receiver.url("/plain")}, "1.0")
+        await hub.run("t")
+        [got, _] = await receiver.until(2, "/hook?key=1")
+        assert got.headers["authorization"] == "Bearer s3cret"
+        assert got.headers["x-a2a-notification-token"] == "tok en"
+        assert got.headers["content-type"] == "application/a2a+json"
+        assert re.fullmatch(r"Dragoman/\S+ A2A", got.headers["user-agent"])
+        [plain, _] = await receiver.until(2, "/plain")
+        assert not {"authorization", "x-a2a-notification-token"} & plain.headers.keys()
+
+
+@pytest.mark.parametrize("version", ["0.3", "0.1"])
+async def test_older_dialects_are_told_the_task_as_it_is_once_for_all_that_has_happened(
+    version: str,
+) -> None:
+    async with receiving() as receiver, ground() as hub:
+        task = hub.begin()
+        receiver.held["/hook"] = asyncio.Event()
+        await hub.push.set(task, {"url": receiver.url(), "token": "t"}, version)
+        hub.works["t"].says("first")
+        [first] = await receiver.until(1)
+        await hub.run("t", "second", "third")
+        receiver.held["/hook"].set()
+        got = await receiver.until(2)
+        assert first.headers["content-type"] == "application/json"
+        assert first.headers["x-a2a-notification-token"] == "t"
+        assert (first.body["id"], first.body["status"]["state"]) == ("t", "working")
+        assert first.body["status"]["message"]["parts"][0]["text"] == "first"
+        assert first.body["status"]["message"]["parts"][0]["kind" if version == "0.3" else "type"]
+        assert (first.body.get("kind") == "task") is (version == "0.3")
+        assert got[1].body["status"]["state"] == "completed"
+        assert got[1].body["artifacts"][0]["parts"][0]["text"] == "done"
+        assert hub.push.get(task, "")["url"] == receiver.url()
+        await hub.quiet()
+        assert len(receiver.at()) == 2
+
+
+async def test_a_task_without_webhooks_has_nobody_who_watches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    async with receiving() as receiver, ground() as hub:
+        task = hub.begin()
+        assert not task.watched
+        await hub.push.set(task, {"url": receiver.url(), "id": "a"}, "1.0")
+        await hub.push.set(task, {"url": receiver.url(), "id": "b"}, "1.0")
+        hub.push.delete(task, "a")
+        assert task.watched
+        hub.push.delete(task, "b")
+        assert not task.watched
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+        await hub.run("t")
+        assert not task.watched
+        async with asyncio.timeout(BOUND):
+            while task.entries:  # until it lies in the store alone
+                await asyncio.sleep(0.005)
+        await receiver.until(2)
+
+
+# --- one that does not take it
+
+
+@pytest.mark.parametrize("code", [500, 503, 404, 401, 408, 429])
+async def test_what_is_not_taken_is_sent_again_before_anything_else_is(code: int) -> None:
+    async with receiving() as receiver, ground() as hub:
+        task = hub.begin()
+        receiver.answers["/hook"] = failing(200, code, code, 200, code)
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+        await hub.run("t", "one", "two", "three")
+        got = await receiver.until(8)
+        assert words(got) == ["one", "two", "two", "two", "three", "three", *DONE]
+
+
+async def test_attempts_come_later_and_later_and_are_counted_anew_after_a_success(
+    tmp_path: Path,
+) -> None:
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store, first_seconds=0.04) as hub:
+        task = hub.begin()
+        receiver.answers["/hook"] = failing(500, 500, 500)
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+        at: list[float] = []
+
+        async def note() -> None:
+            for count in range(1, 5):
+                await receiver.until(count)
+                at.append(time())
+
+        noting = asyncio.ensure_future(note())
+        hub.works["t"].says("one")
+        await receiver.until(3)
+        [push] = store.load_pushes()
+        assert (push.attempts, push.dead) == (2, "") and 0 < push.next_at <= time() + 0.1
+        await noting
+        gaps = [later - earlier for earlier, later in pairwise(at)]
+        assert 0.03 < gaps[0] < gaps[1] < gaps[2]
+        async with asyncio.timeout(BOUND):
+            while store.load_pushes()[0].attempts:
+                await asyncio.sleep(0.005)
+        assert store.load_pushes()[0].cursor == task.count
+    store.close()
+
+
+async def test_one_that_never_takes_it_is_given_up_and_what_comes_later_is_not_sent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store, push_attempts=3) as hub:
+        task = hub.begin()
+        receiver.answers["/dead"] = lambda _: status(500, body=b"x" * 1000)
+        config = {
+            "id": "dead",
+            "url": receiver.url("/dead?key=hidden"),
+            "token": "hidden",
+            "authentication": {"scheme": "Bearer", "credentials": "hidden"},
+        }
+        receiver.answers["/dead?key=hidden"] = receiver.answers["/dead"]
+        await hub.push.set(task, config, "1.0")
+        await hub.push.set(task, {"id": "well", "url": receiver.url("/well")}, "1.0")
+        hub.works["t"].says("one")
+        await receiver.until(3, "/dead?key=hidden")
+        await hub.run("t", "two", "three")
+        assert words(await receiver.until(5, "/well")) == ["one", "two", "three", *DONE]
+        async with asyncio.timeout(BOUND):
+            while not next(push for push in store.load_pushes() if push.id == "dead").dead:
+                await asyncio.sleep(0.005)
+        pushes = {push.id: push for push in store.load_pushes()}
+        assert (pushes["dead"].dead, pushes["dead"].attempts) == ("it answered 500", 3)
+        assert words(receiver.at("/dead?key=hidden")) == ["one"] * 3
+        assert hub.push.get(task, "dead")["id"] == "dead", "it is kept"
+        assert 'of task "t" is given up: it answered 500' in caplog.text
+        assert "hidden" not in caplog.text
+
+        del receiver.answers["/dead?key=hidden"]
+        await hub.push.set(task, config, "1.0")
+        got = await receiver.until(8, "/dead?key=hidden")
+        assert words(got[3:]) == ["one", "two", "three", *DONE], "set again it goes on"
+    store.close()
+
+
+async def test_one_that_is_gone_is_given_up_at_once(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store) as hub:
+        task = hub.begin()
+        receiver.answers["/hook"] = lambda _: status(410)
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+        hub.works["t"].says("one")
+        async with asyncio.timeout(BOUND):
+            while not store.load_pushes()[0].dead:
+                await asyncio.sleep(0.005)
+        await hub.run("t", "two")
+        await hub.quiet()
+        assert len(receiver.at()) == 1
+        assert store.load_pushes()[0].dead == "it answered 410"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("2", (1.5, 2.5)),
+        ("100000", (59, 61)),
+        ("9" * 400, (59, 61)),
+        (formatdate(time() + 20, usegmt=True), (10, 20.5)),
+        (formatdate(time() - 20, usegmt=True), (0, 0.5)),
+        ("soon", (0, 0.5)),
+        ("-5", (0, 0.5)),
+    ],
+)
+async def test_one_that_says_when_to_come_again_is_left_alone_so_long_but_a_minute_at_most(
+    said: str, seconds: tuple[float, float], tmp_path: Path
+) -> None:
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store, first_seconds=0.2) as hub:
+        task = hub.begin()
+        receiver.answers["/hook"] = lambda _: status(503, f"retry-after: {said}")
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+        hub.works["t"].says("one")
+        async with asyncio.timeout(BOUND):
+            while not store.load_pushes()[0].attempts:
+                await asyncio.sleep(0.005)
+        least, most = seconds
+        assert least < store.load_pushes()[0].next_at - time() < most
+    store.close()
+
+
+async def test_a_redirect_is_not_followed_and_counts_as_a_failure(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store, push_attempts=2) as hub:
+        task = hub.begin()
+        moved = f"location: {receiver.url('/elsewhere')}"
+        receiver.answers["/hook"] = lambda before: status(307 if before else 302, moved)
+        await hub.push.set(task, {"url": receiver.url(), "token": "mine"}, "1.0")
+        hub.works["t"].says("one")
+        async with asyncio.timeout(BOUND):
+            while not (why := store.load_pushes()[0].dead):
+                await asyncio.sleep(0.005)
+        assert why == "it answered 307, and redirects are not followed"
+        assert (len(receiver.at()), receiver.at("/elsewhere")) == (2, [])
+    store.close()
+
+
+async def test_a_long_answer_or_one_without_end_is_not_read_and_what_it_took_is_taken() -> None:
+    async def talk(connection: Talk) -> None:
+        request = await connection.request()
+        if b"/long" in request:
+            await connection.say(status(200, body=b"x" * 10**6))
+        else:
+            await connection.say(b"HTTP/1.1 200 OK\r\n\r\nno end")
+        await connection.gone()
+
+    def asked(peer: Peer, path: bytes) -> int:
+        return sum(path in request for request in peer.requests)
+
+    async with listening(talk) as peer, ground(push_timeout_secs=0.2) as hub:
+        task = hub.begin()
+        for path in ("long", "endless"):
+            await hub.push.set(task, {"url": f"{peer.url}{path}"}, "1.0")
+        await hub.run("t")
+        async with asyncio.timeout(BOUND):
+            while asked(peer, b"/long") < 2 or asked(peer, b"/endless") < 2:
+                await asyncio.sleep(0.005)
+        bodies = [request.partition(b"\r\n\r\n")[2] for request in peer.requests]
+        assert len(set(bodies)) == 2 and len(bodies) == 4, "each event once to each"
+
+
+async def test_one_that_does_not_answer_in_time_has_failed(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    settings = {"push_timeout_secs": 0.05, "push_attempts": 2}
+    async with receiving() as receiver, ground(store, **settings) as hub:
+        receiver.held["/hook"] = asyncio.Event()
+        task = hub.begin()
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+        hub.works["t"].says("one")
+        async with asyncio.timeout(BOUND):
+            while not (why := store.load_pushes()[0].dead):
+                await asyncio.sleep(0.005)
+        assert "did not answer within 0.05 s" in why
+    store.close()
+
+
+# --- many at once
+
+
+async def test_a_slow_webhook_delays_nothing_else() -> None:
+    async with receiving() as receiver, ground() as hub:
+        receiver.held["/slow"] = asyncio.Event()
+        task = hub.begin()
+        await hub.push.set(task, {"url": receiver.url("/slow")}, "1.0")
+        await hub.push.set(task, {"url": receiver.url("/fast")}, "1.0")
+        hub.works["t"].says("one")
+        await receiver.until(1, "/slow")
+        began = time()
+        await hub.run("t", "two", "three")
+        other = hub.begin("other")
+        await hub.push.set(other, {"url": receiver.url("/other")}, "1.0")
+        await hub.run("other")
+        assert words(await receiver.until(5, "/fast")) == ["one", "two", "three", *DONE]
+        assert words(await receiver.until(2, "/other")) == DONE
+        assert len(receiver.at("/slow")) == 1, "it still answers"
+        assert time() - began < 1
+        receiver.held["/slow"].set()
+        assert words(await receiver.until(5, "/slow")) == ["one", "two", "three", *DONE]
+
+
+async def test_sixteen_are_under_way_at_once_and_half_of_them_for_one_caller() -> None:
+    async with receiving() as receiver, ground(push_configs=30) as hub:
+        gate = asyncio.Event()
+        for owner, most in ((ALICE, 8), (BOB, 16), (Principal("key", "carol"), 16)):
+            task = hub.begin(owner.id, owner)
+            for n in range(12):
+                path = f"/{owner.id}/{n}"
+                receiver.held[path] = gate
+                await hub.push.set(task, {"url": receiver.url(path)}, "1.0")
+            await hub.run(owner.id, owner=owner)
+            async with asyncio.timeout(BOUND), receiver.came:
+                await receiver.came.wait_for(lambda most=most: len(receiver.got) >= most)
+        assert (len(receiver.got), receiver.most, len(hub.push._sending)) == (16, 16, 16)
+        gate.set()
+        async with asyncio.timeout(BOUND), receiver.came:
+            await receiver.came.wait_for(lambda: len(receiver.got) >= 72)
+        assert receiver.most == 16
+        for owner_id in ("alice", "bob", "carol"):
+            assert all(words(receiver.at(f"/{owner_id}/{n}")) == DONE for n in range(12))
+
+
+async def test_one_with_much_to_say_lets_others_have_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(push_module, "AT_ONCE_EACH", 1)
+    monkeypatch.setattr(push_module, "TURN", 5)
+    async with receiving() as receiver, ground() as hub:
+        receiver.held["/long"] = asyncio.Event()
+        task, other = hub.begin(), hub.begin("other")
+        await hub.push.set(task, {"url": receiver.url("/long")}, "1.0")
+        await hub.push.set(other, {"url": receiver.url("/short")}, "1.0")
+        await hub.run("t", *(f"step {n}" for n in range(40)))
+        await receiver.until(1, "/long")
+        await hub.run("other")
+        receiver.held["/long"].set()
+        await receiver.until(42, "/long")
+        order = [got.path for got in receiver.got]
+        assert order.index("/short") == 5
+        assert words(receiver.at("/long")) == [*(f"step {n}" for n in range(40)), *DONE]
+
+
+# --- the store
+
+
+async def test_another_hub_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
+    async with receiving() as receiver:
+        store = SqliteTasks(tmp_path)
+        async with ground(store, first_seconds=60) as hub:
+            task = hub.begin()
+            receiver.answers["/hook"] = failing(200, 200, 500)
+            receiver.answers["/gone"] = lambda _: status(410)
+            config = {"id": "one", "url": receiver.url(), "token": "tok"}
+            await hub.push.set(task, config, "1.0")
+            await hub.push.set(task, {"id": "two", "url": receiver.url("/old")}, "0.3")
+            await hub.push.set(task, {"id": "dead", "url": receiver.url("/gone")}, "1.0")
+            hub.works["t"].says("one", "two", "three")
+            await receiver.until(3)
+            await receiver.until(1, "/gone")
+            async with asyncio.timeout(BOUND):
+                while store.load_pushes()[1].attempts == 0:
+                    await asyncio.sleep(0.005)
+            told = len(await receiver.until(1, "/old"))
+        store.close()
+
+        again = SqliteTasks(tmp_path)
+        due = time() + 0.2
+        again._db.execute("UPDATE pushes SET next_at = ? WHERE id = 'one'", (due,))
+        async with ground(again) as hub:
+            found = hub.tasks.get(ALICE, "t")
+            assert isinstance(found, AgentTask)
+            assert hub.push.get(found, "one") == {"taskId": "t", **config}
+            await receiver.until(4)
+            assert time() >= due
+            got = await receiver.until(5)
+            interrupted = "it was interrupted: the hub was stopped while it worked on this"
+            assert words(got) == ["one", "two", "three", "three", interrupted]
+            assert got[-1].headers["x-a2a-notification-token"] == "tok"
+            last = (await receiver.until(told + 1, "/old"))[-1]
+            assert (last.body["kind"], last.body["status"]["state"]) == ("task", "failed")
+            await hub.quiet()
+            assert len(receiver.at("/gone")) == 1, "what was given up stays so"
+        again.close()
+
+
+async def test_what_was_on_its_way_when_the_hub_ended_is_sent_by_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async with receiving() as receiver:
+        store = SqliteTasks(tmp_path)
+        receiver.held["/hook"] = asyncio.Event()
+        async with ground(store) as hub:
+            task = hub.begin()
+            await hub.push.set(task, {"url": receiver.url()}, "1.0")
+            await hub.run("t")
+            await receiver.until(1)
+        store.close()
+        receiver.held["/hook"].set()
+        again = SqliteTasks(tmp_path)
+        async with ground(again):
+            assert words(await receiver.until(3)) == [DONE[0], *DONE], "rather twice than never"
+        again.close()
+
+
+class Refusing(SqliteTasks):
+    """A store on a disk that may be full."""
+
+    full = False
+
+    def _one(self, statement: str, values: tuple[Any, ...]) -> None:
+        if self.full:
+            raise Full("the disk is full")
+        super()._one(statement, values)
+
+
+async def test_a_full_disk_refuses_a_webhook_and_stops_none_that_there_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Refusing(tmp_path)
+    async with receiving() as receiver, ground(store) as hub:
+        task = hub.begin()
+        await hub.push.set(task, {"id": "a", "url": receiver.url()}, "1.0")
+        store.full = True
+        with pytest.raises(Full):
+            await hub.push.set(task, {"id": "b", "url": receiver.url()}, "1.0")
+        with pytest.raises(Full):
+            await hub.push.set(task, {"id": "a", "url": receiver.url("/other")}, "1.0")
+        with pytest.raises(Full):
+            hub.push.delete(task, "a")
+        assert hub.push.list(task)["configs"] == [{"taskId": "t", "id": "a", "url": receiver.url()}]
+        await hub.run("t")
+        assert words(await receiver.until(2)) == DONE
+        assert "cannot be stored: the disk is full" in caplog.text
+    store.close()
+
+
+async def test_a_task_that_goes_takes_its_webhooks_with_it(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store, most=2, first_seconds=60) as hub:
+        old = hub.begin("old")
+        receiver.answers["/old"] = lambda _: status(500)
+        receiver.held["/held"] = asyncio.Event()
+        await hub.push.set(old, {"url": receiver.url("/old")}, "1.0")
+        await hub.push.set(old, {"url": receiver.url("/held")}, "1.0")
+        await hub.run("old")
+        await receiver.until(1, "/old")
+        await receiver.until(1, "/held")
+        hub.begin("new")
+        newest = hub.begin("newest")
+        assert [task.id for task in hub.tasks.of(ALICE)] == ["newest", "new"]
+        hub.tasks.flush()
+        assert store.load_pushes() == []
+        assert hub.push.list(old) == {"configs": [], "nextPageToken": ""}
+        with pytest.raises(A2aError) as caught:
+            await hub.push.set(old, {"url": receiver.url()}, "1.0")
+        assert caught.value.reason == TASK_NOT_FOUND
+        receiver.held["/held"].set()
+        await hub.push.set(newest, {"url": receiver.url("/newest")}, "1.0")
+        await hub.run("newest")
+        await receiver.until(2, "/newest")
+        assert {push.task for push in store.load_pushes()} == {newest.key}
+        assert len(receiver.at("/held")) == 1
+    store.close()
+
+
+async def test_webhooks_of_tasks_that_are_not_there_are_thrown_away_at_the_start(
+    tmp_path: Path,
+) -> None:
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store) as hub:
+        task = hub.begin()
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+    store._db.execute("DELETE FROM tasks")
+    async with ground(store) as hub:
+        assert store.load_pushes() == []
+    store.close()
+
+
+# --- as clients set, get, list and delete them
+
+
+async def test_a_webhook_has_an_id_and_the_same_id_is_the_same_webhook() -> None:
+    async with receiving() as receiver, ground() as hub:
+        task = hub.begin()
+        made = await hub.push.set(task, {"url": receiver.url("/a")}, "1.0")
+        assert made == {"taskId": "t", "id": made["id"], "url": receiver.url("/a")}
+        assert len(made["id"]) == 36
+        config = {
+            "id": "mine",
+            "url": receiver.url("/b"),
+            "token": "t",
+            "authentication": {"scheme": "Basic", "credentials": "c"},
+        }
+        given = {**config, "taskId": "t", "tenant": "echo", "unknown": [1]}
+        assert await hub.push.set(task, given, "1.0") == {"taskId": "t", **config}
+        assert hub.push.get(task, "mine") == hub.push.get(task, "") == {"taskId": "t", **config}
+        again = {"id": "mine", "url": receiver.url("/c")}
+        await hub.push.set(task, again, "1.0")
+        assert hub.push.get(task, "mine") == {"taskId": "t", **again}
+        assert len(hub.push.list(task)["configs"]) == 2
+        await hub.push.set(task, made, "1.0")
+        assert hub.push.get(task, "") == made, "the one that was set last"
+        await hub.run("t")
+        assert words(await receiver.until(2, "/c")) == DONE
+        assert words(await receiver.until(2, "/a")) == DONE
+        assert receiver.at("/b") == []
+
+
+async def test_one_that_is_set_again_while_it_fails_is_tried_at_once_with_what_is_new() -> None:
+    async with receiving() as receiver, ground(first_seconds=60) as hub:
+        task = hub.begin()
+        receiver.answers["/hook"] = lambda _: status(401)
+        await hub.push.set(task, {"id": "a", "url": receiver.url(), "token": "old"}, "1.0")
+        hub.works["t"].says("one")
+        await receiver.until(1)
+        await hub.quiet()
+        del receiver.answers["/hook"]
+        await hub.push.set(task, {"id": "a", "url": receiver.url(), "token": "new"}, "1.0")
+        got = await receiver.until(2)
+        assert words(got) == ["one", "one"], "nothing is left out"
+        assert got[1].headers["x-a2a-notification-token"] == "new"
+
+
+async def test_webhooks_are_listed_page_by_page() -> None:
+    async with receiving() as receiver, ground() as hub:
+        task = hub.begin()
+        for id in ("c", "a", "b"):
+            await hub.push.set(task, {"id": id, "url": receiver.url()}, "1.0")
+        page = hub.push.list(task, 2)
+        assert [config["id"] for config in page["configs"]] == ["a", "b"]
+        hub.push.delete(task, "b")
+        rest = hub.push.list(task, 2, page["nextPageToken"])
+        assert [config["id"] for config in rest["configs"]] == ["c"]
+        assert rest["nextPageToken"] == ""
+        assert len(hub.push.list(task, 0)["configs"]) == 2
+        assert hub.push.list(hub.begin("other")) == {"configs": [], "nextPageToken": ""}
+
+
+async def test_one_that_is_deleted_is_told_nothing_more_and_may_be_deleted_again(
+    tmp_path: Path,
+) -> None:
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store) as hub:
+        task = hub.begin()
+        receiver.held["/hook"] = asyncio.Event()
+        await hub.push.set(task, {"id": "a", "url": receiver.url()}, "1.0")
+        await hub.push.set(task, {"id": "b", "url": receiver.url("/b")}, "1.0")
+        hub.works["t"].says("one")
+        await receiver.until(1)
+        hub.push.delete(task, "a")
+        hub.push.delete(task, "a")
+        hub.push.delete(hub.begin("other"), "a")
+        receiver.held["/hook"].set()
+        with pytest.raises(A2aError, match=r'task "t" has no push notification .* "a"') as caught:
+            hub.push.get(task, "a")
+        assert caught.value.reason == TASK_NOT_FOUND
+        await hub.run("t")
+        await receiver.until(3, "/b")
+        await hub.quiet()
+        assert len(receiver.at()) == 1
+        assert [push.id for push in store.load_pushes()] == ["b"]
+        hub.push.delete(task, "b")
+        with pytest.raises(A2aError, match="at all"):
+            hub.push.get(task, "")
+    store.close()
+
+
+# --- bounds
+
+
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({}, "url"),
+        ({"url": 5}, "url"),
+        ({"url": "ftp://example.com/"}, "url"),
+        ({"url": "//example.com/"}, "url"),
+        ({"url": "http://example.com/\r\nx: y"}, "url"),
+        ({"url": "http://example.com/\u0000"}, "url"),
+        ({"url": "http://user:password@example.com/"}, "url"),
+        ({"url": "http://exa mple.com/"}, "url"),
+        ({"url": "http://example.com/" + "x" * 2048}, "url"),
+        ({"url": "http://example.com:99999/"}, "url"),
+        ({"url": "http://0x7f000001/"}, "url"),
+        ({"url": "http://example.com/", "id": "x" * 257}, "id"),
+        ({"url": "http://example.com/", "id": "a\nb"}, "id"),
+        ({"url": "http://example.com/", "token": "a\r\nb"}, "token"),
+        ({"url": "http://example.com/", "token": "ä"}, "token"),
+        ({"url": "http://example.com/", "token": "x" * 4097}, "token"),
+        ({"url": "http://example.com/", "authentication": {"credentials": "x"}}, "scheme"),
+        ({"url": "http://example.com/", "authentication": {"scheme": "a b"}}, "scheme"),
+        ({"url": "http://example.com/", "authentication": {"scheme": "a:\r\nb"}}, "scheme"),
+        (
+            {"url": "http://example.com/", "authentication": {"scheme": "a", "credentials": "\n"}},
+            "credentials",
+        ),
+        (
+            {
+                "url": "http://example.com/",
+                "authentication": {"scheme": "a", "credentials": "x" * 4097},
+            },
+            "credentials",
+        ),
+    ],
+)
+async def test_what_cannot_be_sent_is_refused_with_the_field_that_is_wrong(
+    config: dict[str, Any], where: str
+) -> None:
+    async with ground() as hub:
+        task = hub.begin()
+        with pytest.raises(A2aError) as caught:
+            await hub.push.set(task, config, "1.0")
+        assert caught.value.reason == INVALID_PARAMS
+        assert [field.rpartition(".")[2] for field, _ in caught.value.violations] == [where]
+        assert hub.push.list(task)["configs"] == []
+
+
+async def test_a_task_has_so_many_webhooks_and_no_more() -> None:
+    async with receiving() as receiver, ground(push_configs=2) as hub:
+        task = hub.begin()
+        for id in ("a", "b", "b"):
+            await hub.push.set(task, {"id": id, "url": receiver.url()}, "1.0")
+        with pytest.raises(Full, match="has 2 webhooks"):
+            await hub.push.set(task, {"url": receiver.url()}, "1.0")
+        await hub.push.set(hub.begin("other"), {"url": receiver.url()}, "1.0")
+        hub.push.delete(task, "a")
+        await hub.push.set(task, {"url": receiver.url()}, "1.0")
+
+
+@pytest.mark.parametrize("bound", ["MOST", "MOST_EACH"])
+async def test_all_webhooks_together_are_bounded_and_those_that_are_done_go_first(
+    bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_module, bound, 3)
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver, ground(store) as hub:
+        done, runs = hub.begin("done"), hub.begin("runs")
+        await hub.push.set(done, {"id": "a", "url": receiver.url("/a")}, "1.0")
+        await hub.run("done")
+        await receiver.until(2, "/a")
+        await hub.quiet()
+        for id in ("b", "c", "d"):
+            await hub.push.set(runs, {"id": id, "url": receiver.url()}, "1.0")
+        assert hub.push.list(done)["configs"] == []
+        assert sorted(push.id for push in store.load_pushes()) == ["b", "c", "d"]
+        with pytest.raises(Full, match="no more are kept"):
+            await hub.push.set(runs, {"id": "e", "url": receiver.url()}, "1.0")
+        await hub.push.set(runs, {"id": "d", "url": receiver.url("/d")}, "1.0")
+        hub.push.delete(runs, "d")
+        await hub.push.set(runs, {"id": "e", "url": receiver.url()}, "1.0")
+        if bound == "MOST_EACH":
+            await hub.push.set(hub.begin("bob", BOB), {"url": receiver.url()}, "1.0")
+    store.close()
+
+
+# --- where it may lead
+
+
+def resolving(*answers: Sequence[str]) -> Resolve:
+    """A resolver that gives `answers` one lookup after the other, and the last one for ever."""
+    asked = 0
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        nonlocal asked
+        asked += 1
+        return answers[min(asked, len(answers)) - 1]
+
+    return resolve
+
+
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("http://127.0.0.1/", "a loopback address"),
+        ("http://[::1]/", "a loopback address"),
+        ("http://10.1.2.3/", "a private address"),
+        ("http://[::ffff:192.168.1.1]/", "a private address"),
+        ("http://169.254.169.254/latest", "a cloud metadata address"),
+        ("http://0.0.0.0/", "an unspecified address"),
+        ("http://inside.example/", "a private address"),
+    ],
+)
+async def test_a_webhook_inside_the_house_is_refused_when_it_is_set(url: str, kind: str) -> None:
+    async with ground(resolve=resolving(["8.8.8.8", "10.0.0.1"]), private=False) as hub:
+        task = hub.begin()
+        with pytest.raises(A2aError, match=f'"url" is not taken: .* {kind}') as caught:
+            await hub.push.set(task, {"url": url}, "1.0")
+        assert caught.value.reason == INVALID_PARAMS
+        assert hub.push.list(task)["configs"] == []
+
+
+@pytest.mark.promise("B11")
+async def test_what_the_operator_allows_does_not_reach_to_metadata() -> None:
+    async with ground(private=True) as hub:
+        task = hub.begin()
+        for url in ("http://169.254.169.254/", "http://[fd00:ec2::254]/", "http://100.100.100.200"):
+            with pytest.raises(A2aError, match="a cloud metadata address"):
+                await hub.push.set(task, {"url": url}, "1.0")
+
+
+@pytest.mark.promise("B11")
+async def test_a_name_that_leads_inside_later_is_refused_when_it_is_dialled(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    inside = resolving(["8.8.8.8"], ["127.0.0.1"])
+    settings: dict[str, Any] = {"resolve": inside, "private": False, "push_attempts": 2}
+    async with receiving() as receiver, ground(store, **settings) as hub:
+        task = hub.begin()
+        await hub.push.set(task, {"url": receiver.url(host="rebinds.example")}, "1.0")
+        hub.works["t"].says("one")
+        async with asyncio.timeout(BOUND):
+            while not (why := store.load_pushes()[0].dead):
+                await asyncio.sleep(0.005)
+        assert '"rebinds.example" resolves to 127.0.0.1, a loopback address' in why
+        assert receiver.got == []
+    store.close()
+
+
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_an_address_that_was_stored_is_not_taken_for_one_that_the_operator_wrote(
+    host: str, tmp_path: Path
+) -> None:
+    """As from a time when private addresses were allowed, or when nobody looked at them."""
+    store = SqliteTasks(tmp_path)
+    async with receiving() as receiver:
+        receiver.answers["/hook"] = lambda _: status(500)
+        async with ground(store, first_seconds=60) as hub:
+            task = hub.begin()
+            await hub.push.set(task, {"url": receiver.url(host=host)}, "1.0")
+            await hub.run("t")
+            await receiver.until(1)
+        store._db.execute("UPDATE pushes SET next_at = 0")
+        async with ground(store, private=False, push_attempts=1) as hub:
+            async with asyncio.timeout(BOUND):
+                while not (why := store.load_pushes()[0].dead):
+                    await asyncio.sleep(0.005)
+            assert "a loopback address" in why
+        assert len(receiver.got) == 1
+    store.close()
+
+
+async def test_a_name_that_is_looked_up_for_long_holds_nobody_up_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(push_module, "CHECK_SECONDS", 0.05)
+
+    async def slowly(host: str, port: int) -> Sequence[str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with ground(resolve=slowly) as hub:
+        task = hub.begin()
+        async with asyncio.timeout(BOUND):
+            await asyncio.gather(
+                *(hub.push.set(task, {"url": f"http://slow{n}.example/"}, "1.0") for n in range(8))
+            )
+        assert len(hub.push.list(task)["configs"]) == 8, "it is judged again when it is dialled"

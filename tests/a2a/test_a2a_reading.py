@@ -1,0 +1,252 @@
+"""What comes in: what fits goes on, what does not is refused with its field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dragoman.a2a import reading
+from dragoman.a2a.errors import A2aError
+
+MESSAGE = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+
+
+def refused(read: Callable[[Any], Any], params: Any) -> tuple[str, str]:
+    with pytest.raises(A2aError) as caught:
+        read(params)
+    assert caught.value.reason == "INVALID_PARAMS"
+    return caught.value.violations[0]
+
+
+def test_a_request_that_fits_is_handed_on_as_it_is() -> None:
+    request = {"message": dict(MESSAGE)}
+    assert reading.send_of(request) is request
+    request = {"message": {**MESSAGE, "contextId": "c", "metadata": {"a": 1}}}
+    assert reading.send_of(request)["message"] is request["message"]
+
+
+def test_unknown_and_null_members_are_left_behind() -> None:
+    found = reading.send_of(
+        {
+            "message": {
+                **MESSAGE,
+                "kind": "message",
+                "taskId": None,
+                "contextId": "",
+                "metadata": None,
+                "parts": [{"text": "hello", "type": "text", "metadata": None}],
+            },
+            "more": 1,
+            "metadata": None,
+        }
+    )
+    assert found == {"message": MESSAGE}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"messageId": None}, "message.messageId"),
+        ({"messageId": ""}, "message.messageId"),
+        ({"messageId": 7}, "message.messageId"),
+        ({"messageId": "m" * 257}, "message.messageId"),
+        ({"messageId": "a\nb"}, "message.messageId"),
+        ({"role": None}, "message.role"),
+        ({"role": "ROLE_AGENT"}, "message.role"),
+        ({"role": "ROLE_UNSPECIFIED"}, "message.role"),
+        ({"role": "user"}, "message.role"),
+        ({"role": ["ROLE_USER"]}, "message.role"),
+        ({"parts": None}, "message.parts"),
+        ({"parts": []}, "message.parts"),
+        ({"parts": {}}, "message.parts"),
+        ({"parts": [{"text": "x"}] * 1001}, "message.parts"),
+        ({"parts": ["x"]}, "message.parts[0]"),
+        ({"parts": [{}]}, "message.parts[0]"),
+        ({"parts": [{"text": None}]}, "message.parts[0]"),
+        ({"parts": [{"metadata": {}}]}, "message.parts[0]"),
+        ({"parts": [{"text": "x", "data": 1}]}, "message.parts[0]"),
+        ({"parts": [{"text": 1}]}, "message.parts[0].text"),
+        ({"parts": [{"text": "x"}, {"raw": "not base64!"}]}, "message.parts[1].raw"),
+        ({"parts": [{"raw": "abcde"}]}, "message.parts[0].raw"),
+        ({"parts": [{"raw": 1}]}, "message.parts[0].raw"),
+        ({"parts": [{"url": ""}]}, "message.parts[0].url"),
+        ({"parts": [{"url": "x" * 65537}]}, "message.parts[0].url"),
+        ({"parts": [{"text": "x", "mediaType": 1}]}, "message.parts[0].mediaType"),
+        ({"parts": [{"text": "x", "filename": []}]}, "message.parts[0].filename"),
+        ({"parts": [{"text": "x", "metadata": "y"}]}, "message.parts[0].metadata"),
+        ({"contextId": "c" * 257}, "message.contextId"),
+        ({"contextId": 7}, "message.contextId"),
+        ({"taskId": {}}, "message.taskId"),
+        ({"metadata": []}, "message.metadata"),
+        ({"extensions": "x"}, "message.extensions"),
+        ({"extensions": [1]}, "message.extensions"),
+        ({"referenceTaskIds": ["x"] * 101}, "message.referenceTaskIds"),
+    ],
+)
+def test_a_message_that_does_not_fit_is_refused_with_its_field(
+    change: dict[str, Any], field: str
+) -> None:
+    message = {**MESSAGE, **change}
+    assert refused(reading.send_of, {"message": message})[0] == field
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({}, "message"),
+        ({"message": "hello"}, "message"),
+        ({"message": MESSAGE, "configuration": []}, "configuration"),
+        ({"message": MESSAGE, "metadata": 1}, "metadata"),
+        ({"message": MESSAGE, "tenant": 1}, "tenant"),
+        (
+            {"message": MESSAGE, "configuration": {"historyLength": -1}},
+            "configuration.historyLength",
+        ),
+        (
+            {"message": MESSAGE, "configuration": {"historyLength": True}},
+            "configuration.historyLength",
+        ),
+        (
+            {"message": MESSAGE, "configuration": {"returnImmediately": "yes"}},
+            "configuration.returnImmediately",
+        ),
+        (
+            {"message": MESSAGE, "configuration": {"taskPushNotificationConfig": {"id": "x"}}},
+            "configuration.taskPushNotificationConfig.url",
+        ),
+    ],
+)
+def test_a_request_that_does_not_fit_is_refused_with_its_field(
+    params: dict[str, Any], field: str
+) -> None:
+    assert refused(reading.send_of, params)[0] == field
+
+
+@pytest.mark.parametrize("params", [None, [], "x", 7])
+def test_parameters_are_an_object(params: Any) -> None:
+    with pytest.raises(A2aError) as caught:
+        reading.send_of(params)
+    assert caught.value.reason == "INVALID_PARAMS"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("dGVzdA==", "dGVzdA=="),
+        ("dGVzdA", "dGVzdA=="),
+        ("_-8", "/+8="),
+        ("_-8=", "/+8="),
+        ("", ""),
+    ],
+)
+def test_every_base64_of_proto_json_is_taken_and_kept_in_one_form(given: str, kept: str) -> None:
+    parts = [{"raw": given, "mediaType": "text/plain"}]
+    found = reading.send_of({"message": {**MESSAGE, "parts": parts}})
+    assert found["message"]["parts"] == [{"raw": kept, "mediaType": "text/plain"}]
+
+
+def test_null_is_a_value_of_data() -> None:
+    request = {"message": {**MESSAGE, "parts": [{"data": None}]}}
+    assert reading.send_of(request)["message"]["parts"] == [{"data": None}]
+
+
+def test_the_configuration_is_kept_as_far_as_it_says_something() -> None:
+    found = reading.send_of(
+        {
+            "message": MESSAGE,
+            "configuration": {
+                "acceptedOutputModes": ["text/plain"],
+                "historyLength": 2.0,
+                "returnImmediately": True,
+                "taskPushNotificationConfig": {"url": "https://a.example/", "authentication": {}},
+                "blocking": True,
+            },
+        }
+    )
+    assert found["configuration"] == {
+        "acceptedOutputModes": ["text/plain"],
+        "historyLength": 2,
+        "returnImmediately": True,
+        "taskPushNotificationConfig": {"url": "https://a.example/"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"status": "working"}, "status"),
+        ({"status": "TASK_STATE_NONE"}, "status"),
+        ({"status": 2}, "status"),
+        ({"pageSize": 0}, "pageSize"),
+        ({"pageSize": 101}, "pageSize"),
+        ({"pageSize": "x"}, "pageSize"),
+        ({"historyLength": -1}, "historyLength"),
+        ({"historyLength": 2**31}, "historyLength"),
+        ({"statusTimestampAfter": "yesterday"}, "statusTimestampAfter"),
+        ({"statusTimestampAfter": "2026-01-01T00:00:00"}, "statusTimestampAfter"),
+        ({"statusTimestampAfter": "2026-13-01T00:00:00Z"}, "statusTimestampAfter"),
+        ({"includeArtifacts": "true"}, "includeArtifacts"),
+        ({"pageToken": "x" * 2049}, "pageToken"),
+        ({"contextId": "\x00"}, "contextId"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused(params: dict[str, Any], field: str) -> None:
+    assert refused(reading.list_of, params)[0] == field
+
+
+def test_a_list_without_wishes_has_none() -> None:
+    assert reading.list_of({"status": "TASK_STATE_UNSPECIFIED", "pageToken": "", "x": 1}) == {}
+    wishes = {"status": "TASK_STATE_WORKING", "pageSize": 100, "includeArtifacts": False}
+    assert reading.list_of(wishes) == wishes
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"taskId": ""}, "taskId"),
+        ({"url": "ftp://a.example"}, "url"),
+        ({"url": "https://a.example/\r\nx"}, "url"),
+        ({"url": "https://" + "a" * 2048}, "url"),
+        ({"url": None}, "url"),
+        ({"token": "a\r\nX-Other: 1"}, "token"),
+        ({"token": "t" * 4097}, "token"),
+        ({"authentication": {"credentials": "x"}}, "authentication.scheme"),
+        ({"authentication": {"scheme": "Bearer x"}}, "authentication.scheme"),
+        (
+            {"authentication": {"scheme": "Bearer", "credentials": "a\nb"}},
+            "authentication.credentials",
+        ),
+        ({"authentication": "Bearer"}, "authentication"),
+        ({"id": "x\ty"}, "id"),
+    ],
+)
+def test_a_webhook_that_does_not_fit_is_refused(change: dict[str, Any], field: str) -> None:
+    config = {"taskId": "t", "url": "https://a.example/hook", **change}
+    assert refused(reading.push_set_of, config)[0] == field
+
+
+@pytest.mark.parametrize(
+    ("read", "params"),
+    [
+        (reading.get_of, {}),
+        (reading.task_of, {"id": 7}),
+        (reading.cancel_of, {"id": "t", "metadata": []}),
+        (reading.push_of, {"taskId": "t"}),
+        (reading.push_of, {"id": "t"}),
+        (reading.push_list_of, {"id": "t"}),
+        (reading.push_list_of, {"taskId": "t", "pageSize": 101}),
+        (reading.card_of, {"tenant": []}),
+    ],
+)
+def test_the_other_requests_need_their_ids(read: Callable[[Any], Any], params: Any) -> None:
+    refused(read, params)
+
+
+def test_a_time_is_read_with_its_zone() -> None:
+    assert reading.instant("1970-01-01T00:00:01Z") == 1.0
+    assert reading.instant("1970-01-01T01:00:01.5+01:00") == 1.5
+    assert reading.instant("1970-01-01T00:00:00.123456789Z") == 0.123456
+    assert reading.instant("1970-01-01T00:00:00") is None
+    assert reading.instant("1970-02-30T00:00:00Z") is None

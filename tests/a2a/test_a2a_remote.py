@@ -1,0 +1,493 @@
+"""Agents of others as targets: found in the background, called like tools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
+from tests.peers.process import HttpPeer, read_log, wait_for_log
+
+from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.remote import RemoteAgent
+from dragoman.core.bus import Bus
+from dragoman.core.call import Artifact, Lasting, Progress, Result, Update, Wanted
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import (
+    BadReply,
+    ConfigError,
+    Declined,
+    NeedsInput,
+    TimedOut,
+    Unreachable,
+    WorkFailed,
+)
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER
+from dragoman.core.view import EVERYTHING
+from dragoman.guards.time import Time
+from dragoman.guards.validate import compile_schema
+from dragoman.net.client import Client
+
+Peers = Callable[..., HttpPeer]
+
+Sdk = tuple[str, Path]
+"""Where an agent of the official SDK is, and where it writes down what happens to it."""
+
+
+@pytest.fixture(scope="module")
+def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sdk]:
+    log = tmp_path_factory.mktemp("sdk") / "log"
+    with HttpPeer("a2a_sdk_agent", "--log", log) as peer:
+        yield peer.url, log
+
+
+def executed(log: Path) -> list[dict[str, Any]]:
+    return [entry for entry in read_log(log) if entry["event"] == "execute"]
+
+
+async def until_cancelled(log: Path) -> None:
+    """Until the task that was begun last is."""
+    task = executed(log)[-1]["task"]
+    await asyncio.to_thread(wait_for_log, log, event="cancel", task=task)
+
+
+FEATURES = {"elicitation": {"form": {}, "url": {}}}
+
+
+@asynccontextmanager
+async def remote(url: str, seconds: float = 30.0, **entry: Any) -> AsyncIterator[Remote]:
+    net = Client()
+    hub = Hub(Catalog(), Bus(), [Time(seconds, seconds, seconds)])
+    agent = RemoteAgent(
+        ExternalAgent(name="far-away", url=url, **entry),
+        lambda url, private: net.reaching(url, allow_private=private),
+        hub.catalog,
+        compile_schema,
+        headers={},
+        signatures="ignore",
+    )
+    agent.start()
+    try:
+        async with asyncio.timeout(20):
+            yield Remote(hub, agent)
+    finally:
+        await agent.stop()
+        await net.close()
+
+
+class Remote:
+    def __init__(self, hub: Hub, agent: RemoteAgent) -> None:
+        self.hub = hub
+        self.agent = agent
+        self.updates: list[Update] = []
+
+    async def call(self, text: str, **more: Any) -> Result:
+        more = {"features": FEATURES, "extra": {}, **more}
+        await self.agent.tried()
+        arguments = more.pop("arguments", {"message": text})
+        return await self.hub.call(
+            OWNER,
+            "far-away.message",
+            arguments,
+            door="test",
+            view=EVERYTHING,
+            updates=self.updates.append,
+            wanted=Wanted(progress=True, lasting=True),
+            **more,
+        )
+
+
+def text_of(result: Result) -> str:
+    return "\n".join(block["text"] for block in result.content)
+
+
+# --- finding it -----------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("M2")
+async def test_a_configured_agent_is_found_in_the_background_and_logged(
+    sdk: Sdk, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, _ = sdk
+    with caplog.at_level(logging.INFO, "dragoman.a2a.remote"):
+        async with remote(url) as far:
+            assert far.agent.state == "starting" and not far.hub.catalog.tools()
+            await far.agent.tried()
+            (tool,) = far.hub.catalog.tools()
+            shown = far.agent.snapshot()
+            for name in ("far-away.message", "dragoman_agent_far_away"):
+                assert far.hub.catalog.find(name) is tool
+        assert not far.hub.catalog.tools()
+    assert tool.description == "Does what the first word says." and tool.agent is not None
+    assert [skill["id"] for skill in tool.agent.skills] == ["echo", "ask"]
+    assert tool.definition["inputSchema"]["required"] == ["message"]
+    (line,) = caplog.messages
+    assert 'agent "far-away"' in line and url in line and "2 skills" in line
+    assert shown["state"] == "connected" and "A2A 1.0 over JSONRPC" in shown["dialect"]
+
+
+@pytest.mark.promise("M2")
+async def test_an_agent_that_is_not_there_is_a_warning_and_looked_for_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    attempts = 0
+    ready = asyncio.Event()
+
+    def handle(request: Request) -> None:
+        nonlocal attempts
+        if "/.well-known/" not in request.path:
+            request.fail(-32001)
+            ready.set()
+            return
+        attempts += 1
+        if attempts <= 2:
+            request.reply(503, {})
+        else:
+            request.reply(200, card_10(f"http://{request.headers['host']}"))
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        await far.agent.tried()
+        assert far.agent.state == "failed" and "HTTP 503" in far.agent.reason
+        await ready.wait()
+        while not far.hub.catalog.tools():
+            await asyncio.sleep(0.01)
+        assert far.agent.state == "connected"
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "HTTP 503" in warnings[0].getMessage()
+
+
+def test_an_address_that_is_none_is_told_at_the_start() -> None:
+    entry = ExternalAgent(name="x", url="ftp://example.com")
+    with pytest.raises(ConfigError, match='agent "x" is at "ftp:'):
+        RemoteAgent(
+            entry, lambda *_: None, Catalog(), compile_schema, headers={}, signatures="ignore"
+        )  # type: ignore[arg-type, return-value]
+
+
+# --- a message and what comes of it ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("binding", ["JSONRPC:1.0", "HTTP+JSON:0.3"])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_call_is_a_message_and_its_task_the_result(
+    binding: str, streams: bool, http_peer: Peers
+) -> None:
+    more = [] if streams else ["--no-streaming"]
+    async with remote(http_peer("a2a_sdk_agent", "--declare", binding, *more).url) as far:
+        assert text_of(await far.call("say hello")) == "echo: hello"
+        direct = await far.call("direct hi there")
+        assert direct.direct and text_of(direct) == "hi there"
+
+        data = await far.call("data")
+        assert data.structured == {"answer": 42} and '"answer"' in text_of(data)
+        (made,) = data.artifacts
+        assert made.name == "numbers" and made.content[0]["data"] == {"answer": 42}
+        file = await far.call("file")
+        assert file.artifacts[0].content[0]["resource"]["blob"] == "AAE="
+        chunks = await far.call("chunks")
+        assert text_of(chunks) == "one two" if streams else "one \ntwo"
+        assert [made.id for made in chunks.artifacts] == ["a1"]
+
+        far.updates.clear()
+        assert text_of(await far.call("slow")) == "all steps done"
+        told = [update.message for update in far.updates if isinstance(update, Progress)]
+        steps = [f"step {n}" for n in range(3)]
+        assert told == steps if streams else told and set(told) <= set(steps)
+        assert (await far.call("silent")).content == []
+
+
+async def test_what_is_made_comes_while_it_is_made(sdk: Sdk) -> None:
+    async with remote(sdk[0]) as far:
+        await far.call("chunks")
+    pieces = [update for update in far.updates if isinstance(update, Artifact)]
+    assert [(p.id, p.content[0]["text"], p.append, p.last) for p in pieces] == [
+        ("a1", "one ", False, False),
+        ("a1", "two", True, True),
+    ]
+
+
+async def test_an_agent_that_fails_or_declines_says_why(sdk: Sdk) -> None:
+    async with remote(sdk[0]) as far:
+        with pytest.raises(WorkFailed, match='agent "far-away" failed: the disk is full'):
+            await far.call("fail")
+        with pytest.raises(Declined, match='agent "far-away" will not do it: not with me'):
+            await far.call("reject")
+
+
+async def test_all_parts_of_a_message_reach_the_agent() -> None:
+    async def handle(request: Request) -> None:
+        if "/.well-known/" in request.path:
+            request.reply(200, card_10(f"http://{request.headers['host']}"))
+        elif request.rpc == "GetTask":
+            request.fail(-32001)
+        else:
+            request.result({"message": {"role": "ROLE_AGENT", "messageId": "m", "parts": []}})
+
+    blocks = [
+        {"type": "text", "text": "look"},
+        {"type": "data", "data": {"a": 1}},
+        {"type": "image", "data": "AAE=", "mimeType": "image/png"},
+    ]
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        extra = {"skill": "paint", "metadata": {"k": "v"}}
+        await far.call("", arguments={"message": "look", "parts": blocks}, extra=extra)
+    sent = server.sent("SendMessage")[0].params["message"]
+    assert [set(part) - {"mediaType"} for part in sent["parts"]] == [{"text"}, {"data"}, {"raw"}]
+    assert sent["role"] == "ROLE_USER" and "taskId" not in sent and "contextId" not in sent
+    assert sent["metadata"] == {"k": "v", "urn:dragoman:a2a:skill:v1": {"skillId": "paint"}}
+
+
+async def test_one_conversation_of_a_caller_is_one_context_of_the_agent(
+    sdk: Sdk,
+) -> None:
+    url, log = sdk
+    before = len(executed(log))
+    async with remote(url) as far:
+        for conversation in ("one", "two", "one"):
+            await far.call("say x", extra={"context": conversation})
+        await far.call("say x")
+    contexts = [entry["context"] for entry in executed(log)[before:]]
+    first, second, third, fourth = contexts
+    assert first == third and len({first, second, fourth}) == 3
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+async def test_what_an_agent_asks_is_a_question_of_the_call_and_the_answer_continues_it(
+    sdk: Sdk,
+) -> None:
+    async with remote(sdk[0]) as far:
+        asked = await far.call("ask")
+        assert asked.questions is not None and asked.handle is not None
+        question = asked.questions["reply"]
+        assert question.kind == "form" and question.body["message"] == "which colour?"
+        assert list(question.body["requestedSchema"]["properties"]) == ["reply"]
+        answers = {"reply": {"action": "accept", "content": {"reply": "blue"}}}
+        done = await far.call("ask", handle=asked.handle, answers=answers)
+        assert text_of(done) == "you said: blue"
+
+
+@pytest.mark.parametrize("answers", [None, {}, {"reply": {"action": "decline"}}])
+async def test_a_question_that_is_not_answered_ends_the_task(answers: Any, sdk: Sdk) -> None:
+    url, log = sdk
+    async with remote(url) as far:
+        asked = await far.call("ask")
+        with pytest.raises(WorkFailed, match="was not answered"):
+            await far.call("ask", handle=asked.handle, answers=answers)
+        await until_cancelled(log)
+
+
+async def test_a_caller_who_cannot_be_asked_is_told_and_the_task_is_cancelled(
+    sdk: Sdk,
+) -> None:
+    url, log = sdk
+    async with remote(url) as far:
+        with pytest.raises(NeedsInput, match="which colour"):
+            await far.call("ask", features={})
+        await until_cancelled(log)
+
+
+async def test_an_agent_that_wants_somebody_to_log_in_names_the_address() -> None:
+    logged_in = False
+    waiting = task_10("AUTH_REQUIRED")
+    words = "log in at https://login.example/x, please"
+    waiting["status"]["message"] = {"role": "ROLE_AGENT", "parts": [{"text": words}]}
+
+    def handle(request: Request) -> None:
+        if "/.well-known/" in request.path:
+            request.reply(200, card_10(f"http://{request.headers['host']}"))
+        elif request.rpc == "SendMessage":
+            request.result({"task": waiting})
+        elif request.params["id"] == "t1":
+            made = [{"artifactId": "a", "parts": [{"text": "done"}]}]
+            request.result(task_10(artifacts=made) if logged_in else waiting)
+        else:
+            request.fail(-32001)
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        asked = await far.call("x")
+        assert asked.questions is not None
+        question = asked.questions["auth"]
+        assert question.kind == "url" and question.body["url"] == "https://login.example/x"
+        logged_in = True
+        answers = {"auth": {"action": "accept"}}
+        done = await far.call("x", handle=asked.handle, answers=answers)
+        assert text_of(done) == "done"
+    assert len(server.sent("SendMessage")) == 1, "it went on by itself"
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_call_that_is_left_has_the_task_cancelled(
+    streams: bool, http_peer: Peers, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    more = [] if streams else ["--no-streaming"]
+    async with remote(http_peer("a2a_sdk_agent", "--log", log, *more).url) as far:
+        call = asyncio.get_running_loop().create_task(far.call("hang"))
+        while not any(isinstance(update, Progress | Lasting) for update in far.updates):
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await until_cancelled(log)
+
+
+async def test_a_call_that_takes_too_long_has_the_task_cancelled(
+    sdk: Sdk,
+) -> None:
+    url, log = sdk
+    async with remote(url, seconds=0.5) as far:
+        with pytest.raises(TimedOut):
+            await far.call("hang")
+        await until_cancelled(log)
+
+
+async def test_a_stream_that_breaks_is_taken_up_again_and_nothing_is_sent_twice() -> None:
+    async def handle(request: Request) -> None:
+        if "/.well-known/" in request.path:
+            card = card_10(f"http://{request.headers['host']}", capabilities={"streaming": True})
+            request.reply(200, card)
+        elif request.rpc == "SendStreamingMessage":
+            request.stream()
+            await request.event({"task": task_10("WORKING")}, "1")
+        elif request.rpc == "SubscribeToTask":
+            request.stream()
+            await request.event({"task": task_10("WORKING")})
+            artifact = {"artifactId": "a", "parts": [{"text": "made"}]}
+            await request.event({"artifactUpdate": {"taskId": "t1", "artifact": artifact}})
+            done = {"taskId": "t1", "status": {"state": "TASK_STATE_COMPLETED"}}
+            await request.event({"statusUpdate": done})
+        else:
+            request.fail(-32001)
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        assert text_of(await far.call("hello")) == "made"
+    assert len([each for each in server.requests if b"hello" in each.body]) == 1
+
+
+async def test_a_task_without_a_stream_is_asked_after_until_it_ends() -> None:
+    asked = 0
+
+    def handle(request: Request) -> None:
+        nonlocal asked
+        if "/.well-known/" in request.path:
+            request.reply(200, card_10(f"http://{request.headers['host']}"))
+        elif request.rpc == "SendMessage":
+            request.result({"task": task_10("SUBMITTED")})
+        elif request.params["id"] != "t1":
+            request.fail(-32001)
+        else:
+            asked += 1
+            made = [{"artifactId": "a", "parts": [{"text": "at last"}]}]
+            request.result(task_10("WORKING") if asked < 3 else task_10(artifacts=made))
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        assert text_of(await far.call("hello")) == "at last"
+    assert server.sent("SendMessage")[0].params["configuration"] == {"returnImmediately": True}
+    assert any(isinstance(update, Lasting) for update in far.updates)
+
+
+async def test_what_a_stream_did_not_tell_is_asked_for_at_its_end() -> None:
+    async def handle(request: Request) -> None:
+        if "/.well-known/" in request.path:
+            card = card_10(f"http://{request.headers['host']}", capabilities={"streaming": True})
+            request.reply(200, card)
+        elif request.rpc == "SendStreamingMessage":
+            request.stream()
+            done = {"taskId": "t1", "status": {"state": "TASK_STATE_COMPLETED"}}
+            await request.event({"statusUpdate": done})
+        elif request.params["id"] == "t1":
+            made = [{"artifactId": "a", "parts": [{"text": "made"}]}]
+            request.result(task_10(artifacts=made))
+        else:
+            request.fail(-32001)
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        assert text_of(await far.call("hello")) == "made"
+
+
+async def test_a_server_that_is_busy_for_a_moment_is_asked_again() -> None:
+    asked = 0
+
+    def handle(request: Request) -> None:
+        nonlocal asked
+        if "/.well-known/" in request.path:
+            request.reply(200, card_10(f"http://{request.headers['host']}"))
+        elif request.rpc == "SendMessage":
+            request.result({"task": task_10("WORKING")})
+        elif request.params["id"] != "t1":
+            request.fail(-32001)
+        else:
+            asked += 1
+            made = [{"artifactId": "a", "parts": [{"text": "made"}]}]
+            if asked < 3:
+                request.reply(503, b"busy")
+            else:
+                request.result(task_10(artifacts=made))
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        assert text_of(await far.call("hello")) == "made"
+
+
+async def test_an_agent_that_names_its_tasks_otherwise_than_asked_is_followed() -> None:
+    """In 0.1 the client names a task; not everybody keeps to it."""
+
+    def handle(request: Request) -> None:
+        if request.path == "/.well-known/agent.json":
+            url = f"http://{request.headers['host']}/rpc"
+            request.reply(200, {"name": "Old", "version": "1", "url": url, "skills": []})
+        elif request.method == "GET":
+            request.reply(404)
+        elif request.rpc == "tasks/send":
+            request.result({"id": "mine", "status": {"state": "working"}})
+        elif request.rpc == "tasks/get" and request.params["id"] == "mine":
+            made = [{"parts": [{"type": "text", "text": "made"}]}]
+            request.result({"id": "mine", "status": {"state": "completed"}, "artifacts": made})
+        else:
+            request.fail(-32001 if request.rpc == "tasks/get" else -32601)
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        assert text_of(await far.call("hello")) == "made"
+    assert server.sent("tasks/send")[0].params["id"] != "mine"
+
+
+async def test_an_agent_that_makes_too_much_is_stopped() -> None:
+    async def handle(request: Request) -> None:
+        if "/.well-known/" in request.path:
+            card = card_10(f"http://{request.headers['host']}", capabilities={"streaming": True})
+            request.reply(200, card)
+        elif request.rpc == "SendStreamingMessage":
+            request.stream()
+            await request.event({"task": task_10("WORKING")})
+            for _ in range(12):
+                part = {"text": "x" * 1_000_000}
+                artifact = {"artifactId": "a", "parts": [part]}
+                update = {"taskId": "t1", "artifact": artifact, "append": True}
+                await request.event({"artifactUpdate": update})
+        else:
+            request.fail(-32001)
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        with pytest.raises(BadReply, match="made more than 10 MB"):
+            await far.call("hello")
+        while not server.sent("CancelTask"):
+            await asyncio.sleep(0.01)
+
+
+async def test_an_agent_that_went_away_is_told_of_with_its_name(http_peer: Peers) -> None:
+    peer = http_peer("a2a_sdk_agent")
+    async with remote(peer.url) as far:
+        assert text_of(await far.call("say x")) == "echo: x"
+        peer.kill()
+        with pytest.raises(Unreachable):
+            await far.call("say y")

@@ -1,0 +1,494 @@
+"""Tasks that outlive the hub: bounds, who goes first, what is stored when, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+
+from dragoman.core import tasklist
+from dragoman.core.call import FORM, Progress, Question, Result, Update, Updates
+from dragoman.core.errors import Full, InvalidInput, NotFound, WorkFailed
+from dragoman.core.ports import StoredTask, TaskChange
+from dragoman.core.principal import Principal
+from dragoman.core.tasklist import LoggedTask, StoredTasks
+from dragoman.core.tasks import CANCELLED, COMPLETED, FAILED, INPUT_REQUIRED, WORKING, Work
+from dragoman.stores.tasks import MemoryTasks, SqliteTasks
+
+ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
+pytestmark = pytest.mark.timeout(20)
+
+
+async def nothing(
+    updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+) -> Result:
+    return Result(content=[])
+
+
+async def forever(
+    updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+) -> Result:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+class Noted(LoggedTask):
+    """A task in words of its own, as a face has them."""
+
+    def __init__(self, owner: Principal, id: str, work: Work = forever) -> None:
+        super().__init__(owner, work)
+        self.id = id
+
+    def about(self) -> dict[str, object]:
+        about: dict[str, object] = {"note": f"of {self.id}"}
+        if self.asked is not None and self.asked.handle:
+            about["handle"] = True
+        return about
+
+    def interrupt(self) -> None:
+        self.fail(WorkFailed("the hub was stopped"))
+
+    def say(self, words: str) -> None:
+        self.append({"words": words})
+        self._tell()
+
+    def _update(self, update: Update) -> None:
+        assert isinstance(update, Progress)
+        self.say(update.message or "")
+
+    def finish(self) -> None:
+        self._move(COMPLETED, "")
+
+    def wait(self, handle: str | None = None) -> None:
+        question = {"q": Question(FORM, {"message": "what?"})}
+        self._ask(Result(questions=question, handle=handle), question)
+
+
+def made_again(stored: StoredTask) -> Noted:
+    task = Noted(stored.owner, stored.id)
+    task.state, task.created, task.updated = stored.state, stored.created, stored.updated
+    return task
+
+
+def listed(store: SqliteTasks | MemoryTasks, **bounds: Any) -> StoredTasks:
+    given = {"most": 100, "most_each": 10, "max_bytes": 10**6, "idle": 1000.0, **bounds}
+    return StoredTasks(store, **given)
+
+
+def kept(tasks: StoredTasks, owner: Principal, *ids: str) -> list[Noted]:
+    made = [Noted(owner, id) for id in ids]
+    for task in made:
+        tasks.insert(task)
+    return made
+
+
+def ids(tasks: StoredTasks, owner: Principal) -> list[str]:
+    return [task.id for task in tasks.of(owner)]
+
+
+# --- bounds
+
+
+@pytest.mark.promise("K2")
+async def test_at_the_bound_the_task_that_was_finished_first_goes_first() -> None:
+    tasks = listed(MemoryTasks(), most_each=4)
+    one, two, three, four = kept(tasks, ALICE, "one", "two", "three", "four")
+    three.finish()
+    one.finish()
+    for new, left in (
+        ("five", {"one", "two", "four", "five"}),
+        ("six", {"two", "four", "five", "six"}),
+    ):
+        kept(tasks, ALICE, new)
+        assert set(ids(tasks, ALICE)) == left
+    assert len(tasks) == 4
+    with pytest.raises(NotFound):
+        tasks.get(ALICE, "one")
+    await tasks.close()
+    assert two.finished is False and four.finished is False, "what never ran is not touched"
+
+
+@pytest.mark.promise("K2")
+async def test_where_none_is_finished_the_new_task_is_refused_and_others_are_served() -> None:
+    tasks = listed(MemoryTasks(), most=5, most_each=3)
+    mine = kept(tasks, ALICE, "one", "two", "three")
+    with pytest.raises(Full, match=r"3 tasks of this caller are unfinished.* cancel it"):
+        kept(tasks, ALICE, "four")
+    assert ids(tasks, ALICE) == ["three", "two", "one"]
+    kept(tasks, BOB, "one", "two")
+    with pytest.raises(Full, match="5 tasks are unfinished here"):
+        kept(tasks, BOB, "three")
+    assert tasks.get(ALICE, "one") is mine[0] is not tasks.get(BOB, "one")
+    mine[1].cancel()
+    tasks.flush()
+    kept(tasks, BOB, "three")
+    assert ids(tasks, ALICE) == ["three", "one"], "finished, whoever's, and the oldest that is"
+    await tasks.close()
+
+
+async def test_when_all_are_full_those_of_the_caller_himself_go_before_others() -> None:
+    tasks = listed(MemoryTasks(), most=4, most_each=4)
+    for task in kept(tasks, BOB, "b1", "b2") + kept(tasks, ALICE, "a1", "a2"):
+        task.finish()
+    tasks.flush()
+    kept(tasks, ALICE, "a3")
+    assert (ids(tasks, ALICE), ids(tasks, BOB)) == (["a3", "a2"], ["b2", "b1"])
+    await tasks.close()
+
+
+async def test_a_bound_that_was_lowered_is_kept_from_the_next_task_on(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store, most_each=6)
+    for task in kept(tasks, ALICE, *"abcdef"):
+        task.finish()
+    await tasks.close()
+    again = listed(store, most_each=3)
+    again.load(made_again)
+    assert len(again) == 6
+    kept(again, ALICE, "g")
+    assert ids(again, ALICE) == ["g", "f", "e"]
+    await again.close()
+    store.close()
+
+
+async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store, max_bytes=25_000)
+    for task in kept(tasks, ALICE, "a", "b", "c"):
+        task.say("x" * 10_000)
+        task.finish()
+        tasks.flush()
+    assert [task.size > 10_000 for task in tasks] == [True] * 3
+    kept(tasks, ALICE, "d")
+    assert ids(tasks, ALICE) == ["d", "c", "b"]
+    [large] = kept(tasks, BOB, "large")
+    large.say("x" * 30_000)
+    tasks.flush()
+    with pytest.raises(Full):
+        kept(tasks, ALICE, "e")
+    assert "large" in ids(tasks, BOB), "it is not finished"
+    await tasks.close()
+    store.close()
+
+
+async def test_an_id_is_one_task_for_each_caller() -> None:
+    tasks = listed(MemoryTasks())
+    [first] = kept(tasks, ALICE, "same")
+    kept(tasks, BOB, "same")
+    with pytest.raises(InvalidInput, match='"same" already'):
+        kept(tasks, ALICE, "same")
+    assert tasks.get(ALICE, "same") is first
+    assert len(tasks) == 2
+    with pytest.raises(NotFound):
+        tasks.get(Principal("key", "carol"), "same")
+    await tasks.close()
+
+
+async def test_a_task_that_is_removed_is_stopped_and_those_who_asked_are_told(
+    tmp_path: Path,
+) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    told: list[LoggedTask] = []
+    tasks.on_remove(told.append)
+    [task] = kept(tasks, ALICE, "one")
+    task.start()
+    tasks.flush()
+    tasks.remove(task)
+    tasks.remove(task)
+    assert told == [task]
+    assert (task.state, len(tasks), ids(tasks, ALICE)) == (CANCELLED, 0, [])
+    await asyncio.wait_for(task.ended(), 5)
+    task.say("too late")
+    tasks.flush()
+    await tasks.close()
+    store.close()
+    again = SqliteTasks(tmp_path)
+    assert again.load() == []
+    again.close()
+
+
+# --- when it is stored, and what that costs
+
+
+async def test_a_task_of_ten_events_costs_the_same_few_statements_for_each(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    [task] = kept(tasks, ALICE, "one")
+    tasks.flush()
+    costs = []
+    for n in range(10):
+        before = store.statements
+        task.say(f"event {n}")
+        tasks.flush()
+        costs.append(store.statements - before)
+    assert costs == [4] * 10  # begin, task, log, commit
+    await tasks.close()
+    store.close()
+
+
+async def test_what_happens_within_a_moment_to_any_task_is_saved_in_one_go(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    several = kept(tasks, ALICE, "one", "two", "three")
+    tasks.flush()
+    before = store.statements
+    for n in range(10):
+        for task in several:
+            task.say(f"event {n}")
+    assert store.statements == before, "nobody was told yet"
+    async with asyncio.timeout(5):
+        while several[0].saved < 10:
+            await asyncio.sleep(0.005)
+    assert store.statements - before == 2 + 3 * 2
+    before = store.statements
+    tasks.flush()
+    assert store.statements == before, "nothing is new"
+    await tasks.close()
+    store.close()
+
+
+class Refusing(SqliteTasks):
+    """A store on a disk that may be full."""
+
+    full = False
+
+    def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
+        if self.full:
+            raise Full("the disk is full")
+        return super().save(changes)
+
+
+async def test_what_cannot_be_stored_is_stored_when_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasklist, "RETRY_SECONDS", 0.02)
+    store = Refusing(tmp_path)
+    tasks = listed(store)
+    [task] = kept(tasks, ALICE, "one")
+    tasks.flush()
+    store.full = True
+    task.say("first")
+    with pytest.raises(Full):
+        tasks.flush()
+    task.say("second")
+    task.finish()
+    with pytest.raises(Full):
+        tasks.flush()
+    async with asyncio.timeout(5):
+        while "cannot be stored" not in caplog.text:
+            await asyncio.sleep(0.005)
+    assert [entry.event.get("words") for entry in task.entries_after(0)][:2] == ["first", "second"]
+    store.full = False
+    async with asyncio.timeout(5):
+        while task.saved < 3:
+            await asyncio.sleep(0.005)
+    assert len(store.entries(task.key)) == 3
+    assert caplog.records[0].levelno == logging.ERROR
+    await tasks.close()
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+async def test_the_log_of_a_finished_task_is_in_the_store_and_not_in_memory(
+    kind: str, tmp_path: Path
+) -> None:
+    store = SqliteTasks(tmp_path) if kind == "sqlite" else MemoryTasks()
+    tasks = listed(store)
+    [task] = kept(tasks, ALICE, "one")
+    for n in range(5):
+        task.say(f"event {n}")
+    task.finish()
+    assert len(task.entries) == 6, "not stored yet"
+    tasks.flush()
+    assert (task.entries, task.count) == ([], 6)
+    assert [entry.number for entry in task.entries_after(0)] == [1, 2, 3, 4, 5, 6]
+    assert [entry.event for entry in task.entries_after(4)] == [
+        {"words": "event 4"},
+        {"state": COMPLETED, "message": ""},
+    ]
+    await tasks.close()
+    store.close()
+
+
+async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    store = MemoryTasks()
+    tasks = listed(store)
+    task, other = kept(tasks, ALICE, "one", "other")
+    stop, stop_other = task.watch(lambda: None), other.watch(lambda: None)
+    task.finish()
+    other.finish()
+    tasks.flush()
+    stop_other()
+    async with asyncio.timeout(5):
+        while other.entries:
+            await asyncio.sleep(0.005)
+    assert len(task.entries) == 1, "somebody listens"
+    stop()
+    async with asyncio.timeout(5):
+        while task.entries:
+            await asyncio.sleep(0.005)
+    assert len(task.entries_after(0)) == 1
+    await tasks.close()
+
+
+async def test_nothing_holds_a_task_that_was_removed() -> None:
+    tasks = listed(MemoryTasks())
+    [task] = kept(tasks, ALICE, "one")
+    stop = task.watch(lambda: None)
+    task.finish()
+    tasks.flush()
+    stop()
+    tasks.remove(task)
+    gone = weakref.ref(task)
+    del task, stop
+    gc.collect()
+    assert gone() is None
+    await tasks.close()
+
+
+# --- time
+
+
+@pytest.mark.promise("K2")
+async def test_a_task_that_nobody_answers_has_failed_after_a_while_and_one_at_work_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    tasks = listed(MemoryTasks(), idle=0.05)
+    waits, works, done = kept(tasks, ALICE, "waits", "works", "done")
+    waits.wait()
+    works.start()
+    done.finish()
+    assert await waits.until(lambda task: task.finished, 5)
+    assert (waits.state, waits.message) == (
+        FAILED,
+        "nobody has answered it for 0.05 s, and it has expired",
+    )
+    assert (works.state, done.state) == (WORKING, COMPLETED)
+    assert tasks.get(ALICE, "waits") is waits, "it can be asked for"
+    await tasks.close()
+
+
+@pytest.mark.promise("K2")
+async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    kept(tasks, ALICE, "waits")[0].wait()
+    await tasks.close()
+    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    again = listed(store, idle=0.05)
+    again.load(made_again)
+    task = again.get(ALICE, "waits")
+    assert task.state == INPUT_REQUIRED
+    assert await task.until(lambda task: task.finished, 5)
+    assert task.state == FAILED
+    await again.close()
+    store.close()
+
+
+# --- ends and beginnings
+
+
+@pytest.mark.promise("K2")
+async def test_what_an_earlier_hub_was_doing_has_failed_and_all_else_is_as_it_was(
+    tmp_path: Path,
+) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    works, waits, sealed, done = kept(tasks, ALICE, "works", "waits", "sealed", "done")
+    works.start()
+    works.say("half")
+    waits.wait()
+    sealed.wait(handle="only this hub can open it")
+    done.say("whole")
+    done.finish()
+    tasks.flush()  # and then it is killed
+    updated = {task.id: task.updated for task in tasks}
+
+    again = listed(store)
+    again.load(made_again)
+    states = {task.id: task.state for task in again}
+    assert states == {
+        "works": FAILED, "waits": INPUT_REQUIRED, "sealed": FAILED, "done": COMPLETED,
+    }  # fmt: skip
+    found = again.get(ALICE, "works")
+    assert [entry.event for entry in found.entries_after(0)] == [
+        {"words": "half"},
+        {"state": FAILED, "message": "the hub was stopped"},
+    ]
+    assert [entry.number for entry in found.entries_after(0)] == [1, 2]
+    assert again.get(ALICE, "waits").updated == updated["waits"]
+    assert again.get(ALICE, "waits").entries != []
+    assert again.get(ALICE, "done").entries == [], "it is read when somebody asks"
+    assert len(again.get(ALICE, "done").entries_after(0)) == 2
+    stored = {one.id: (one.state, one.count) for one in store.load()}
+    assert stored["works"] == (FAILED, 2)
+    works.cancel()
+    await asyncio.wait_for(works.ended(), 5)
+    await tasks.close()
+    await again.close()
+    store.close()
+
+
+async def test_after_a_restart_the_order_is_that_of_what_happened_and_so_is_who_goes_first(
+    tmp_path: Path,
+) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    one, two, three = kept(tasks, ALICE, "one", "two", "three")
+    for task in (three, one, two):
+        task.finish()
+        while time() <= task.updated:
+            await asyncio.sleep(0)
+    before = ids(tasks, ALICE)
+    await tasks.close()
+    again = listed(store, most_each=3)
+    again.load(made_again)
+    assert ids(again, ALICE) == before == ["two", "one", "three"]
+    kept(again, ALICE, "four")
+    assert ids(again, ALICE) == ["four", "two", "one"]
+    await again.close()
+    store.close()
+
+
+async def test_closing_stops_what_runs_stores_that_and_takes_nothing_more(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    works, waits = kept(tasks, ALICE, "works", "waits")
+    works.start()
+    waits.wait()
+    await asyncio.wait_for(tasks.close(), 5)
+    assert (works.state, works.running, waits.state) == (FAILED, False, INPUT_REQUIRED)
+    assert {one.id: one.state for one in store.load()} == {
+        "works": FAILED, "waits": INPUT_REQUIRED,
+    }  # fmt: skip
+    with pytest.raises(Full, match="going down"):
+        kept(tasks, ALICE, "late")
+    store.close()
+
+
+async def test_a_call_that_ends_by_itself_is_stored_without_anybody_asking(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    task = Noted(ALICE, "one", nothing)
+    tasks.insert(task)
+    task.start()
+    async with asyncio.timeout(5):
+        while not task.saved:
+            await asyncio.sleep(0.005)
+    assert [(one.state, one.about) for one in store.load()] == [(COMPLETED, {"note": "of one"})]
+    await tasks.close()
+    store.close()

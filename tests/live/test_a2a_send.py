@@ -1,0 +1,532 @@
+"""A message in every dialect and binding: what is answered, in its own words, errors included; and
+what it reaches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.live.a2a_grounds import (
+    AGENTS,
+    CANCEL,
+    CARD,
+    GET,
+    LIST,
+    NEWER,
+    PUSH_DELETE,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_SET,
+    REST03,
+    REST10,
+    SEND,
+    STREAM,
+    SUBSCRIBE,
+    V01,
+    V03,
+    V10,
+    WAYS,
+    Caller,
+    Grounds,
+    Way,
+    a2a_grounds,
+    agent_entry,
+    reason,
+    steps,
+    words,
+)
+from tests.live.conftest import RunningHub
+from tests.peers import wire
+
+EXTENSION = "urn:example:strict"
+MORE = (
+    agent_entry("narrow", "echo", input_modes=["text/plain"], output_modes=["text/plain"]),
+    agent_entry("quiet", "actor", streaming=False, push=False),
+    agent_entry("strict", "echo", extensions=[{"uri": EXTENSION, "required": True}]),
+    agent_entry("counter", "counter", skills=[{"id": "count"}]),
+)
+NOWHERE = "http://127.0.0.1:9/hook"
+each_way = pytest.mark.parametrize("way", WAYS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[Grounds]:
+    with a2a_grounds((*AGENTS, *MORE), a2a={"push_private": True}) as made:
+        yield made
+
+
+@pytest.fixture
+def served(grounds: Grounds) -> RunningHub:
+    return grounds.hub
+
+
+# --- each operation in each dialect ---------------------------------------------------------------
+
+
+@pytest.mark.promise("J3")
+@each_way
+def test_a_message_is_answered_with_a_task_in_the_dialects_own_words(
+    served: RunningHub, way: Way
+) -> None:
+    reply = way.ask(served, SEND, way.params("hello"))
+    task = way.task(reply.value)
+    assert task["status"]["state"] == way.state("completed")
+    (artifact,) = task["artifacts"]
+    assert way.said(artifact) == "hello"
+    assert task["history"][0]["role"] == way.message("x")["role"]
+    assert task.get("kind") == ("task" if way is V03 else None)
+    assert ("sessionId" if way is V01 else "contextId") in task
+    assert way.ask(served, GET, {"id": task["id"]}).value == task
+    kind = reply.answer.headers["content-type"]
+    assert kind == ("application/a2a+json" if way is REST10 else "application/json")
+
+
+@pytest.mark.promise("J3")
+@each_way
+def test_the_same_is_streamed_in_the_dialects_own_words(served: RunningHub, way: Way) -> None:
+    told = steps(["say", "half"], ["artifact", "made", {"name": "a", "id": "a"}], ["reply", "end"])
+    with way.stream(served, STREAM, way.params(told), "actor") as stream:
+        assert stream.status == 200
+        assert stream.headers["content-type"] == "text/event-stream"
+        events = [event for _, event in way.events(stream)]
+    first = events[0] if way is V01 else way.task(events[0])
+    assert first["status"]["state"] == way.state("submitted")
+    found = []
+    for event in events[1:]:
+        inner = event.get("statusUpdate") or event.get("artifactUpdate") or event
+        if "artifact" in inner:
+            found.append(f"{inner['artifact']['name']}: {way.said(inner['artifact'])}")
+        else:
+            found.append(inner["status"]["state"])
+            last = inner["status"]["state"] == way.state("completed")
+            assert inner.get("final") is (None if way.version == "1.0" else last)
+        if way is V03:
+            expected = "artifact-update" if "artifact" in inner else "status-update"
+            assert inner["kind"] == expected
+    working = way.state("working")
+    assert found == [working, working, "a: made", "response: end", way.state("completed")]
+
+
+@pytest.mark.promise("J3", "J5")
+@each_way
+def test_a_task_is_followed_and_cancelled_in_every_dialect(grounds: Grounds, way: Way) -> None:
+    hub = grounds.hub
+    with way.stream(hub, STREAM, way.params(steps(["wait", "never"])), "actor") as sending:
+        first = way.event(sending.next())
+        id = (first if way is V01 else way.task(first))["id"]
+    with way.stream(hub, SUBSCRIBE, {"id": id}) as stream:
+        now = way.event(stream.next())
+        now = now if way is V01 else way.task(now)
+        assert now["id"] == id and now["status"]["state"] == way.state("working")
+        cancelled = way.ask(hub, CANCEL, {"id": id}).value
+        assert cancelled["status"]["state"] == way.state("canceled")
+        ((_, last),) = way.events(stream)
+    last = last.get("statusUpdate", last)
+    assert last["status"]["state"] == way.state("canceled")
+    grounds.seen(f"{id}.cancelled")
+    again = way.ask(hub, CANCEL, {"id": id})
+    wanted = {V01: -32002, V03: -32002, REST03: "TaskNotCancelableError", V10: -32002}
+    assert way.code(again.error) == wanted.get(way, "FAILED_PRECONDITION")
+    assert again.answer.status == {REST03: 409, REST10: 400}.get(way, 200)
+
+
+@pytest.mark.promise("J3")
+def test_webhooks_are_set_read_listed_and_deleted_in_1_0(grounds: Grounds) -> None:
+    for way in (V10, REST10):
+        caller = Caller(grounds.hub, "actor", way=way)
+        id = caller.send(steps(["wait", "never"]), at_once=True)["id"]
+        secret = {"scheme": "Bearer", "credentials": "c"}
+        config = {"taskId": id, "id": "one", "url": NOWHERE, "token": "t", "authentication": secret}
+        made = caller.ask(PUSH_SET, config).value
+        assert {name: made[name] for name in ("taskId", "id", "url", "token")} == {
+            name: config[name] for name in ("taskId", "id", "url", "token")
+        }
+        key = {"taskId": id, "id": "one"}
+        assert caller.ask(PUSH_GET, key).value == made
+        other = caller.ask(PUSH_SET, {"taskId": id, "url": NOWHERE}).value
+        assert other["id"] not in ("", "one")
+        listed = caller.ask(PUSH_LIST, {"taskId": id}).value
+        assert {one["id"] for one in listed["configs"]} == {"one", other["id"]}
+        assert caller.ask(PUSH_DELETE, key).value == {}
+        assert caller.ask(PUSH_DELETE, key).value == {}  # it is gone either way
+        gone = caller.ask(PUSH_GET, key)
+        assert reason(gone.error) == "TASK_NOT_FOUND"
+        caller.ask(CANCEL, {"id": id})
+
+
+@pytest.mark.promise("J3")
+def test_webhooks_are_set_read_listed_and_deleted_in_older_dialects(grounds: Grounds) -> None:
+    hub = grounds.hub
+    id = Caller(hub, "actor", way=V03).send(steps(["wait", "never"]), at_once=True)["id"]
+    inner = {"id": "one", "url": NOWHERE, "token": "t"}
+    made = V03.ask(hub, PUSH_SET, {"taskId": id, "pushNotificationConfig": inner}).value
+    assert made["taskId"] == id and made["pushNotificationConfig"]["url"] == NOWHERE
+    key = {"id": id, "pushNotificationConfigId": "one"}
+    assert V03.ask(hub, PUSH_GET, key).value == made
+    assert V03.ask(hub, PUSH_LIST, {"id": id}).value == [made]
+    by_rest = REST03.ask(hub, PUSH_GET, {"taskId": id, "id": "one"}).value
+    assert by_rest["name"] == f"tasks/{id}/pushNotificationConfigs/one"
+    assert by_rest["pushNotificationConfig"]["token"] == "t"
+    assert REST03.ask(hub, PUSH_LIST, {"taskId": id}).value == {"configs": [by_rest]}
+    deleted = V03.ask(hub, PUSH_DELETE, key)
+    assert (deleted.value, deleted.error) == (None, None)
+    body = {"taskId": id, "configId": "two", "config": {"pushNotificationConfig": {"url": NOWHERE}}}
+    assert REST03.ask(hub, PUSH_SET, body).value["name"].endswith("/two")
+    assert REST03.ask(hub, PUSH_DELETE, {"taskId": id, "id": "two"}).value == {}
+    first = {"id": id, "pushNotificationConfig": {"url": NOWHERE}}
+    assert V01.ask(hub, PUSH_SET, first).value == first
+    assert V01.ask(hub, PUSH_GET, {"id": id}).value == first
+    V03.ask(hub, CANCEL, {"id": id})
+
+
+@pytest.mark.promise("J3")
+@each_way
+def test_errors_have_the_dialects_own_form(served: RunningHub, way: Way) -> None:
+    gone = way.ask(served, GET, {"id": "no-such-task"})
+    assert gone.answer.status == (404 if way.rest else 200)
+    done = way.task(way.ask(served, SEND, way.params("x")).value)["id"]
+    late = way.ask(served, SEND, way.params("more", task=done))
+    bad = way.params("x")
+    bad["message"]["parts" if "parts" in bad["message"] else "content"] = []
+    empty = way.ask(served, SEND, bad)
+    found = [way.code(reply.error) for reply in (gone, late, empty)]
+    if way is REST10:
+        assert found == ["NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT"]
+        error = gone.error["error"]
+        assert error["code"] == 404 and "no-such-task" in error["message"]
+        assert gone.answer.headers["content-type"] == "application/a2a+json"
+    elif way is REST03:
+        assert found == ["TaskNotFoundError", "UnsupportedOperationError", "InvalidParamsError"]
+        assert (late.answer.status, empty.answer.status) == (501, 400)
+    else:
+        assert found == [-32001, -32004, -32602]
+        assert "no-such-task" in gone.error["message"]
+    if way.version == "1.0":
+        details = (gone.error["data"] if way is V10 else gone.error["error"]["details"])[0]
+        assert details["@type"] == "type.googleapis.com/google.rpc.ErrorInfo"
+        assert (details["reason"], details["domain"]) == ("TASK_NOT_FOUND", "a2a-protocol.org")
+        assert [reason(one.error) for one in (late, empty)] == [
+            "UNSUPPORTED_OPERATION",
+            "INVALID_PARAMS",
+        ]
+
+
+@pytest.mark.promise("J3")
+def test_json_rpc_errors_are_json_rpcs(served: RunningHub) -> None:
+    url = f"{served.url}/a2a"
+
+    def code(body: Any, **headers: str) -> tuple[int, Any]:
+        answer = wire.post(url, body, headers)
+        assert answer.status == 200
+        found = answer.json()
+        return found["error"]["code"], found["id"]
+
+    assert code(b"{no json") == (-32700, None)
+    assert code(b"[]") == (-32600, None)
+    assert code({"jsonrpc": "1.0", "id": 3, "method": "GetTask"})[0] == -32600
+    assert code({"jsonrpc": "2.0", "id": 3}) == (-32600, 3)
+    assert code(wire.request("x", "NoSuchMethod")) == (-32601, "x")
+    assert code(wire.request(4, "tasks/nonsense")) == (-32601, 4)
+    assert code(wire.request(4, "GetTask", {})) == (-32602, 4)
+    assert code(b'{"jsonrpc":"2.0","id":1,"id":2,"method":"GetTask"}')[0] == -32600
+    plain = wire.http_request("POST", url, b"{}", {"Content-Type": "text/plain"})
+    assert plain.json()["error"]["code"] == -32600
+    assert wire.get(url).status == 405 and wire.get(url).headers["allow"] == "POST"
+    notified = wire.post(url, wire.notification("SendMessage", V10.params("x")))
+    assert notified.status == 204 and notified.body == b""
+
+
+@pytest.mark.promise("J3")
+def test_paths_that_are_none_and_methods_that_do_not_fit_are_told(served: RunningHub) -> None:
+    version = {"A2A-Version": "1.0"}
+    lost = served.get("/a2a/tasks/x/nothing", version)
+    assert lost.status == 404 and lost.json()["error"]["status"] == "NOT_FOUND"
+    wrong = served.get("/a2a/message:send", version)
+    assert wrong.status == 405 and wrong.headers["allow"] == "POST"
+    nobody = wire.post(f"{served.url}/a2a/nobody", wire.request(1, "SendMessage", V10.params("x")))
+    assert nobody.json()["error"]["code"] == -32602
+    assert 'no agent "nobody"' in nobody.json()["error"]["message"]
+    many = served.get("/a2a/tasks/x?" + "&".join(f"a{n}=1" for n in range(40)))
+    assert many.status == 400 and "more than 32" in many.json()["error"]["message"]
+
+
+# --- versions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("J3")
+def test_a_version_that_is_named_wins_over_the_method(served: RunningHub) -> None:
+    url = f"{served.url}/a2a"
+    message = wire.request(1, "tasks/get", {"id": "none"})
+    for version, code in (("1.0", -32601), ("0.3", -32001), ("0.2.5", -32001), ("0.1", -32001)):
+        answer = wire.post(url, message, {"A2A-Version": version}).json()
+        assert answer["error"]["code"] == code, version
+    old = wire.post(url, wire.request(1, "SendMessage", V10.params("x")), {"A2A-Version": "0.3"})
+    assert old.json()["error"]["code"] == -32601
+    good = wire.post(f"{url}?A2A-Version=1.0.7", wire.request(1, "GetTask", {"id": "none"}))
+    assert good.json()["error"]["code"] == -32001
+
+
+@pytest.mark.promise("J3")
+@pytest.mark.parametrize("version", ["1.7", "2.0", "0.4", "one", "1"])
+def test_a_version_that_is_not_spoken_is_refused_on_every_operation(
+    served: RunningHub, version: str
+) -> None:
+    named = {"A2A-Version": version}
+    for method in ("SendMessage", "GetTask", "ListTasks", "CancelTask", "message/send"):
+        message = wire.request(1, method, V10.params("x"))
+        for answer in (
+            wire.post(f"{served.url}/a2a", message, named),
+            wire.post(f"{served.url}/a2a?A2A-Version={version}", message),
+        ):
+            error = answer.json()["error"]
+            assert error["code"] == -32009 and f'"{version}"' in error["message"]
+    for path in ("/a2a/tasks", "/a2a/tasks/x", "/a2a/v1/tasks/x", "/a2a/tasks/x:subscribe"):
+        assert served.get(path, named).status == 400, path
+    card = served.get("/.well-known/agent-card.json", named)
+    assert card.status == 400 and f'"{version}"' in card.json()["error"]["message"]
+
+
+@pytest.mark.promise("J3")
+def test_without_a_version_the_words_decide_unless_it_is_required(grounds: Grounds) -> None:
+    url = f"{grounds.hub.url}/a2a"
+    assert (
+        "task" in wire.post(url, wire.request(1, "SendMessage", V10.params("x"))).json()["result"]
+    )
+    with a2a_grounds(a2a={"require_version": True}) as strict:
+        url = f"{strict.hub.url}/a2a"
+        refused = wire.post(url, wire.request(1, "SendMessage", V10.params("x"))).json()
+        assert refused["error"]["code"] == -32009
+        rest = wire.post(f"{url}/message:send", V10.params("x"))
+        assert rest.status == 400 and reason(rest.json()) == "VERSION_NOT_SUPPORTED"
+        for way in WAYS:  # the rest is unmistakable, or says it
+            task = way.task(way.ask(strict.hub, SEND, way.params("x")).value)
+            assert task["status"]["state"] == way.state("completed")
+
+
+# --- what it reaches ------------------------------------------------------------------------------
+
+
+def mirrored(reply: Any) -> Any:
+    """What the agent `mirror` saw, of an answer of 1.0."""
+    assert reply.error is None, reply.error
+    (artifact,) = reply.value["task"]["artifacts"]
+    return artifact["parts"][0]["data"]
+
+
+@pytest.mark.promise("J4")
+def test_the_target_is_of_the_path_or_the_tenant_or_the_metadata_or_the_default(
+    served: RunningHub,
+) -> None:
+    caller = Caller(served)
+    assert words(caller.send("default")["artifacts"][0]) == "default"
+    params = V10.params("a")
+    assert mirrored(caller.ask(SEND, params, agent="mirror"))["text"] == "a"
+    assert mirrored(caller.ask(SEND, {**params, "tenant": "mirror"}))["text"] == "a"
+    of_message = V10.params("a")
+    of_message["message"]["metadata"] = {"agent": "mirror", "k": 1}
+    assert mirrored(caller.ask(SEND, of_message))["metadata"] == {"agent": "mirror", "k": 1}
+    of_request = {**params, "metadata": {"agent": "mirror"}}
+    assert mirrored(caller.ask(SEND, of_request))["text"] == "a"
+    path_wins = {**params, "metadata": {"agent": "actor"}}
+    assert mirrored(caller.ask(SEND, path_wins, agent="mirror"))["text"] == "a"
+    both = caller.ask(SEND, {**params, "tenant": "echo"}, agent="mirror")
+    assert both.error["code"] == -32602 and "tenant" in both.error["message"]
+    unknown = caller.ask(SEND, {**params, "tenant": "nobody"})
+    assert unknown.error["code"] == -32602
+
+
+@pytest.mark.promise("J4")
+def test_a_skill_that_is_named_reaches_the_agent(served: RunningHub) -> None:
+    for metadata in (
+        {"skillId": "look"},
+        {"skill": "look"},
+        {"urn:dragoman:a2a:skill:v1": {"skillId": "look"}},
+    ):
+        params = V10.params("a")
+        params["message"]["metadata"] = metadata
+        assert mirrored(Caller(served, "mirror").ask(SEND, params))["skill"] == "look"
+    seen = V03.message("a", skill={"skillId": "look"})
+    answer = V03.ask(served, SEND, {"message": seen}, "mirror").value
+    assert answer["artifacts"][0]["parts"][0]["data"]["skill"] == "look"
+
+
+@pytest.mark.promise("J4", "K4")
+def test_all_kinds_of_parts_reach_the_agent_and_come_back_as_they_were(served: RunningHub) -> None:
+    parts = [
+        {"text": "one"},
+        {"text": "two", "mediaType": "text/markdown", "metadata": {"k": 1}},
+        {"raw": "aGVsbG8=", "filename": "a.bin", "mediaType": "application/x-thing"},
+        {"raw": "iVBORw==", "mediaType": "image/png"},
+        {"url": "https://example.com/b.pdf", "filename": "b.pdf", "mediaType": "application/pdf"},
+        {"data": {"n": [1, 2]}},
+        {"data": 17},
+        {"data": None},
+    ]
+    message = {"messageId": "m-1", "role": "ROLE_USER", "parts": parts, "contextId": "ctx"}
+    reply = Caller(served, "mirror").ask(SEND, {"message": message})
+    saw = mirrored(reply)
+    kinds = [part["type"] for part in saw["parts"]]
+    assert kinds == [*["text"] * 2, "resource", "image", "resource_link", *["data"] * 3]
+    assert saw["text"] == "one\ntwo" and saw["data"] == {"n": [1, 2]}
+    assert saw["parts"][6]["data"] == 17 and saw["parts"][7]["data"] is None
+    assert "aGVsbG8=" in json.dumps(saw["parts"][2])
+    assert saw["parts"][3]["data"] == "iVBORw==" and saw["parts"][3]["mimeType"] == "image/png"
+    assert saw["parts"][4]["uri"] == "https://example.com/b.pdf"
+    assert (saw["context"], saw["message_id"], saw["turn"]) == ("ctx", "m-1", 1)
+    task = reply.value["task"]
+    assert saw["task"] == task["id"]
+    assert task["history"][0]["parts"] == parts
+
+
+@pytest.mark.promise("J3")
+def test_media_types_that_an_agent_does_not_take_or_give_are_refused(served: RunningHub) -> None:
+    caller = Caller(served, "narrow")
+    wrong = caller.ask(SEND, V10.params({"some": "data"}))
+    assert wrong.error["code"] == -32005 and '"application/json"' in wrong.error["message"]
+    by_rest = Caller(served, "narrow", way=REST10).ask(SEND, V10.params({"some": "data"}))
+    assert by_rest.answer.status == 400 and reason(by_rest.error) == "CONTENT_TYPE_NOT_SUPPORTED"
+    old = V03.ask(served, SEND, V03.params({"some": "data"}), "narrow")
+    assert old.error["code"] == -32005
+    wanted = {**V10.params("x"), "configuration": {"acceptedOutputModes": ["image/png"]}}
+    assert caller.ask(SEND, wanted).error["code"] == -32005
+    for mode in ("text/plain", "text/*", "*/*"):
+        wanted["configuration"] = {"acceptedOutputModes": ["image/png", mode]}
+        assert caller.ask(SEND, wanted).error is None, mode
+
+
+@pytest.mark.promise("J3", "I3")
+def test_what_a_card_denies_is_refused(served: RunningHub) -> None:
+    card = served.api("/a2a/quiet/.well-known/agent-card.json")
+    assert card["capabilities"]["streaming"] is False
+    assert card["capabilities"]["pushNotifications"] is False
+    caller = Caller(served, "quiet")
+    task = caller.send(steps(["ask", "what?"]))
+    for op, params in ((STREAM, V10.params("x")), (SUBSCRIBE, {"id": task["id"]})):
+        assert caller.ask(op, params).error["code"] == -32004
+        assert Caller(served, "quiet", way=REST10).ask(op, params).answer.status == 400
+    key = {"taskId": task["id"], "id": "one"}
+    for op, params in (
+        (PUSH_SET, {**key, "url": NOWHERE}),
+        (PUSH_GET, key),
+        (PUSH_LIST, {"taskId": task["id"]}),
+        (PUSH_DELETE, key),
+    ):
+        assert caller.ask(op, params).error["code"] == -32003, op
+    config = {"taskPushNotificationConfig": {"url": NOWHERE}}
+    told = caller.ask(SEND, {**V10.params("x"), "configuration": config})
+    assert told.error["code"] == -32003
+    hidden = Caller(served).ask(PUSH_SET, {**key, "url": NOWHERE})  # by another agent's path
+    assert hidden.error["code"] == -32003
+    assert caller.ask(CARD, {}).error["code"] == -32004
+    old = V03.ask(served, STREAM, V03.params("x"), "quiet")
+    assert old.error["code"] == -32004
+
+
+@pytest.mark.promise("J3")
+def test_an_extension_that_is_required_must_be_named(served: RunningHub) -> None:
+    caller = Caller(served, "strict")
+    for op, params in ((SEND, V10.params("x")), (GET, {"id": "x"}), (LIST, {})):
+        refused = caller.ask(op, params)
+        assert refused.error["code"] == -32008 and EXTENSION in refused.error["message"]
+    assert Caller(served).ask(SEND, {**V10.params("x"), "tenant": "strict"}).error["code"] == -32008
+    down = V03.ask(served, SEND, V03.params("x"), "strict")
+    assert down.error["code"] == -32603  # 0.3 has no code for it
+    for name in ("A2A-Extensions", "X-A2A-Extensions"):
+        named = {name: f"urn:example:unknown, {EXTENSION}"}
+        good = caller.ask(SEND, V10.params("x"), headers=named)
+        assert good.error is None
+        assert good.answer.headers["a2a-extensions"] == EXTENSION
+    by_tenant = {**V10.params("x"), "tenant": "strict"}
+    good = Caller(served).ask(SEND, by_tenant, headers={"A2A-Extensions": EXTENSION})
+    assert good.answer.headers["a2a-extensions"] == EXTENSION
+
+
+@pytest.mark.promise("J3")
+def test_a_required_extension_is_not_gone_round_by_naming_the_agent_in_metadata(
+    served: RunningHub,
+) -> None:
+    params = {**V10.params("x"), "metadata": {"agent": "strict"}}
+    assert Caller(served).ask(SEND, params).error["code"] == -32008
+    streamed = {**V10.params("x"), "metadata": {"agent": "quiet"}}
+    assert Caller(served).ask(STREAM, streamed).error["code"] == -32004
+
+
+# --- what an agent may answer ---------------------------------------------------------------------
+
+
+@pytest.mark.promise("K1")
+def test_what_an_agent_does_is_what_the_task_becomes(served: RunningHub) -> None:
+    caller = Caller(served, "actor")
+    for step, state, said in (
+        (["fail", "no disk"], "failed", 'agent "actor" failed: no disk'),
+        (["decline", "not on Sundays"], "rejected", "not on Sundays"),
+        (["failed", "I could not"], "failed", "I could not"),
+        (["odd"], "failed", "what is no answer"),
+        (["ask", "Which?"], "input-required", "Which?"),
+        (["auth", "Log in first", "https://example.com/login"], "auth-required", "Log in first"),
+    ):
+        task = caller.send(steps(step))
+        assert task["status"]["state"] == V10.state(state), step
+        assert said in words(task["status"]["message"]), step
+        assert task["status"]["message"]["role"] == "ROLE_AGENT"
+        assert "artifacts" not in task
+
+
+@pytest.mark.promise("K1")
+def test_the_first_dialect_knows_neither_rejected_nor_auth_required(served: RunningHub) -> None:
+    for step, state in (
+        (["decline", "no"], "failed"),
+        (["auth", "Log in", "https://example.com"], "input-required"),
+    ):
+        task = V01.ask(served, SEND, V01.params(steps(step)), "actor").value
+        assert task["status"]["state"] == state
+    for step, state in ((["decline", "no"], "rejected"), (["auth", "Log in", ""], "auth-required")):
+        for way in NEWER:
+            task = way.task(way.ask(served, SEND, way.params(steps(step)), "actor").value)
+            assert task["status"]["state"] == way.state(state)
+
+
+@pytest.mark.promise("J3")
+def test_a_direct_reply_is_a_message_and_no_task(served: RunningHub) -> None:
+    told = steps(["direct", "just a word"])
+    caller = Caller(served, "actor")
+    before = caller.ask(LIST, {}).value["totalSize"]
+    value = caller.ask(SEND, V10.params(told)).value
+    assert set(value) == {"message"}
+    assert value["message"]["role"] == "ROLE_AGENT" and words(value["message"]) == "just a word"
+    assert caller.ask(LIST, {}).value["totalSize"] == before
+    old = V03.ask(served, SEND, V03.params(told), "actor").value
+    assert old["kind"] == "message" and old["parts"][0]["text"] == "just a word"
+    first = V01.ask(served, SEND, V01.params(told), "actor").value
+    assert first["status"]["state"] == "completed"
+    for way in (V10, V03, REST03, REST10):
+        with way.stream(served, STREAM, way.params(told), "actor") as stream:
+            ((_, only),) = way.events(stream)
+        message = only.get("message", only)
+        assert "just a word" in json.dumps(message)
+
+
+@pytest.mark.promise("K1", "J4")
+def test_a_question_is_answered_and_the_task_goes_on_in_every_dialect(served: RunningHub) -> None:
+    for way in WAYS:
+        caller = Caller(served, "counter", way=way)
+        asked = caller.send("some")
+        assert asked["status"]["state"] == way.state("input-required")
+        assert "How many?" in json.dumps(asked["status"]["message"])
+        done = caller.send("3", task=asked["id"])
+        assert done["id"] == asked["id"]
+        assert done["status"]["state"] == way.state("completed")
+        assert '"n": 3' in json.dumps(done["artifacts"])
+
+
+@pytest.mark.promise("K1")
+def test_one_who_does_not_wait_gets_the_task_at_work(grounds: Grounds) -> None:
+    for way in NEWER:
+        caller = Caller(grounds.hub, "actor", way=way)
+        key = f"gate-{way}"
+        task = caller.send(steps(["wait", key]), at_once=True)
+        assert task["status"]["state"] in (way.state("working"), way.state("submitted"))
+        grounds.open(key)
+        caller.until(task["id"], "completed")

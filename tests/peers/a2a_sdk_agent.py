@@ -1,0 +1,206 @@
+"""An agent made with the official SDK: JSON-RPC and HTTP+JSON, 1.0 and 0.3, on a port of its own.
+
+    a2a_sdk_agent.py [--declare JSONRPC:1.0 --declare HTTP+JSON:0.3 ...] [--no-streaming] [--log F]
+
+It prints where it is as one line of JSON. What it does depends on the first word of a message; see
+`Agent.execute`. With --log it writes down the methods it was asked, one line of JSON each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import (
+    create_agent_card_routes,
+    create_jsonrpc_routes,
+    create_rest_routes,
+)
+from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    AgentSkill,
+    Part,
+    Task,
+    TaskState,
+    TaskStatus,
+)
+from google.protobuf import json_format
+from google.protobuf.struct_pb2 import Value
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+EVERYTHING = ["JSONRPC:1.0", "HTTP+JSON:1.0", "JSONRPC:0.3", "HTTP+JSON:0.3"]
+
+
+def data_part(value: Any) -> Part:
+    made = Value()
+    json_format.ParseDict(value, made)
+    return Part(data=made, media_type="application/json")
+
+
+class Agent(AgentExecutor):
+    def __init__(self, log: Callable[..., None]) -> None:
+        self._log = log
+
+    async def execute(self, context: RequestContext, queue: EventQueue) -> None:
+        updater = TaskUpdater(queue, context.task_id, context.context_id)
+        word, _, rest = context.get_user_input().partition(" ")
+        self._log(event="execute", word=word, task=context.task_id, context=context.context_id)
+        if word == "direct":
+            await queue.enqueue_event(updater.new_agent_message([Part(text=rest)]))
+            return
+        if context.current_task is None:
+            task = Task(
+                id=context.task_id,
+                context_id=context.context_id,
+                status=TaskStatus(state=TaskState.TASK_STATE_SUBMITTED),
+                history=[context.message],
+            )
+            task.status.timestamp.GetCurrentTime()
+            await queue.enqueue_event(task)
+            await updater.start_work()
+        elif word not in ("ask", "login"):
+            await updater.add_artifact([Part(text=f"you said: {context.get_user_input()}")])
+            await updater.complete()
+            return
+        does: dict[str, Callable[[TaskUpdater, str], Awaitable[None]]] = {
+            "ask": self._ask, "login": self._login, "reject": self._reject, "fail": self._fail,
+            "chunks": self._chunks, "data": self._data, "file": self._file, "slow": self._slow,
+            "hang": self._hang, "silent": self._silent,
+        }  # fmt: skip
+        await does.get(word, self._echo)(updater, rest or word)
+
+    async def _echo(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.add_artifact([Part(text=f"echo: {rest}")], name="echo")
+        await updater.complete()
+
+    async def _ask(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.requires_input(updater.new_agent_message([Part(text="which colour?")]))
+
+    async def _login(self, updater: TaskUpdater, rest: str) -> None:
+        words = "log in at https://login.example/x please"
+        await updater.requires_auth(updater.new_agent_message([Part(text=words)]))
+
+    async def _reject(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.reject(updater.new_agent_message([Part(text="not with me")]))
+
+    async def _fail(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.failed(updater.new_agent_message([Part(text="the disk is full")]))
+
+    async def _chunks(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.add_artifact([Part(text="one ")], artifact_id="a1", last_chunk=False)
+        await updater.add_artifact(
+            [Part(text="two")], artifact_id="a1", append=True, last_chunk=True
+        )
+        await updater.complete()
+
+    async def _data(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.add_artifact([data_part({"answer": 42})], name="numbers")
+        await updater.complete()
+
+    async def _file(self, updater: TaskUpdater, rest: str) -> None:
+        part = Part(raw=b"\x00\x01", media_type="application/x-thing", filename="a.thing")
+        await updater.add_artifact([part])
+        await updater.complete()
+
+    async def _slow(self, updater: TaskUpdater, rest: str) -> None:
+        for number in range(3):
+            message = updater.new_agent_message([Part(text=f"step {number}")])
+            await updater.update_status(TaskState.TASK_STATE_WORKING, message)
+            await asyncio.sleep(0.05)
+        await updater.complete(updater.new_agent_message([Part(text="all steps done")]))
+
+    async def _silent(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.complete()
+
+    async def _hang(self, updater: TaskUpdater, rest: str) -> None:
+        message = updater.new_agent_message([Part(text="this takes long")])
+        await updater.update_status(TaskState.TASK_STATE_WORKING, message)
+        await asyncio.sleep(60)
+
+    async def cancel(self, context: RequestContext, queue: EventQueue) -> None:
+        self._log(event="cancel", task=context.task_id)
+        await TaskUpdater(queue, context.task_id, context.context_id).cancel()
+
+
+def card(url: str, declared: list[str], streaming: bool) -> AgentCard:
+    paths = {"JSONRPC": "/rpc", "HTTP+JSON": "/rest"}
+    interfaces = []
+    for each in declared:
+        binding, _, version = each.partition(":")
+        interfaces.append(
+            AgentInterface(
+                url=url + paths[binding], protocol_binding=binding, protocol_version=version
+            )
+        )
+    return AgentCard(
+        name="SDK agent",
+        description="Does what the first word says.",
+        version="1.2.3",
+        supported_interfaces=interfaces,
+        capabilities=AgentCapabilities(streaming=streaming, push_notifications=False),
+        default_input_modes=["text/plain", "application/json"],
+        default_output_modes=["text/plain"],
+        skills=[
+            AgentSkill(id="echo", name="Echo", description="repeats", tags=["test"]),
+            AgentSkill(id="ask", name="Ask", description="asks back", tags=["test"]),
+        ],
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--declare", action="append", default=[])
+    options.add_argument("--no-streaming", action="store_true")
+    options.add_argument("--log")
+    given = options.parse_args()
+
+    def log(**entry: Any) -> None:
+        if given.log:
+            with open(given.log, "a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    described = card(url, given.declare or EVERYTHING, not given.no_streaming)
+    handler = DefaultRequestHandler(
+        agent_executor=Agent(log), task_store=InMemoryTaskStore(), agent_card=described
+    )
+    app = Starlette(
+        routes=[
+            *create_agent_card_routes(described),
+            *create_jsonrpc_routes(handler, "/rpc", enable_v0_3_compat=True),
+            *create_rest_routes(handler, path_prefix="/rest", enable_v0_3_compat=True),
+        ]
+    )
+
+    async def logged(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            request = Request(scope)
+            version = request.headers.get("a2a-version", "")
+            log(event="request", path=request.url.path, version=version)
+        await app(scope, receive, send)
+
+    sock.listen(128)
+    print(json.dumps({"port": port, "url": url}), flush=True)
+    config = uvicorn.Config(
+        logged, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
+    )
+    uvicorn.Server(config).run(sockets=[sock])
+
+
+if __name__ == "__main__":
+    main()

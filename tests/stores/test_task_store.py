@@ -1,0 +1,411 @@
+"""Tasks on disk and in memory: what was saved is there again, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.errors import ConfigError, Full
+from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.principal import Principal
+from dragoman.core.tasks import Entry
+from dragoman.stores.tasks import DATABASE, MemoryTasks, SqliteTasks
+
+ALICE = Principal("key", "alice", "acme")
+
+
+def change(
+    key: int = 0, id: str = "one", entries: tuple[Entry, ...] = (), **rest: Any
+) -> TaskChange:
+    about = rest.pop("about", {"agent": "echo", "turn": 1})
+    state = rest.pop("state", "working")
+    return TaskChange(key, id, ALICE, state, 1.0, rest.pop("updated", 2.0), about, entries)
+
+
+def said(number: int, words: str = "hello") -> Entry:
+    return Entry(number, float(number), {"message": {"parts": [{"text": words}], "n": number}})
+
+
+@pytest.mark.promise("K2")
+def test_what_was_saved_is_there_when_the_store_is_opened_again(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    [(key, size)] = store.save([change(entries=(said(1), said(2)))])
+    assert size > 0
+    grown = store.save([change(key, state="completed", updated=3.0, entries=(said(3, "ä\n😀"),))])
+    assert [one for one, _ in grown] == [key]
+    store.close()
+
+    again = SqliteTasks(tmp_path)
+    [task] = again.load()
+    assert (task.key, task.id, task.owner, task.state) == (key, "one", ALICE, "completed")
+    assert (task.created, task.updated, task.about) == (1.0, 3.0, {"agent": "echo", "turn": 1})
+    assert (task.count, task.size) == (3, size + grown[0][1])
+    assert again.entries(key) == [said(1), said(2), said(3, "ä\n😀")]
+    assert again.entries(key + 1) == []
+    again.close()
+
+
+def test_a_save_costs_the_same_however_many_entries_are_in_it(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    [(key, _)] = store.save([change(entries=(said(1),))])
+    before = store.statements
+    store.save([change(key, entries=tuple(said(n) for n in range(2, 1002)))])
+    assert store.statements - before == 4  # begin, task, log, commit
+    assert len(store.entries(key)) == 1001
+    before = store.statements
+    store.save([change(0, f"t{n}", entries=(said(1),)) for n in range(10)])
+    assert store.statements - before == 2 + 10 * 2
+    store.close()
+
+
+def test_a_deleted_task_takes_its_log_and_its_webhooks_with_it(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    keys = [key for key, _ in store.save([change(0, id, (said(1),)) for id in ("a", "b")])]
+    for key in keys:
+        store.save_push(StoredPush(key, "hook", {"url": "http://x/"}, 0, 0, 0.0, ""))
+    store.delete(keys[0])
+    store.save([change(keys[1], "b", state="completed")])
+    assert [task.id for task in store.load()] == ["b"]
+    assert (store.entries(keys[0]), len(store.entries(keys[1]))) == ([], 1)
+    assert [push.task for push in store.load_pushes()] == [keys[1]]
+    before = store.statements
+    store.save([change(keys[1], "b")])
+    assert store.statements - before == 3, "it is deleted once"
+    store.delete(keys[1])
+    store.close()  # nothing was saved since, and it goes all the same
+    again = SqliteTasks(tmp_path)
+    assert (again.load(), again.load_pushes()) == ([], [])
+    again.close()
+
+
+def test_the_key_of_a_deleted_task_is_never_given_to_another(tmp_path: Path) -> None:
+    """What is still on its way for the old one must not come to belong to the new one."""
+    store = SqliteTasks(tmp_path)
+    [(first, _)] = store.save([change(0, "first")])
+    store.delete(first)
+    [(second, _)] = store.save([change(0, "second")])
+    assert second > first
+    store.delete(second)
+    store.close()
+    again = SqliteTasks(tmp_path)
+    [(third, _)] = again.save([change(0, "third")])
+    assert third > second
+    again.close()
+
+
+def test_webhooks_are_kept_replaced_and_deleted(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    [(key, _)] = store.save([change()])
+    config = {"version": "1.0", "config": {"url": "http://x/", "token": "t"}}
+    store.save_push(StoredPush(key, "a", config, 0, 0, 0.0, ""))
+    store.save_push(StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"))
+    store.save_push(StoredPush(key, "a", config, 7, 0, 0.0, ""))
+    store.close()
+    again = SqliteTasks(tmp_path)
+    assert again.load_pushes() == [
+        StoredPush(key, "a", config, 7, 0, 0.0, ""),
+        StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"),
+    ]
+    again.delete_push(key, "a")
+    again.delete_push(key, "a")
+    assert [push.id for push in again.load_pushes()] == ["b"]
+    again.close()
+
+
+def test_nobody_else_can_read_the_tasks(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    store.save([change()])
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {0o600}
+    store.close()
+
+
+class Strange:
+    pass
+
+
+def _ring() -> list[Any]:
+    ring: list[Any] = []
+    ring += [ring, ring]
+    return ring
+
+
+@pytest.mark.parametrize(
+    ("made", "stored"),
+    [
+        ("half \ud800 a letter", "half ? a letter"),
+        (
+            {"x": Strange(), "y": [1, None, True, 1.5]},
+            {"x": "<Strange>", "y": [1, None, True, 1.5]},
+        ),
+        ({(1, 2): "x", 3: "y"}, {"<tuple>": "x", "3": "y"}),
+        (_ring(), ["<list>", "<list>"]),
+    ],
+)
+def test_what_an_agent_made_that_is_no_json_keeps_no_other_task_from_being_stored(
+    made: Any, stored: Any, tmp_path: Path
+) -> None:
+    store = SqliteTasks(tmp_path)
+    event = Entry(1, 1.0, {"artifactUpdate": {"parts": [{"data": made}]}})
+    keys = [
+        key
+        for key, _ in store.save(
+            [change(0, "bad", (event,), about={"arguments": made}), change(0, "good", (said(1),))]
+        )
+    ]
+    assert store.entries(keys[1]) == [said(1)]
+    assert store.entries(keys[0])[0].event == {"artifactUpdate": {"parts": [{"data": stored}]}}
+    assert store.load()[0].about == {"arguments": stored}
+    store.close()
+
+
+# --- when the disk or the file is not as it should be
+
+
+def test_a_save_that_fails_in_the_middle_has_saved_nothing_and_can_be_made_again(
+    tmp_path: Path,
+) -> None:
+    store = SqliteTasks(tmp_path)
+    [(key, _)] = store.save([change(entries=(said(1),))])
+    twice = [change(0, "two", (said(1),)), change(key, entries=(said(1),))]  # number 1 is taken
+    with pytest.raises(Full, match=r"cannot be stored \(UNIQUE.*see tasks\.db"):
+        store.save(twice)
+    assert [task.id for task in store.load()] == ["one"]
+    store.save([change(0, "two", (said(1),)), change(key, entries=(said(2),))])
+    assert [(task.id, task.count) for task in store.load()] == [("one", 2), ("two", 1)]
+    store.close()
+
+
+def test_a_store_that_another_process_holds_refuses_and_forgets_nothing(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    [(key, _)] = store.save([change()])
+    other = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store.delete(key)
+    with pytest.raises(Full, match="locked"):
+        store.save([change(0, "two")])
+    with pytest.raises(Full, match="locked"):
+        store.save_push(StoredPush(key, "a", {}, 0, 0, 0.0, ""))
+    other.execute("ROLLBACK")
+    other.close()
+    store.save([change(0, "two")])
+    assert [task.id for task in store.load()] == ["two"]
+    store.close()
+
+
+FULL_DISK = """
+import json, resource, sys
+from pathlib import Path
+from dragoman.core.errors import Full
+from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.principal import OWNER
+from dragoman.core.tasks import Entry
+from dragoman.stores.tasks import SqliteTasks
+
+home = Path(sys.argv[1])
+store = SqliteTasks(home)
+
+def change(id, key=0):
+    entry = Entry(1, 1.0, {"text": "x" * 2000})
+    return TaskChange(key, id, OWNER, "working", 1.0, 1.0, {}, [entry])
+
+for n in range(20):
+    store.save([change(f"before {n}")])
+size = max(path.stat().st_size for path in home.glob("tasks.db*"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, resource.RLIM_INFINITY))
+passed = refused = 0
+waiting = []
+for n in range(60):
+    waiting.append(change(f"during {n}"))
+    try:
+        store.save(waiting)
+    except Full as error:
+        message = str(error)
+        refused += 1
+    else:
+        passed += len(waiting)
+        waiting.clear()
+try:
+    for n in range(60):
+        store.save_push(StoredPush(1, f"{n}", {"x": "y" * 4000}, 0, 0, 0.0, ""))
+    push = "stored"
+except Full:
+    push = "refused"
+seen = len(store.load())
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.save(waiting)
+store.close()
+print(json.dumps([passed, refused, len(waiting), seen, push, message]))
+"""
+
+
+@pytest.mark.promise("K2")
+def test_a_full_disk_refuses_loses_nothing_and_is_written_again_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    run = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(run, check=True, capture_output=True, text=True, timeout=50)
+    passed, refused, waiting, seen, push, message = json.loads(done.stdout)
+    assert refused > 40
+    assert push == "refused"
+    assert seen == 20 + passed
+    assert "the task cannot be stored" in message
+    store = SqliteTasks(tmp_path)
+    tasks = store.load()
+    assert len(tasks) == 20 + passed + waiting == 80
+    assert {len(store.entries(task.key)) for task in tasks} == {1}
+    store.close()
+
+
+def test_a_store_that_cannot_be_written_refuses_and_is_read_all_the_same(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    [(key, _)] = store.save([change(entries=(said(1),))])
+    store._db.execute("PRAGMA query_only=ON")  # as on a disk that was mounted to be read
+    with pytest.raises(Full, match="readonly"):
+        store.save([change(key, state="completed")])
+    with pytest.raises(Full, match="readonly"):
+        store.delete_push(key, "a")
+    assert [(task.id, task.state) for task in store.load()] == [("one", "working")]
+    assert store.entries(key) == [said(1)]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"this is no database at all, only a text file" * 100,
+        lambda whole: whole[:100] + b"\xff" * (len(whole) - 100),
+        lambda whole: whole[:4096] + b"\x00" * (len(whole) - 4096),
+        lambda whole: whole[: len(whole) // 2],
+    ],
+)
+def test_a_damaged_file_is_told_to_the_operator(
+    damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    store = SqliteTasks(tmp_path)
+    store.save([change(0, f"{n}", (said(1, "x" * 3000),)) for n in range(50)])
+    store.close()
+    path = tmp_path / DATABASE
+    path.write_bytes(damage(path.read_bytes()))
+
+    def read() -> None:
+        store = SqliteTasks(tmp_path)
+        try:
+            for task in store.load():
+                store.entries(task.key)
+            store.load_pushes()
+        finally:
+            store.close()
+
+    with pytest.raises(ConfigError, match=r"tasks\.db.* backup"):
+        read()
+
+
+def test_an_entry_that_cannot_be_read_is_told_to_the_operator(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    [(key, _)] = store.save([change(entries=(said(1),))])
+    store.save_push(StoredPush(key, "a", {}, 0, 0, 0.0, ""))
+    db = sqlite3.connect(tmp_path / DATABASE)
+    db.execute("UPDATE task_log SET body = ?", (b"[[1",))
+    db.execute("UPDATE tasks SET about = ?", (b"\xff",))
+    db.execute("UPDATE pushes SET config = ?", (b"",))
+    db.commit()
+    db.close()
+    for read in (store.load, store.load_pushes, lambda: store.entries(key)):
+        with pytest.raises(ConfigError, match=r"tasks\.db.* cannot be read .* backup"):
+            read()
+    store.close()
+
+
+# --- when the hub is killed
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.principal import OWNER
+from dragoman.core.tasks import Entry
+from dragoman.stores.tasks import SqliteTasks
+
+store = SqliteTasks(Path(sys.argv[1]))
+
+def change(key, id, count, entries):
+    return TaskChange(key, id, OWNER, "working", 1.0, 1.0, {"count": count}, entries)
+
+def entries(*numbers):
+    return [Entry(number, 1.0, {"n": number, "filler": "x" * 500}) for number in numbers]
+
+round = 0
+while True:
+    round += 1
+    # Two tasks that are always saved together.
+    if round == 1:
+        (a, _), (b, _) = store.save([change(0, id, 2, entries(1, 2)) for id in "ab"])
+    else:
+        new = entries(2 * round - 1, 2 * round)
+        store.save([change(a, "a", 2 * round, new), change(b, "b", 2 * round, new)])
+        store.save_push(StoredPush(a, "hook", {}, 2 * round, 0, 0.0, ""))
+    os.write(1, f"{round}\\n".encode())
+"""
+
+
+@pytest.mark.promise("K2")
+def test_wherever_the_hub_is_killed_all_that_was_saved_is_there_and_nothing_is_there_by_half(
+    tmp_path: Path,
+) -> None:
+    for attempt, wait_for in enumerate((1, 2, 37, 150)):
+        home = tmp_path / str(attempt)
+        home.mkdir()
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(home)], stdout=subprocess.PIPE)
+        timer = threading.Timer(20, writer.kill)
+        timer.start()
+        assert writer.stdout is not None
+        for _ in range(wait_for):
+            last = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.stdout.read().split(b"\n")[:-1]
+        writer.stdout.close()
+        writer.wait(10)
+        timer.cancel()
+        last = int(rest[-1]) if rest else last
+
+        store = SqliteTasks(home)
+        a, b = store.load()
+        assert a.count == b.count >= 2 * last
+        for task in (a, b):
+            numbers = [entry.number for entry in store.entries(task.key)]
+            assert numbers == list(range(1, task.count + 1))
+            assert task.about == {"count": task.count}
+        cursors = [push.cursor for push in store.load_pushes()]
+        assert all(2 * last <= cursor <= a.count for cursor in cursors)
+        store.close()
+
+
+# --- in memory
+
+
+def test_in_memory_the_log_is_kept_until_the_task_is_deleted_and_nothing_longer_than_the_hub() -> (
+    None
+):
+    store = MemoryTasks()
+    (one, size), (two, _) = store.save([change(0, "one", (said(1),)), change(0, "two")])
+    assert one != two and size > 0
+    assert store.save([change(one, "one", (said(2),)), change(two, "two")])[1] == (two, 0)
+    assert store.entries(one) == [said(1), said(2)]
+    store.save_push(StoredPush(one, "a", {}, 0, 0, 0.0, ""))
+    store.delete_push(one, "a")
+    assert (store.load(), store.load_pushes()) == ([], [])
+    store.delete(one)
+    assert store.entries(one) == []
+    [(three, _)] = store.save([change(0, "three")])
+    assert three not in (one, two)
+    store.close()
