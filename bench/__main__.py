@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, replace
 
 from bench import machine, tables
+from bench.agents import agents
 from bench.goals import verdicts
 from bench.places import BUILD, PAGE, RESULTS, ROOT, CannotRun, prepare
 from bench.plan import QUICK, TABLES, Plan, say
@@ -23,6 +24,7 @@ MEASURE = {
     "memory": tables.memory,
     "start": startup,
     "streams": streams,
+    "agents": agents,
 }
 
 

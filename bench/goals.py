@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import rows
+from bench import agents, rows
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.starts import RELAY
 
@@ -123,12 +123,47 @@ def of_streams(streams: dict, plan: dict) -> list[Verdict]:
     ]
 
 
+def of_agents(found: dict, plan: dict) -> list[Verdict]:
+    own = [found.get(row.name, []) for row in (agents.HUB_MEMORY, agents.HUB_SQLITE)]
+    answered = [record for records in own for record in records]
+    return [
+        *(
+            judge(
+                f"CPU of SendMessage, tasks {where}, one client: at least {least} times less than "
+                "a2a-sdk's",
+                ratio(found.get(mine.sdk, []), found.get(mine.name, []), "load", "1", "cpu_us"),
+                "{:.1f} times less",
+                lambda times, least=least: times >= least,
+            )
+            for mine, where, least in (
+                (agents.HUB_MEMORY, "in memory", 10),
+                (agents.HUB_SQLITE, "on SQLite", 15),
+            )
+        ),
+        judge(
+            "statements for an event, in tasks of {} and of {} events: at most 4".format(
+                *agents.LENGTHS
+            ),
+            agents.most_statements(own[1]),
+            "{:.1f}",
+            lambda each: each <= 4,
+        ),
+        judge(
+            "every answer of an agent right",
+            bad_answers(answered) if answered else None,
+            "{} bad",
+            lambda bad: bad == 0,
+        ),
+    ]
+
+
 GOALS = {
     "calls": of_calls,
     "growth": of_growth,
     "memory": of_memory,
     "start": of_start,
     "streams": of_streams,
+    "agents": of_agents,
 }
 
 

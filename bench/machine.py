@@ -15,6 +15,10 @@ ENVIRONMENTS = {
         BENCH_PYTHON,
         ["mcp", "uvicorn", "uvloop", "httptools", "msgspec", "aiohttp"],
     ),
+    "a2a-sdk": (
+        BENCH_PYTHON,
+        ["a2a-sdk", "protobuf", "starlette", "uvicorn", "uvloop", "sqlalchemy", "aiosqlite"],
+    ),
     "FastMCP": (FASTMCP_PYTHON, ["fastmcp", "mcp", "uvicorn", "uvloop", "httptools"]),
     "mcp-proxy": (MCPPROXY_PYTHON, ["mcp-proxy", "mcp", "uvicorn", "uvloop", "httptools"]),
 }

@@ -4,12 +4,19 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from bench.places import CannotRun
-from bench.rows import Row
 
 Records = dict[str, list[dict]]
-TABLES = ("calls", "growth", "memory", "start", "streams")
+TABLES = ("calls", "growth", "memory", "start", "streams", "agents")
+
+
+class Named(Protocol):
+    """A row of any table."""
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class Plan:
     only: str = ""
     tables: tuple[str, ...] = TABLES
 
-    def wants(self, row: Row) -> bool:
+    def wants(self, row: Named) -> bool:
         return re.search(self.only, row.name, re.IGNORECASE) is not None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bench import rows
+from bench import agents, rows
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.goals import verdicts
 from bench.plan import microseconds
@@ -26,7 +26,10 @@ run on what their packages bring, listed above.
 - The limit rows decode what routing needs and pass bytes on: no guard, no policy, no audit, no \
 validation. The two plain ASGI rows do the same on uvicorn and show what the server and the \
 client library cost.
-- Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement.\
+- Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement.
+- The a2a-sdk agents run on uvicorn with uvloop and httptools, and SQLite writes a log ahead for \
+them as it does for the hub. Statements are counted by SQLite itself, with the beginnings and ends \
+of transactions, in runs of their own; their text has the values in it.\
 """
 
 
@@ -202,6 +205,49 @@ def streams_section(results: dict) -> str:
     return "## Idle streams\n\n" + table(header, lines)
 
 
+def agent_lines(found: dict) -> list[list[str]]:
+    lines = []
+    for row in agents.ROWS:
+        if (records := found.get(row.name)) is None:
+            continue
+        line = [row.name]
+        for what in (*map(str, agents.CONNECTIONS), "stream", "get"):
+            cost = show_us(median(records, "load", what, "cpu_us")) or "failed"
+            less = ratio(found.get(row.sdk, []), records, "load", what, "cpu_us")
+            line.append(cost + (show(less, " ({:.1f} x)") if row.sdk != row.name else ""))
+        most = str(agents.CONNECTIONS[-1])
+        line.append(show(median(records, "load", most, "per_second"), "{:,.0f}"))
+        lines.append(line)
+    return lines
+
+
+def statement_lines(found: dict) -> list[list[str]]:
+    lines = []
+    for row in agents.ROWS:
+        for length in agents.LENGTHS:
+            counted = ("statements", str(length))
+            total = median(found.get(row.name, []), *counted, "statements")
+            size = median(found.get(row.name, []), *counted, "bytes")
+            if total is not None and size is not None:
+                each = [f"{total / length:.1f}", f"{size / length:,.0f}"]
+                lines.append([row.name, str(length), f"{total:.0f}", *each])
+    return lines
+
+
+def agents_section(results: dict) -> str:
+    found = results["agents"]
+    one, many = agents.CONNECTIONS
+    header = ["CPU, and the SDK's over it", "SendMessage", f"at {many} connections"]
+    header += [f"a stream of {agents.EVENTS} events", "GetTask", f"SendMessage/s, {many}"]
+    text = "## A2A\n\nAn agent that says again what it is told: a task with one artifact, "
+    text += f"completed. A2A 1.0 over JSON-RPC; SendMessage at {one} connection, streams and "
+    text += f"GetTask at {many}.\n\n" + table(header, agent_lines(found))
+    header = ["a task that is streamed", "events", "statements", "for an event"]
+    header += ["characters of SQL for an event"]
+    counted = statement_lines(found)
+    return text + ("\n" + table(header, counted) if counted else "")
+
+
 def goals_section(results: dict) -> str:
     lines = [[v.goal, v.measured, v.word] for v in verdicts(results)]
     return "## Goals\n\n" + table(["", "measured", ""], lines)
@@ -226,6 +272,7 @@ SECTIONS = {
     "memory": memory_section,
     "start": start_section,
     "streams": streams_section,
+    "agents": agents_section,
 }
 
 

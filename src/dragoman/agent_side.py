@@ -134,6 +134,7 @@ class AgentSide:
             headers=headers,
             signatures=self._config.a2a.signatures,
             prefix=self._config.mcp.agent_prefix,
+            place=place,
         )
 
     def _reach(self, url: str, private: bool) -> Any:
@@ -209,6 +210,10 @@ class AgentSide:
 
     # --- what is told of it ----------------------------------------------------------------------
 
+    @property
+    def tasks(self) -> int:
+        return len(self.face.tasks) if self.face is not None else 0
+
     def status(self) -> dict[str, Any]:
         return {
             "local": [agent.name for agent in self.local],
@@ -216,7 +221,7 @@ class AgentSide:
             "failed": self.failures,
             "a2a": self._config.a2a.enabled,
             "grpc_port": self.grpc_port,
-            "tasks": len(self.face.tasks) if self.face is not None else 0,
+            "tasks": self.tasks,
         }
 
 

@@ -356,6 +356,7 @@ class Instance:
                     "Servers connected.",
                     self.servers.count("connected"),
                 ),
+                "dragoman_a2a_tasks": ("A2A tasks kept.", self.agents.tasks),
                 "dragoman_http_sessions": ("Sessions over HTTP.", len(self.http_face.sessions)),
                 "dragoman_stdio_clients": ("Clients over stdio.", len(self._stdio)),
                 "dragoman_uptime_seconds": ("Since the start.", time.time() - self._begun),

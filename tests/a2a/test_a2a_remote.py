@@ -326,6 +326,24 @@ async def test_an_agent_that_wants_somebody_to_log_in_names_the_address() -> Non
 # --- ends -----------------------------------------------------------------------------------------
 
 
+async def test_a_stream_that_cannot_be_taken_up_again_is_replaced_by_asking() -> None:
+    async def handle(request: Request) -> None:
+        if "/.well-known/" in request.path:
+            card = card_10(f"http://{request.headers['host']}", capabilities={"streaming": True})
+            request.reply(200, card)
+        elif request.rpc == "SendStreamingMessage":
+            request.stream()
+            await request.event({"task": task_10("WORKING")}, "1")
+        elif request.rpc == "GetTask" and request.params["id"] == "t1":
+            request.result(task_10(artifacts=[{"artifactId": "a", "parts": [{"text": "made"}]}]))
+        else:
+            request.fail(-32001 if request.rpc == "GetTask" else -32004)
+
+    async with odd_agent(handle) as server, remote(server.url) as far:
+        assert text_of(await far.call("hello")) == "made"
+    assert len(server.sent("SubscribeToTask")) == 1
+
+
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_call_that_is_left_has_the_task_cancelled(
     streams: bool, http_peer: Peers, tmp_path: Path

@@ -19,10 +19,12 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts
 from dragoman.wire.json import encode
 
-MAX_KEPT = 256
+MAX_KEPT, MAX_LISTED = 256, 16
 MAX_SKILLS = 1_000
 
 Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
+_Key = tuple[str, Principal | None, str, str, bool]
+"""The agent, who looks, the address, the shape, whether keys are needed: that may change."""
 
 
 class Cards:
@@ -37,7 +39,8 @@ class Cards:
         """Whether callers need a key."""
         self.grpc: str | None = None
         """Where gRPC is served, as clients reach it."""
-        self._kept: dict[tuple[str, str, str, str], tuple[bytes, str, str]] = {}
+        self._kept: dict[_Key, tuple[bytes, str, str]] = {}
+        self._listed: dict[_Key, bytes] = {}
         self._since: dict[str, str] = {}
         self._kept_at = -1
 
@@ -73,14 +76,11 @@ class Cards:
         """A card encoded in the shape that was asked for, its tag, and since when it is so. Raises
         for an agent that is not there."""
         facts = self._targets.facts(agent)
-        if self._kept_at != self._catalog.version or len(self._kept) >= MAX_KEPT:
-            self._kept.clear()
-            self._kept_at = self._catalog.version
+        self._let_go()
         wanted = version or self._settings.card
         if facts is not HUB_FACTS:
             principal = None  # the public one is the same for all
-        viewer = principal.label if principal is not None else ""
-        key = facts.name, viewer, base, wanted
+        key = facts.name, principal, base, wanted, self.secured()
         kept = self._kept.get(key)
         if kept is None:
             body = encode(self.shaped(self.of(facts, principal, base), wanted))
@@ -94,13 +94,32 @@ class Cards:
     def shaped(self, card: Mapping[str, Any], version: str) -> Mapping[str, Any]:
         return shape(self._sign(card) if self._sign is not None else card, version)
 
-    def all(self, principal: Principal, base: str, version: str) -> list[Mapping[str, Any]]:
-        """One of each agent, the hub's own among them."""
-        found = [tool.agent for tool in self._targets.agents() if tool.agent is not None]
-        return [
-            shape(self.of(facts, principal, base), version or self._settings.card)
-            for facts in [*found, HUB_FACTS]
-        ]
+    def listed(self, principal: Principal, base: str, version: str) -> bytes:
+        """Their number and one of each agent, the hub's own among them, encoded."""
+        self._let_go()
+        wanted = version or self._settings.card
+        key = "", principal, base, wanted, self.secured()
+        kept = self._listed.get(key)
+        if kept is None:
+            found = [tool.agent for tool in self._targets.agents() if tool.agent is not None]
+            cards = [
+                self.shaped(self.of(facts, principal, base), wanted)
+                for facts in [*found, HUB_FACTS]
+            ]
+            kept = encode({"agents": cards, "total": len(cards)})
+            self._listed[key] = kept
+        return kept
+
+    def _let_go(self) -> None:
+        """Of what is out of date, or too much."""
+        if self._kept_at != self._catalog.version:
+            self._kept.clear()
+            self._listed.clear()
+            self._kept_at = self._catalog.version
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+        if len(self._listed) >= MAX_LISTED:
+            self._listed.clear()
 
     def _skills(self, facts: AgentFacts, principal: Principal | None) -> list[Mapping[str, Any]]:
         if facts is not HUB_FACTS:

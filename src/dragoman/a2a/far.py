@@ -47,6 +47,8 @@ class FarTask:
     ) -> None:
         self.id = id or guess
         self.context = context
+        self.heard = False
+        """Whether the agent has said anything of it yet."""
         self._sure = bool(id)
         self.state = ""
         self.message: Mapping[str, Any] | None = None
@@ -80,6 +82,7 @@ class FarTask:
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """A StreamResponse, or the answer to a message."""
+        self.heard = True
         if isinstance(task := event.get("task"), dict):
             self.see(task)
         elif isinstance(message := event.get("message"), dict):
@@ -95,9 +98,6 @@ class FarTask:
     def see(self, task: Mapping[str, Any]) -> None:
         """The whole task as it is now."""
         self._belong(task, "id")
-        if not self._lasts and state_of(task) not in TERMINAL | INTERRUPTED:
-            self._lasts = True
-            self._updates(Lasting())
         artifacts = task.get("artifacts")
         if isinstance(artifacts, list) and artifacts:
             self._artifacts, self._size = {}, 0
@@ -122,6 +122,9 @@ class FarTask:
 
     def _status(self, said: Mapping[str, Any]) -> None:
         self.state = state_of(said) or self.state
+        if not self._lasts and not self.settled:
+            self._lasts = True
+            self._updates(Lasting())
         status = said.get("status")
         message = status.get("message") if isinstance(status, dict) else None
         self._said = message if isinstance(message, dict) else None

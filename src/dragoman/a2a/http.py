@@ -63,21 +63,16 @@ class HttpFace:
 
     def is_card(self, path: str) -> bool:
         """Whether that is asked for without a key."""
-        return path.endswith(CARD_PATHS) and (
-            path in CARD_PATHS or path.startswith(f"{self._path}/")
-        )
+        if not path.endswith(CARD_PATHS):
+            return False
+        return path in CARD_PATHS or self._split(path)[1] in CARD_PATHS
 
     async def __call__(self, request: HttpRequest, principal: Principal | None) -> None:
         path = request.path
         if path in CARD_PATHS:
             self._card(request, principal, None)
             return
-        rest = path[len(self._path) :]
-        agent = None
-        if rest not in ("", "/"):
-            first, _, after = rest[1:].partition("/")
-            if first not in RESERVED_HERE and ":" not in first:
-                agent, rest = unquote(first), f"/{after}" if after else ""
+        agent, rest = self._split(path)
         if rest in CARD_PATHS:
             self._card(request, principal, agent)
         elif principal is None:
@@ -86,6 +81,15 @@ class HttpFace:
             await self._rpc(request, principal, agent)
         else:
             await self._rest(request, principal, agent, rest)
+
+    def _split(self, path: str) -> tuple[str | None, str]:
+        """The agent that a path below ours names, and the rest of it."""
+        rest = path[len(self._path) :]
+        if rest not in ("", "/"):
+            first, _, after = rest[1:].partition("/")
+            if first not in RESERVED_HERE and ":" not in first:
+                return unquote(first), f"/{after}" if after else ""
+        return None, rest
 
     # --- JSON-RPC --------------------------------------------------------------------------------
 
@@ -312,8 +316,8 @@ class HttpFace:
             body = encode({"error": {"message": error.message}})
             request.reply(error.row.http, JSON_HEADERS, body)
             return
-        cards = self._cards.all(principal, self._base_of(request), shape)
-        request.reply(200, JSON_HEADERS, encode({"agents": cards, "total": len(cards)}))
+        body = self._cards.listed(principal, self._base_of(request), shape)
+        request.reply(200, JSON_HEADERS, body)
 
     # --- who asks --------------------------------------------------------------------------------
 

@@ -307,10 +307,11 @@ class RemoteAgent:
         try:
             yield
         except Unreachable as error:
+            if not error.sent and not far.heard:
+                raise
             if far.id and not far.settled:
                 self._cancel(far.id)
-                raise Unreachable(str(error)) from error  # the message itself has left
-            raise
+            raise Unreachable(str(error)) from error  # the message itself has left
         except BaseException:
             if far.id and not far.settled:
                 self._cancel(far.id)

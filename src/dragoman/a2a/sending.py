@@ -5,7 +5,7 @@ on with something. A task is a running `Hub.call`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -32,6 +32,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
 from dragoman.core.tasks import WAITS
 from dragoman.core.tool import Nowhere
+from dragoman.core.trace import new_trace
 from dragoman.core.view import EVERYTHING
 
 FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
@@ -90,7 +91,7 @@ class Sending:
         elif id is not None:
             known = self._find(asker, id)
             if known is None:
-                raise A2aError(TASK_NOT_FOUND, f'there is no task "{id[:100]}"')
+                raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
             task = self._go_on(asker, known, request, streamed)
         else:
             task = self._new(asker, request, None, streamed)
@@ -138,7 +139,7 @@ class Sending:
             tool=there.tool,
             skill=there.skill,
         )
-        task.trace, task.version = asker.trace, asker.version
+        task.trace, task.version = asker.trace or new_trace(), asker.version
         self._say(asker, task, message)
         self._aim(task, there)
         self._tasks.insert(task)
@@ -244,14 +245,16 @@ class Sending:
             )
         return task
 
-    async def _call(
+    def _call(
         self,
         task: AgentTask,
         updates: Updates,
         answers: Mapping[str, Any] | None,
         handle: str | None,
-    ) -> Result:
-        return await self._hub.call(
+    ) -> Coroutine[Any, Any, Result]:
+        """What the call needs is taken from the task here and now: one that was finished forgets
+        it, and a question may still have to be given up."""
+        return self._hub.call(
             task.owner,
             task.tool,
             task.arguments,
@@ -268,7 +271,6 @@ class Sending:
             },
             updates=updates,
             wanted=WANTED,
-            client=f"a2a:{task.id}",
             features=FEATURES,
             answers=answers,
             handle=handle,
@@ -281,6 +283,8 @@ class Sending:
             return None
         if isinstance(task.error, NotFound | Refused | AmbiguousName):
             self._tasks.remove(task)
+            if isinstance(task.error, NotFound):  # the skill, not a task
+                raise A2aError(INVALID_PARAMS, str(task.error))
             raise task.error
         if task.result is None or not task.result.direct or not task.finished:
             return None

@@ -208,7 +208,7 @@ class Face:
     def _task(self, asker: Asker, id: str) -> AgentTask:
         task = self._find(asker, id)
         if task is None:
-            raise A2aError(TASK_NOT_FOUND, f'there is no task "{id[:100]}"')
+            raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
         return task
 
     def _find(self, asker: Asker, id: str) -> AgentTask | None:

@@ -97,6 +97,7 @@ class AgentTask(LoggedTask):
         """Of a client that wants what it sends twice to be done once."""
         self.metadata: Mapping[str, Any] = {}
         self.trace: Trace | None = None
+        """One for all the calls of a task."""
         self.said: dict[str, Any] = {}
         """What was answered so far to questions that are still open."""
         self.shown = False
@@ -118,6 +119,8 @@ class AgentTask(LoggedTask):
             "turn": self.turn,
             "version": self.version,
         }
+        if self.trace is not None:
+            about["trace"] = self.trace.id
         if self.skill:
             about["skill"] = self.skill
         if self.key_of_send:
@@ -146,6 +149,7 @@ class AgentTask(LoggedTask):
         task.arguments = about.get("arguments", {})
         task.turn, task.version = about["turn"], about["version"]
         task.key_of_send = about.get("key", "")
+        task.trace = Trace(about["trace"]) if "trace" in about else None
         task.metadata = about.get("metadata", {})
         task.shown = True
         task.status = {"state": STATES[stored.state], "timestamp": stamp(stored.updated)}

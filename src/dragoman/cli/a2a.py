@@ -139,12 +139,12 @@ def send(
     options: Options,
     as_json: bool,
 ) -> None:
-    """Send a message to TARGET and print the answer; how it goes is told on stderr.
+    """Send TEXT to TARGET and print the answer; how it goes is told on stderr.
 
     \b
     dragoman a2a send echo "hello"
     dragoman a2a send echo - < letter.txt
-    dragoman a2a send hub --skill files.read --data '{"path": "/tmp/x"}'
+    dragoman a2a send dragoman --skill files.read --data '{"path": "/tmp/x"}'
     dragoman a2a send https://agents.example.com "summarize" --file report.pdf
     dragoman a2a send echo --task TASK "the answer to what it asked"
 
@@ -213,7 +213,10 @@ def task(
     options: Options,
     as_json: bool,
 ) -> None:
-    """Show TASK: its state, what was said, what was made."""
+    """Show TASK of TARGET: its state, what was said, what was made.
+
+    Without TARGET it is a task of the hub.
+    """
     target, id = _where(where)
 
     async def work(agent: Agent) -> None:
@@ -235,7 +238,10 @@ def cancel(
     options: Options,
     as_json: bool,
 ) -> None:
-    """Cancel TASK, and what it has started. One that has ended cannot be."""
+    """Cancel TASK of TARGET, and what it has started. One that has ended cannot be.
+
+    Without TARGET it is a task of the hub.
+    """
     target, id = _where(where)
 
     async def work(agent: Agent) -> None:
@@ -257,7 +263,7 @@ def watch(
     options: Options,
     as_json: bool,
 ) -> None:
-    """Follow TASK until it ends or asks something, and print what it made.
+    """Follow TASK of TARGET, or of the hub, until it ends or asks something; print what it made.
 
     With --json every event is printed as it comes, one a line. A line that breaks is taken up again
     where it was, as far as the agent can.

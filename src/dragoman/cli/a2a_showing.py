@@ -164,7 +164,6 @@ class Teller:
 
     def __init__(self, aloud: bool) -> None:
         self._aloud = aloud
-        self._state = ""
         self._words = ""
         self._open = ""
         self.told = False
@@ -183,9 +182,6 @@ class Teller:
         if words and words != self._words and state not in (*ENDED, *WAITING):
             say(words)
             self._words = words
-        elif state == "working" and self._state != state:
-            say(state)
-        self._state = state
 
     def _made(self, update: Mapping[str, Any]) -> None:
         """Text in pieces goes on where the last one ended."""

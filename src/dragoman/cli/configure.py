@@ -32,6 +32,8 @@ stdio_expose = ["*"]
 tool_timeout_secs = 60     # seconds a tool may take
 result_chars = 50000       # characters of text in a result
 
+# Agents, over A2A and as tools, are at the end; docs/a2a.md explains them.
+#
 # One block a server. `dragoman import` writes them for the servers your IDE has already.
 #
 # [[mcp_servers]]
@@ -51,6 +53,18 @@ result_chars = 50000       # characters of text in a result
 # type = "http"                            # or "sse"
 # url = "https://tools.example.com/mcp"
 # headers = { Authorization = "Bearer ${REMOTE_TOOLS_TOKEN}" }
+#
+# [a2a]
+# enabled = true
+#
+# [[agents]]
+# name = "greeter"
+# description = "Greets whoever it is told of."
+# function = "my_agents:greet"             # my_agents.py beside this file
+#
+# [[a2a.external_agents]]
+# name = "research-agent"
+# url = "https://research.example.com"
 """
 
 
@@ -112,6 +126,12 @@ def check(home: str | None, as_json: bool) -> None:
     print(f"  key          {'api_key is set' if found.api_key else 'none: loopback only'}")
     shown = ", ".join(found.mcp.stdio_expose) or "agents only (no [mcp] stdio_expose)"
     print(f"  IDEs see     {shown}")
+    a2a = found.a2a
+    print(f"  A2A          {a2a.listen_path if a2a.enabled else 'off ([a2a] enabled)'}")
+    for agent in found.agents:
+        print(f"  agent        {agent.name}: {agent.function}")
+    for far in a2a.external_agents:
+        print(f"  agent        {far.name}: {far.url}")
     for server in servers:
         off = "" if server["enabled"] else " (switched off)"
         print(f"  server       {server['name']}: {server['where']}{off}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dragoman.cli import checks, server_checks
+from dragoman.cli import agent_checks, checks, server_checks
 from dragoman.cli.client import place_of
 from dragoman.cli.errors import FAILED
 from dragoman.cli.findings import Check, Finding, Situation, look
@@ -23,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     checks.port,
     checks.key,
     server_checks.servers,
+    agent_checks.agents,
     checks.audit,
     checks.disk,
     checks.descriptors,

@@ -47,6 +47,8 @@ class Situation:
     """Why that one does not say how its servers are."""
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What the running hub says of each."""
+    agents: Mapping[str, Any] = field(default_factory=dict)
+    """What it says of agents."""
 
     def value_of(self, name: str) -> str | None:
         """As a hub that is started here would find it."""
@@ -72,6 +74,8 @@ def look(place: Path, deep: bool) -> Situation:
         try:
             answer = ask(found.daemon.socket, "GET", "/api/mcp/servers", None, ANSWER_SECONDS)
             found.servers = {server["name"]: server for server in answer["connected"]}
+            status = ask(found.daemon.socket, "GET", "/api/status", None, ANSWER_SECONDS)
+            found.agents = status.get("agents", {})
         except (NoAnswer, Problem) as error:
             found.silence = str(error)
     return found

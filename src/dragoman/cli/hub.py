@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -83,10 +83,17 @@ def _announce(hub: Instance, quiet: bool, as_json: bool) -> None:
         servers = f"{count} configured, connecting in the background (dragoman servers)"
     else:
         servers = "none yet: dragoman import, or edit config.toml"
+    a2a = hub.config.a2a
+    serves_a2a = f"{hub.url}{a2a.listen_path}" if a2a.enabled else "off: enabled = true under [a2a]"
+    if hub.agents.grpc_port is not None:
+        serves_a2a += f", gRPC on port {hub.agents.grpc_port}"
+    agents = ", ".join(agent.name for agent in hub.agents.local)
     print(
         f"dragoman {__version__} is up\n"
         f"  MCP over HTTP   {hub.url}/mcp\n"
         f"  MCP in an IDE   dragoman install cursor | vscode | claude-desktop | claude-code | …\n"
+        f"  A2A             {serves_a2a}\n"
+        f"{f'  agents          {agents}{chr(10)}' if agents else ''}"
         f"  servers         {servers}\n"
         f"  configuration   {hub.place / 'config.toml'}\n"
         f"  stop            Ctrl-C, or dragoman stop",
@@ -240,11 +247,26 @@ def status(home: str | None, as_json: bool) -> None:
     print(f"  address   {state['url'] or 'none (it runs inside dragoman mcp)'}")
     print(f"  servers   {servers['connected']} of {servers['total']} connected")
     print(f"  tools     {state['tools']}")
+    _print_agents(state["agents"])
     print(f"  clients   {clients['stdio']} over stdio, {clients['http_sessions']} HTTP sessions")
     if state["config_problem"]:
         print(f"  problem   config.toml as it is now is not used: {state['config_problem']}")
     if servers["connected"] + len(servers["starting"]) < servers["total"]:
         print("  next      dragoman servers says what is wrong with the others")
+
+
+def _print_agents(agents: dict[str, Any]) -> None:
+    if agents["local"]:
+        print(f"  agents    {', '.join(agents['local'])}")
+    for far in agents["remote"]:
+        trouble = f": {far['reason']}" if far["reason"] else ""
+        print(f"  agent     {far['name']} at {far['url']} is {far['state']}{trouble}")
+        for finding in far["findings"]:
+            print(f"            {finding}")
+    for problem in agents["failed"].values():
+        print(f"  problem   {problem}")
+    if agents["a2a"]:
+        print(f"  tasks     {agents['tasks']}")
 
 
 def _duration(seconds: float) -> str:

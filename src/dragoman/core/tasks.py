@@ -190,7 +190,8 @@ class Task:
         self._move(state, message)
         if waiting and work is not None and handle is not None:
             # Nothing runs here, but the far side waits.
-            self._running = asyncio.get_running_loop().create_task(_give_up(work, handle))
+            giving_up = _give_up(work(discard, None, handle))
+            self._running = asyncio.get_running_loop().create_task(giving_up)
         elif running is not None:
             running.cancel()
         return True
@@ -304,9 +305,9 @@ class Task:
             watcher()
 
 
-async def _give_up(work: Work, handle: str | None) -> None:
+async def _give_up(call: Coroutine[Any, Any, Result]) -> None:
     try:
-        await work(discard, None, handle)
+        await call
     except HubError as error:
         log.debug("a question was given up: %s", error)
     except Exception:

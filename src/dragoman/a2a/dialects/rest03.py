@@ -84,7 +84,11 @@ def rest_params_in(
     if op in (SEND, STREAM):
         if not isinstance(body, dict):
             raise invalid("message", "is required, and is an object")
-        message = message_in(body.get("message", body.get("request")))
+        given = body.get("message", body.get("request"))
+        message, settings = message_in(given), body.get("configuration")
+        if message is not given and isinstance(settings, dict) and "blocking" not in settings:
+            # proto-JSON leaves out what is false, and the SDKs say it where they wait
+            body = {**body, "configuration": {**settings, "blocking": False}}
         return reading.send_of(shapes03.send_in({**body, "message": message}))
     asked = camelled(dict(query))
     if op == GET:
@@ -264,14 +268,15 @@ def push_config_out(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rest_error_out(error: A2aError) -> tuple[int, dict[str, Any]]:
-    """The text does not say how an error looks; servers have a `message`, some the error's name or
-    its code."""
+    """The text does not say how an error looks; servers have a `message`, some the error's name, as
+    `type` or as `error`, or its code."""
     words = error.reason.split("_")
     name = NAMES.get(error.reason) or "".join(map(str.capitalize, words)) + "Error"
     code = error.row.code
     return STATUS.get(error.reason, error.row.http), {
         "code": shapes03.CODES_DOWN.get(code, code),
         "error": name,
+        "type": name,
         "message": error.message,
         "data": shapes03.error_data(error),
     }

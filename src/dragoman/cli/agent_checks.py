@@ -1,0 +1,32 @@
+"""`doctor` on agents: those of the configuration, and those of others that the hub looks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dragoman.cli.findings import Finding, Situation
+from dragoman.cli.output import clean
+
+
+def agents(found: Situation) -> Iterator[Finding]:
+    config = found.config
+    if config is None:
+        return
+    if (config.agents or config.a2a.external_agents) and not config.a2a.enabled:
+        said = "agents are configured, but A2A is off: only MCP clients see those of [[agents]]"
+        yield Finding("a2a", "warning", said, "enabled = true under [a2a] in config.toml")
+    state = found.agents
+    for name, problem in state.get("failed", {}).items():
+        fix = "put the module into the hub's home, or correct function"
+        yield Finding(f"agent {name}", "problem", clean(problem), fix)
+    for name in state.get("local", ()):
+        yield Finding(f"agent {name}", "ok", "it is there")
+    for far in state.get("remote", ()):
+        name = f"agent {far['name']}"
+        if far["state"] == "connected":
+            yield Finding(name, "ok", f"found, speaks {clean(far['dialect'] or 'nothing yet')}")
+        else:
+            said = f"it is {far['state']}: {clean(far['reason'] or 'it is being looked for')}"
+            yield Finding(name, "problem" if far["reason"] else "info", said, "check its url")
+        for odd in far["findings"]:
+            yield Finding(name, "warning", clean(odd), "tell those who run the agent")
