@@ -90,20 +90,23 @@ def hub(store: str) -> Callable[[int, Path, Path | None], Command]:
     return command
 
 
-def sdk(store: str) -> Callable[[int, Path, Path | None], Command]:
+def sdk(store: str, loop: str = "asyncio") -> Callable[[int, Path, Path | None], Command]:
     def command(port: int, home: Path, counts: Path | None) -> Command:
         rest: Command = [home / "tasks.db"] if store == "sqlite" else []
         counted: Command = [counts] if counts else []
-        return [BENCH_PYTHON, PEERS / "sdk_agent.py", str(port), *rest, *counted]
+        return [BENCH_PYTHON, PEERS / "sdk_agent.py", loop, str(port), *rest, *counted]
 
     return command
 
 
 SDK_MEMORY = AgentRow("a2a-sdk, tasks in memory", sdk("memory"), "a2a-sdk, tasks in memory")
 SDK_SQLITE = AgentRow("a2a-sdk, tasks on SQLite", sdk("sqlite"), "a2a-sdk, tasks on SQLite")
+SDK_UVLOOP = AgentRow(
+    "a2a-sdk on uvloop, tasks in memory", sdk("memory", "uvloop"), SDK_MEMORY.name
+)
 HUB_MEMORY = AgentRow("Dragoman, tasks in memory", hub("memory"), SDK_MEMORY.name)
 HUB_SQLITE = AgentRow("Dragoman, tasks on SQLite", hub("sqlite"), SDK_SQLITE.name)
-ROWS = [HUB_MEMORY, SDK_MEMORY, HUB_SQLITE, SDK_SQLITE]
+ROWS = [HUB_MEMORY, SDK_MEMORY, SDK_UVLOOP, HUB_SQLITE, SDK_SQLITE]
 
 
 @contextlib.contextmanager

@@ -126,20 +126,20 @@ def of_streams(streams: dict, plan: dict) -> list[Verdict]:
 def of_agents(found: dict, plan: dict) -> list[Verdict]:
     own = [found.get(row.name, []) for row in (agents.HUB_MEMORY, agents.HUB_SQLITE)]
     answered = [record for records in own for record in records]
+
+    def sparing(row: agents.AgentRow, where: str, least: int, connections: int) -> Verdict:
+        at = "one client" if connections == 1 else f"{connections} connections"
+        level = ("load", str(connections), "cpu_us")
+        return judge(
+            f"CPU of SendMessage, tasks {where}, {at}: at least {least} times less than a2a-sdk's",
+            ratio(found.get(row.sdk, []), found.get(row.name, []), *level),
+            "{:.1f} times less",
+            lambda times: times >= least,
+        )
+
     return [
-        *(
-            judge(
-                f"CPU of SendMessage, tasks {where}, one client: at least {least} times less than "
-                "a2a-sdk's",
-                ratio(found.get(mine.sdk, []), found.get(mine.name, []), "load", "1", "cpu_us"),
-                "{:.1f} times less",
-                lambda times, least=least: times >= least,
-            )
-            for mine, where, least in (
-                (agents.HUB_MEMORY, "in memory", 10),
-                (agents.HUB_SQLITE, "on SQLite", 15),
-            )
-        ),
+        *(sparing(agents.HUB_MEMORY, "in memory", 10, count) for count in agents.CONNECTIONS),
+        *(sparing(agents.HUB_SQLITE, "on SQLite", 15, count) for count in agents.CONNECTIONS),
         judge(
             "statements for an event, in tasks of {} and of {} events: at most 4".format(
                 *agents.LENGTHS

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from conformance.processes import Command, free_port, run, started, wait_for
 
 SECONDS = 120.0
 ASKED = 6
+FOUND_SECONDS = 10.0
 """The exit code of `dragoman a2a send` where the agent asks and nobody is there to answer."""
 UUID = re.compile(r"[0-9a-f-]{32,36}")
 
@@ -171,8 +173,12 @@ def as_external(title: str, name: str, url: str) -> list[Result]:
                 json.dumps(body).encode(),
                 {"Content-Type": "application/json", "A2A-Version": "1.0"},
             )
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                said = answer.read().decode()
+            end = time.monotonic() + FOUND_SECONDS
+            said = "UNAVAILABLE"
+            while "UNAVAILABLE" in said and time.monotonic() < end:  # it is being looked for
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    said = answer.read().decode()
+                time.sleep(0.05)
     except (RuntimeError, OSError) as problem:
         return [Result(label, f"{type(problem).__name__}: {problem}"[:300])]
     good = "echo: hello" in said and "TASK_STATE_COMPLETED" in said

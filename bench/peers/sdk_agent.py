@@ -2,7 +2,7 @@
 
 A message that ends in "in 10" makes ten events. With a file for them, statements are counted.
 
-usage: sdk_agent.py PORT [DATABASE [COUNTS]]
+usage: sdk_agent.py asyncio|uvloop PORT [DATABASE [COUNTS]]
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 
-PORT, DATABASE, COUNTS = [int(sys.argv[1]), *sys.argv[2:], None, None][:3]
+PORT, DATABASE, COUNTS = [int(sys.argv[2]), *sys.argv[3:], None, None][:3]
 CARD = AgentCard(
     name="echo",
     description="Says it again",
@@ -94,4 +94,4 @@ async def main() -> None:
     await uvicorn.Server(config).serve()
 
 
-uvloop.run(main())
+(uvloop if sys.argv[1] == "uvloop" else asyncio).run(main())

@@ -38,6 +38,7 @@ from dragoman.web.app import Under
 log = logging.getLogger(__name__)
 
 MEGABYTE = 1024 * 1024
+MAX_BASES = 64
 RESOLVERS = 4
 """Threads that look up the names of webhooks."""
 Authenticate = Callable[[Mapping[str, str]], Principal | None]
@@ -64,6 +65,8 @@ class AgentSide:
         self._push: Push | None = None
         self.url: str | None = None
         """Where the hub is reached by TCP, once that is known."""
+        self._bases: dict[bytes, str] = {}
+        """The addresses that clients call the hub by."""
         self._load_agents(place)
         if config.a2a.enabled:
             self._open(place)
@@ -97,6 +100,7 @@ class AgentSide:
         )
         targets = Targets(hub, settings.default_agent)
         targets.order = [entry.name for entry in self._config.agents]
+        targets.away = self._away
         cards = Cards(targets, hub.catalog, settings, self._signer(place))
         private = settings.push_private
         self._push = Push(
@@ -137,6 +141,14 @@ class AgentSide:
             place=place,
         )
 
+    def _away(self, name: str) -> str | None:
+        """To callers it is not told where the hub looked for it."""
+        if name in self.failures:
+            return "it could not be loaded"
+        if any(agent.name == name for agent in self.remote):
+            return "it is being looked for"
+        return None
+
     def _reach(self, url: str, private: bool) -> Any:
         return self._net.reaching(url, allow_private=private)
 
@@ -160,7 +172,12 @@ class AgentSide:
         host = request.fields.get(b"host")
         if host is None or self.url is None:
             return self.url or "http://localhost"
-        return f"http://{host.decode('latin-1')}"
+        base = self._bases.get(host)
+        if base is None:
+            base = f"http://{host.decode('latin-1')}"
+            if len(self._bases) < MAX_BASES:
+                self._bases[host] = base
+        return base
 
     async def start(self, authenticate: Authenticate | None) -> None:
         """`authenticate` tells who calls over gRPC; None where nothing is served over TCP."""

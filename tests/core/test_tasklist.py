@@ -160,20 +160,29 @@ async def test_a_bound_that_was_lowered_is_kept_from_the_next_task_on(tmp_path: 
 
 async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path: Path) -> None:
     store = SqliteTasks(tmp_path)
-    tasks = listed(store, max_bytes=25_000)
+    tasks = listed(store, max_bytes=100_000)
     for task in kept(tasks, ALICE, "a", "b", "c"):
         task.say("x" * 10_000)
         task.finish()
         tasks.flush()
     assert [task.size > 10_000 for task in tasks] == [True] * 3
     kept(tasks, ALICE, "d")
-    assert ids(tasks, ALICE) == ["d", "c", "b"]
+    assert ids(tasks, ALICE) == ["d", "c", "b"], "a quarter of the space is one caller's"
     [large] = kept(tasks, BOB, "large")
     large.say("x" * 30_000)
     tasks.flush()
-    with pytest.raises(Full):
-        kept(tasks, ALICE, "e")
+    with pytest.raises(Full, match="all the space there is for one"):
+        kept(tasks, BOB, "more")
     assert "large" in ids(tasks, BOB), "it is not finished"
+    kept(tasks, ALICE, "e")
+    large.say("x" * 60_000)
+    tasks.flush()
+    kept(tasks, ALICE, "f")
+    assert ids(tasks, ALICE) == ["f", "e", "d"], "what is finished went"
+    large.say("x" * 20_000)
+    tasks.flush()
+    with pytest.raises(Full, match="all the space that there is here"):
+        kept(tasks, ALICE, "g")
     await tasks.close()
     store.close()
 

@@ -10,7 +10,7 @@ from dragoman.core.call import Call, Lasting, Note, Progress, Result, Update, Wa
 from dragoman.core.errors import NotFound, TimedOut
 from dragoman.core.pipeline import Next, compose
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import Tool, tool_nowhere
+from dragoman.core.tool import AgentFacts, Tool, tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
 from dragoman.guards.time import Time
@@ -57,6 +57,20 @@ async def test_a_target_that_takes_too_long_is_stopped_and_its_caller_told() -> 
         '"files.read" took longer than 0.05 s and was told to stop; raise [limits] '
         "tool_timeout_secs if it needs more"
     )
+
+
+async def test_an_agent_has_the_time_of_a_task_from_the_start_and_no_more() -> None:
+    agent = replace(a_call().tool, agent=AgentFacts(name="a", description="a"))
+    call = replace(a_call(), tool=agent)
+
+    async def works(call: Call) -> Result:
+        await asyncio.sleep(0.2)
+        return Result(content=["done"])
+
+    stages = Time(0.05, with_progress=0.06, as_task=10)
+    assert (await compose([stages], works)(call)).content == ["done"]
+    with pytest.raises(TimedOut, match="0.1 s and .* raise \\[limits\\] task_timeout_secs"):
+        await compose([Time(0.05, as_task=0.1)], works)(call)
 
 
 async def test_a_target_in_time_is_not_touched() -> None:

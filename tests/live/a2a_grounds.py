@@ -5,6 +5,7 @@ each dialect over each binding, in its own words.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +77,8 @@ def a2a_config(
 
 
 def agents_env(gates: Path) -> dict[str, str]:
-    return {"PYTHONPATH": str(HERE), "A2A_GATES": str(gates)}
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "A2A_GATES": str(gates)}
 
 
 # --- the ways -----------------------------------------------------------------------------------

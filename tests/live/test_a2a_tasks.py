@@ -29,6 +29,7 @@ from tests.live.a2a_grounds import (
     Grounds,
     a2a_config,
     a2a_grounds,
+    agent_entry,
     agents_env,
     reason,
     steps,
@@ -44,7 +45,9 @@ API_KEY = "the key of the configuration"
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
-    with a2a_grounds(config=f'api_key = "{API_KEY}"', a2a={"push_private": True}) as made:
+    agents = (*AGENTS, agent_entry("stubborn", "stubborn"))
+    config = f'api_key = "{API_KEY}"'
+    with a2a_grounds(agents, config=config, a2a={"push_private": True}) as made:
         yield made
 
 
@@ -283,6 +286,20 @@ def test_a_question_can_be_cancelled_and_what_is_done_cannot(actor: Caller) -> N
 
 
 @pytest.mark.promise("J5")
+def test_an_agent_that_goes_on_all_the_same_changes_nothing(grounds: Grounds) -> None:
+    caller = Caller(grounds.hub, "stubborn")
+    id = caller.send("x", at_once=True)["id"]
+    grounds.seen(f"{id}.begun")
+    cancelled = caller.ask(CANCEL, {"id": id}).value
+    grounds.seen(f"{id}.late")
+    assert caller.send("x", at_once=True)["id"] != id  # whatever was under way is over by now
+    assert caller.get(id) == cancelled
+    with caller.stream(SUBSCRIBE, {"id": id}, headers={"Last-Event-ID": "1"}) as stream:
+        events = [event for _, event in V10.events(stream)]
+    assert [list(event) for event in events] == [["statusUpdate"], ["statusUpdate"]]
+
+
+@pytest.mark.promise("J5")
 def test_a_cancel_that_races_the_end_is_never_overwritten(actor: Caller) -> None:
     """A task that was answered as cancelled stays so; one that could not be is completed."""
 
@@ -305,7 +322,7 @@ def test_a_cancel_that_races_the_end_is_never_overwritten(actor: Caller) -> None
 
     outcomes = [one for found in together(race, 8) for one in found]
     assert len(outcomes) == 320 and True in outcomes and False in outcomes
-    left = actor.ask(LIST, {"status": "TASK_STATE_WORKING"}).value
+    left = actor.ask(LIST, {"status": "TASK_STATE_WORKING"}).value  # of this agent's
     assert left["totalSize"] == 0
 
 

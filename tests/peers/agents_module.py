@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,46 @@ async def step(request: Request, verb: str, more: list[Any]) -> Any:
         case _:
             raise ValueError(f"there is no step {verb}")
     return None
+
+
+async def stubborn(request: Request) -> str:
+    """Does not mind being cancelled."""
+    gate(f"{request.task}.begun").touch()
+    try:
+        await passed("never")
+    except asyncio.CancelledError:
+        request.say("still here")
+        request.artifact("late", name="late")
+        gate(f"{request.task}.late").touch()
+    return "late"
+
+
+def oddly(request: Request) -> Any:
+    """Does what no agent should do; in a thread."""
+    match request.text:
+        case "time":
+            return {"at": datetime(2026, 1, 31, tzinfo=UTC), "of": {1}, "number": float("nan")}
+        case "object":
+            return {"it": object()}
+        case "artifact":
+            request.artifact({"it": object()})
+        case "half":
+            request.say("half \udce9")
+            return "half \udce9"
+        case "file":
+            raise FileNotFoundError("no file caf\udce9")
+        case "exit":
+            sys.exit(3)
+        case "stop":
+            raise StopIteration
+        case "hang":
+            gate(f"{request.task}.hangs").touch()
+            time.sleep(WAIT_SECONDS)
+    return "well"
+
+
+async def leaving(message: str) -> str:
+    sys.exit(message)
 
 
 def counter(request: Request) -> Any:

@@ -20,6 +20,8 @@ from dragoman.core.tool import AgentFacts
 from dragoman.wire.json import encode
 
 MAX_KEPT, MAX_LISTED = 256, 16
+MAX_KEPT_BYTES = 16 * 1024 * 1024
+"""Of both together: clients choose by which of the hub's names and ports they come."""
 MAX_SKILLS = 1_000
 
 Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -43,6 +45,7 @@ class Cards:
         self._listed: dict[_Key, bytes] = {}
         self._since: dict[str, str] = {}
         self._kept_at = -1
+        self._bytes = 0
 
     def extends(self, facts: AgentFacts) -> bool:
         """Whether there is more to say of the agent to those who are known."""
@@ -89,6 +92,7 @@ class Cards:
                 self._since.clear()
             since = self._since.setdefault(tag, formatdate(usegmt=True))
             self._kept[key] = kept = body, tag, since
+            self._bytes += len(body)
         return kept
 
     def shaped(self, card: Mapping[str, Any], version: str) -> Mapping[str, Any]:
@@ -108,14 +112,15 @@ class Cards:
             ]
             kept = encode({"agents": cards, "total": len(cards)})
             self._listed[key] = kept
+            self._bytes += len(kept)
         return kept
 
     def _let_go(self) -> None:
         """Of what is out of date, or too much."""
-        if self._kept_at != self._catalog.version:
+        if self._kept_at != self._catalog.version or self._bytes > MAX_KEPT_BYTES:
             self._kept.clear()
             self._listed.clear()
-            self._kept_at = self._catalog.version
+            self._kept_at, self._bytes = self._catalog.version, 0
         if len(self._kept) >= MAX_KEPT:
             self._kept.clear()
         if len(self._listed) >= MAX_LISTED:

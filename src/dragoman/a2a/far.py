@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -57,7 +57,7 @@ class FarTask:
         self._updates = updates
         self._said: Mapping[str, Any] | None = None
         """The message of the status."""
-        self._artifacts: dict[str, dict[str, Any]] = {}
+        self._artifacts: dict[str, _Made] = {}
         self._last_word: Mapping[str, Any] | None = None
         self._told = 0
         self._words = ""
@@ -152,8 +152,10 @@ class FarTask:
                 "artifacts"
             )
         before = self._artifacts.get(id) if append else None
-        parts = _joined(_parts(before) if before else [], _parts(artifact))
-        self._artifacts[id] = {**(before or artifact), "artifactId": id, "parts": parts}
+        if before is None:
+            self._artifacts[id] = _Made(artifact)
+        else:
+            before.add(_parts(artifact))
         return id
 
     # --- what came of it -----------------------------------------------------------------------
@@ -179,11 +181,13 @@ class FarTask:
     def _completed(self) -> Result:
         if not self._artifacts:
             return _told(_parts(self._said or self._last_word))
-        artifacts = [_artifact(id, made) for id, made in self._artifacts.items()]
+        artifacts = [_artifact(id, made.whole()) for id, made in self._artifacts.items()]
         blocks = [block for artifact in artifacts for block in artifact.content]
+        known = set(map(encode, blocks))
         last = [block_from_part(part) for part in _parts(self._said)]
+        last = [block for block in last if encode(block) not in known]
         return Result(
-            content=[_shown(block) for block in [*blocks, *(b for b in last if b not in blocks)]],
+            content=[_shown(block) for block in [*blocks, *last]],
             structured=_structured(blocks),
             artifacts=artifacts,
         )
@@ -226,17 +230,33 @@ def _parts(of: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
 
-def _joined(
-    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """Text that comes in pieces is one text."""
-    joined = list(before)
-    for part in after:
-        if joined and before and set(part) == {"text"} == set(joined[-1]):
-            joined[-1] = {"text": joined[-1]["text"] + part["text"]}
-        else:
-            joined.append(part)
-    return joined
+class _Made:
+    """An artifact that may come in pieces, of which there may be as many as there are words."""
+
+    def __init__(self, artifact: Mapping[str, Any]) -> None:
+        self._first = artifact
+        self._made = _parts(artifact)
+        self._texts: list[str] = []
+        """The last part, where it is a text that went on."""
+
+    def add(self, parts: Iterable[Mapping[str, Any]]) -> None:
+        """Text that comes in pieces is one text."""
+        for part in parts:
+            if self._made and set(part) == {"text"} == set(self._made[-1]):
+                self._texts = self._texts or [self._made[-1]["text"]]
+                self._texts.append(part["text"])
+            else:
+                self._join()
+                self._made.append(part)
+
+    def whole(self) -> dict[str, Any]:
+        self._join()
+        return {**self._first, "parts": self._made}
+
+    def _join(self) -> None:
+        if self._texts:
+            self._made[-1] = {"text": "".join(self._texts)}
+            self._texts = []
 
 
 def _artifact(

@@ -84,6 +84,8 @@ class HttpFace:
 
     def _split(self, path: str) -> tuple[str | None, str]:
         """The agent that a path below ours names, and the rest of it."""
+        if not path.startswith(self._path):
+            return None, path
         rest = path[len(self._path) :]
         if rest not in ("", "/"):
             first, _, after = rest[1:].partition("/")

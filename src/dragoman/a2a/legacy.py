@@ -115,6 +115,8 @@ def _theirs(op: str, body: Any, *, chunks: bool) -> Asked:
         if chunks:
             chunk = python_a2a.chunk_out(event, final=final)
             return sse.event(encode(chunk), id=str(number)) if chunk is not None else b""
+        if number < stream.number:
+            return b""  # the whole task goes out each time, and what is told next has this too
         task = stream.snapshot() or v01.task_of_message(event)
         name, data = python_a2a.event_out(task, final=final)
         return sse.event(encode(data), name=name, id=str(number))

@@ -22,6 +22,16 @@ def fits(task: AgentTask, request: Mapping[str, Any]) -> bool:
     )
 
 
+def within(tasks: list[AgentTask], most: int) -> list[AgentTask]:
+    """As many of them as take no more than so many bytes, and one at least."""
+    left = most
+    for place, task in enumerate(tasks):
+        left -= task.size
+        if left < 0:
+            return tasks[: max(place, 1)]
+    return tasks
+
+
 def token_of(task: AgentTask) -> str:
     place = f"{task.updated!r} {task.id}"
     return base64.urlsafe_b64encode(place.encode()).decode()

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE, AT_ONCE_EACH = 16, 8
 """Deliveries under way, in all and for one caller: slow webhooks of one do not stop all others."""
-TURN = 20
-"""Events after which a webhook lets others have its place."""
+TURN, TURN_SECONDS = 20, 1.0
+"""Events, or time, after which a webhook lets others have its place."""
 MOST, MOST_EACH = 10_000, 2_000
 """Webhooks that are kept, in all and for one caller, over all tasks."""
 PAGE = 50
@@ -321,6 +321,8 @@ class Push:
         due = hook.due()
         if not due:
             hook.cursor = hook.task.count  # nothing but the client's own messages
+        loop = asyncio.get_running_loop()
+        until = loop.time() + TURN_SECONDS
         for entry in due[:TURN]:
             seconds = self._settings.push_timeout_secs
             failure = await deliver(self._http, hook, entry, seconds)
@@ -328,6 +330,8 @@ class Push:
                 return failure
             hook.cursor, hook.attempts, hook.next_at = entry.number, 0, 0.0
             self._keep(hook)
+            if loop.time() > until:
+                break
         return None
 
     def _failed(self, hook: Hook, failure: Failure) -> None:

@@ -25,7 +25,7 @@ from dragoman.a2a.targets import HUB_FACTS, Destination, Targets
 from dragoman.a2a.tasks import AgentTask, new_id
 from dragoman.a2a.translate import text_of
 from dragoman.core.call import Result, Updates, Wanted
-from dragoman.core.errors import AmbiguousName, ConfigError, Full, HubError, NotFound, Refused
+from dragoman.core.errors import AmbiguousName, ConfigError, Full, NotFound, Refused
 from dragoman.core.hub import Hub
 from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
@@ -100,7 +100,7 @@ class Sending:
         if push is not None:
             try:
                 await self._set_push(asker, task, push)
-            except (A2aError, HubError):
+            except BaseException:  # or its client has gone, and it would wait here for ever
                 if not task.shown:
                     self._tasks.remove(task)
                 raise
@@ -179,6 +179,9 @@ class Sending:
             raise A2aError(
                 UNSUPPORTED_OPERATION, f'task "{task.id}" is at work; wait until it asks'
             )
+        if task.full:
+            raise Full(f'task "{task.id}" holds all that one can; cancel it and begin another')
+        self._tasks.make_space(task.owned)
         facts = self._targets.facts(task.agent or targets.HUB)
         targets.check_asker(facts, asker.extensions, streamed)
         if facts is not HUB_FACTS:
@@ -299,5 +302,6 @@ def send_key(asker: Asker) -> str:
 
 
 def digest(message: Mapping[str, Any]) -> str:
-    parts = repr(message["parts"]).encode("utf-8", "replace")
-    return hashlib.sha256(parts).hexdigest()[:32]
+    """Of what it says, and to what."""
+    said = [message.get(member) for member in ("parts", "taskId", "metadata")]
+    return hashlib.sha256(repr(said).encode("utf-8", "replace")).hexdigest()[:32]

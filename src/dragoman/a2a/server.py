@@ -23,7 +23,7 @@ from dragoman.a2a.errors import (
     UNSUPPORTED_OPERATION,
     A2aError,
 )
-from dragoman.a2a.pages import fits, place_of, token_of
+from dragoman.a2a.pages import fits, place_of, token_of, within
 from dragoman.a2a.push import Push
 from dragoman.a2a.sending import Sending
 from dragoman.a2a.streams import Stream
@@ -38,6 +38,8 @@ from dragoman.core.tasks import WAITS, Task
 DIRECT_SECONDS = 0.02
 """How long one who does not want to wait does: an answer that is no task may come at once."""
 PAGE = 50
+PAGE_BYTES = 16 * 1024 * 1024
+"""What the tasks of a page may take, unless it is one alone."""
 MAX_STREAMS = 1_000
 """Of one caller."""
 _MESSAGES = frozenset((ops.SEND, ops.STREAM))
@@ -127,6 +129,7 @@ class Face:
 
     async def stream(self, asker: Asker, request: Mapping[str, Any]) -> Stream:
         asker = self._admitted(asker, ops.STREAM, request)
+        self._check_streams(asker)
         task, mark = await self._sending.taken(asker, request, streamed=True)
         await task.until(
             lambda task: _settled(task) or len(task.entries) > mark + 1, DIRECT_SECONDS
@@ -157,11 +160,11 @@ class Face:
 
     def _streaming(self, asker: Asker, stream: Stream) -> Stream:
         caller = asker.principal
-        if self._following[caller] >= MAX_STREAMS:
+        try:
+            self._check_streams(asker)
+        except A2aError:
             stream.close()
-            raise A2aError(
-                RESOURCE_EXHAUSTED, f"you follow {MAX_STREAMS} tasks at once; end a stream first"
-            )
+            raise
         self._following[caller] += 1
         self._streams.add(stream)
 
@@ -175,6 +178,12 @@ class Face:
         stream.on_close = over
         return stream
 
+    def _check_streams(self, asker: Asker) -> None:
+        if self._following[asker.principal] >= MAX_STREAMS:
+            raise A2aError(
+                RESOURCE_EXHAUSTED, f"you follow {MAX_STREAMS} tasks at once; end a stream first"
+            )
+
     # --- tasks ---------------------------------------------------------------------------------
 
     def get(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,8 +195,8 @@ class Face:
         size = request.get("pageSize", PAGE)
         found = [task for task in self._visible(asker) if fits(task, request)]
         start = place_of(found, request.get("pageToken"))
-        page = found[start : start + size]
-        more = len(found) > start + size
+        page = within(found[start : start + size], PAGE_BYTES)
+        more = len(found) > start + len(page)
         history = request.get("historyLength")
         whole = bool(request.get("includeArtifacts"))
         return {
@@ -258,7 +267,9 @@ class Face:
 
     def _task_with_push(self, asker: Asker, request: Mapping[str, Any]) -> AgentTask:
         self._gate_push(asker, None)
-        return self._task(asker, request["taskId"])
+        task = self._task(asker, request["taskId"])
+        self._gate_push(asker, task)  # of another agent, by the path of the hub's
+        return task
 
     def _gate_push(self, asker: Asker, task: AgentTask | None) -> None:
         facts = self.targets.facts(asker.agent if task is None else task.agent or targets.HUB)

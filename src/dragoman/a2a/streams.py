@@ -9,6 +9,9 @@ from typing import Any
 from dragoman.a2a.tasks import OURS, AgentTask, Event
 from dragoman.core.tasks import ENDS, INPUT_REQUIRED, Entry
 
+AT_ONCE = 256 * 1024
+"""Bytes that are read from the store for one client, before it has read what came before."""
+
 
 class Stream:
     """The events of one task as one client hears them: from a number on, until it ends."""
@@ -36,6 +39,11 @@ class Stream:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
+    @property
+    def number(self) -> int:
+        """Of the last event that was taken from it."""
+        return self._after
+
     def snapshot(self) -> dict[str, Any] | None:
         """The task as it is now; None where there is none."""
         return self._task.snapshot() if self._task is not None else None
@@ -53,7 +61,7 @@ class Stream:
         task = self._task
         if self._first is not None:
             first, self._first = self._first, None
-            if task is None or (task.finished and not task.events_after(self._after)):
+            if task is None or (task.finished and not task.events_after(self._after, AT_ONCE)):
                 self.over = True
             if task is not None and task.tasks is not None:
                 task.tasks.flush()
@@ -82,7 +90,7 @@ class Stream:
         if task.tasks is not None:
             task.tasks.flush()
         found = []
-        for entry in task.events_after(self._after):
+        for entry in task.events_after(self._after, AT_ONCE):
             self._after = entry.number
             self.over = _is_last(entry)
             found.append((entry.number, entry.event, self.over))

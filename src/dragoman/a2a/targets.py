@@ -6,13 +6,14 @@ where there is none that is the hub itself, whose skills are its tools.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dragoman.a2a.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
     EXTENSION_SUPPORT_REQUIRED,
     INVALID_PARAMS,
+    UNAVAILABLE,
     UNSUPPORTED_OPERATION,
     A2aError,
 )
@@ -70,6 +71,8 @@ class Targets:
         self._default = default_agent
         self.order: list[str] = []
         """The names of the hub's own agents, in the order of the configuration."""
+        self.away: Callable[[str], str | None] = lambda name: None
+        """Why an agent of the configuration is not there; None for one that is not in it."""
         self._facts: dict[str | None, AgentFacts] = {}
         self._facts_at = -1
 
@@ -97,6 +100,9 @@ class Targets:
             return HUB_FACTS
         tool = self._agent(name)
         if tool is None or tool.agent is None:
+            why = self.away(name)
+            if why is not None:
+                raise A2aError(UNAVAILABLE, f'agent "{name}" is not there now: {why}')
             raise A2aError(INVALID_PARAMS, f'there is no agent "{name[:100]}" here')
         return tool.agent
 
@@ -156,6 +162,8 @@ def _has(facts: AgentFacts, skill: str) -> bool:
 def named_in(request: Mapping[str, Any]) -> tuple[str, str]:
     """The agent and the skill that the metadata names, of the message first."""
     agent = skill = ""
+    if "metadata" not in request and "metadata" not in request["message"]:
+        return agent, skill  # as most
     for holder in (request["message"], request):
         metadata = holder.get("metadata")
         if not metadata:
@@ -266,7 +274,8 @@ def check_asker(facts: AgentFacts, extensions: frozenset[str], streamed: bool) -
 def check_modes(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
     for part in parts:
         media = media_type(part)
-        if not any(_matches(media, mode) for mode in facts.input_modes):
+        modes = facts.input_modes
+        if media not in modes and not any(_matches(media, mode) for mode in modes):
             raise A2aError(
                 CONTENT_TYPE_NOT_SUPPORTED,
                 f'agent "{facts.name}" does not take "{media[:100]}"; it takes '
@@ -287,8 +296,8 @@ def check_output(facts: AgentFacts, accepted: Iterable[str]) -> None:
 
 
 def media_type(part: Mapping[str, Any]) -> str:
-    given = str(part.get("mediaType") or "").partition(";")[0].strip().lower()
-    if given:
+    named = part.get("mediaType")
+    if named and (given := str(named).partition(";")[0].strip().lower()):
         return given
     if "text" in part:
         return "text/plain"

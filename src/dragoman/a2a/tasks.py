@@ -52,7 +52,9 @@ OURS = {theirs: ours for ours, theirs in STATES.items()}
 
 MAX_ENTRIES = 10_000
 MAX_BYTES = 64 * 1024 * 1024
-"""What one task may make, by rough count."""
+"""What one task may make, by rough count, and what it may hold when it is sent more."""
+PART_BYTES = 200
+"""What a part takes beside what is in it."""
 MAX_WORDS = 20_000
 
 Event = Mapping[str, Any]
@@ -74,8 +76,7 @@ class AgentTask(LoggedTask):
         tool: str,
         skill: str = "",
     ) -> None:
-        super().__init__(owner, partial(call, self))
-        self.id = id
+        super().__init__(owner, partial(call, self), id)
         self.state = SUBMITTED
         self.context = context
         self.agent = agent
@@ -181,7 +182,7 @@ class AgentTask(LoggedTask):
             fold(self.entries_after(0)[:at], said, made, status)
         task: dict[str, Any] = {"id": self.id, "contextId": self.context, "status": status}
         if artifacts and made:
-            task["artifacts"] = list(made.values())
+            task["artifacts"] = list(made.values()) if self.finished else _copies(made)
         said = list(said) if history is None else said[-history:] if history else []
         if said:
             task["history"] = said
@@ -189,16 +190,26 @@ class AgentTask(LoggedTask):
             task["metadata"] = self.metadata
         return task
 
-    def events_after(self, number: int) -> list[Entry]:
-        """What a stream tells: all but the client's own messages."""
-        return [entry for entry in self.entries_after(number) if "message" not in entry.event]
+    def events_after(self, number: int, most: int | None = None) -> list[Entry]:
+        """What a stream tells: all but the client's own messages. At least one where there is one,
+        and what is read from the store no more than about `most` bytes."""
+        while entries := self.entries_after(number, most):
+            if found := [entry for entry in entries if "message" not in entry.event]:
+                return found
+            number = entries[-1].number
+        return []
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds all that one task may."""
+        return self.count >= MAX_ENTRIES or self.size >= MAX_BYTES
 
     # --- what happens to it ----------------------------------------------------------------------
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def say(self, message: dict[str, Any]) -> None:
         """A message of the client's."""
         self.turn += 1
-        self.sent = dict(message)
+        self.sent = message
         if "message" in self.status:  # what was asked stands before the answer
             self.history.append(self.status["message"])
             self.status = {key: self.status[key] for key in ("state", "timestamp")}
@@ -314,7 +325,8 @@ class AgentTask(LoggedTask):
             self._make(update)
         else:
             words = words_of(update)
-            if not words or self.count >= MAX_ENTRIES:
+            self._made += len(words[:MAX_WORDS]) + PART_BYTES
+            if not words or self.count >= MAX_ENTRIES or self._made > MAX_BYTES:
                 return
             self._words(words)
             self._log_status()
@@ -376,24 +388,35 @@ class AgentTask(LoggedTask):
         self.append({"statusUpdate": update})
 
 
+_drawn = ""
+
+
 def new_id() -> str:
-    """A UUID of version 4, in a third of the time that the library's takes."""
-    hex = urandom(16).hex()
+    """A UUID of version 4. Chance is drawn for many at once: each time is a system call."""
+    global _drawn
+    if not _drawn:
+        _drawn = urandom(512).hex()
+    hex, _drawn = _drawn[:32], _drawn[32:]
     return f"{hex[:8]}-{hex[8:12]}-4{hex[13:16]}-a{hex[17:20]}-{hex[20:]}"
 
 
-_second = 0, ""
+_second, _millisecond = (0, ""), (0, "")
 
 
 def stamp(at: float) -> str:
-    """RFC 3339, to the millisecond. The text of a second is kept for all that happens in it."""
-    global _second
-    whole = int(at)
-    kept, text = _second
-    if kept != whole:
-        text = strftime("%Y-%m-%dT%H:%M:%S", gmtime(whole))
-        _second = whole, text
-    return f"{text}.{int((at - whole) * 1000):03d}Z"
+    """RFC 3339, to the millisecond. The text is kept for all that happens in the same one."""
+    global _second, _millisecond
+    now = int(at * 1000)
+    kept, text = _millisecond
+    if kept != now:
+        whole = now // 1000
+        kept, second = _second
+        if kept != whole:
+            second = strftime("%Y-%m-%dT%H:%M:%S", gmtime(whole))
+            _second = whole, second
+        text = f"{second}.{now % 1000:03d}Z"
+        _millisecond = now, text
+    return text
 
 
 def fold(
@@ -421,16 +444,20 @@ def fold(
 
 def _weight(part: Mapping[str, Any]) -> int:
     said = part.get("text") or part.get("raw") or part.get("url")
-    return len(said) if isinstance(said, str) else len(repr(part.get("data")))
+    return PART_BYTES + (len(said) if isinstance(said, str) else len(repr(part.get("data"))))
 
 
 def _add(artifacts: dict[str, dict[str, Any]], artifact: dict[str, Any], append: bool) -> None:
     id = artifact["artifactId"]
     before = artifacts.get(id)
-    if before is None or not append:
-        artifacts[id] = artifact
-    else:  # another, since the one before is what was logged
-        artifacts[id] = {**before, "parts": [*before["parts"], *artifact["parts"]]}
+    if before is None or not append:  # a copy, since that is what was logged, and this may grow
+        artifacts[id] = {**artifact, "parts": list(artifact["parts"])}
+    else:
+        before["parts"] += artifact["parts"]
+
+
+def _copies(artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{**made, "parts": list(made["parts"])} for made in artifacts.values()]
 
 
 def question_parts(questions: Mapping[str, Question], words: str) -> list[dict[str, Any]]:

@@ -69,7 +69,8 @@ def part_from_block(block: Any) -> Part:
         return {"text": block} if isinstance(block, str) else {"data": block}
     meta = block.get("_meta")
     kept = meta.get(META) if isinstance(meta, dict) else None
-    kept = kept if isinstance(kept, dict) else {}
+    if not isinstance(kept, dict):  # as most
+        return _part_of(block, {})
     part = _part_of(block, kept)
     for name in ("filename", "mediaType"):
         if isinstance(kept.get(name), str):

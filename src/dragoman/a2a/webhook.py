@@ -22,6 +22,8 @@ from dragoman.core.tasks import Entry
 from dragoman.wire.json import encode
 
 MAX_REPLY = 64 * 1024
+AT_ONCE = 256 * 1024
+"""Bytes that are read from the store for one turn."""
 
 CONTENT_TYPES = {V10: "application/a2a+json"}
 OLDER_CONTENT_TYPE = "application/json"
@@ -80,11 +82,10 @@ class Hook:
 
     def due(self) -> list[Entry]:
         """What it is to be told, in order."""
-        due = self.task.events_after(self.cursor)
-        if self.version != V10:
-            # Before 1.0 the task is told as it is now: once for all that has happened.
-            del due[:-1]
-        return due
+        if self.version == V10:
+            return self.task.events_after(self.cursor, AT_ONCE)
+        # Before 1.0 the task is told as it is now: once for all that has happened.
+        return self.task.events_after(self.cursor)[-1:]
 
     def rest(self) -> None:
         """Whatever it waits for, it waits no longer."""
@@ -103,11 +104,12 @@ async def deliver(http: HttpClient, hook: Hook, entry: Entry, seconds: float) ->
     task: Mapping[str, Any] = {} if hook.version == V10 else hook.task.snapshot()
     hook.task.shown = True  # told of as a task, it is not answered as a mere message any more
     body = encode(BY_VERSION[hook.version].push_out(dict(entry.event), task))
+    url, headers = hook.config["url"], _headers(hook)
     try:
-        url, headers = hook.config["url"], _headers(hook)
         reply = await http.request("POST", url, headers, body, timeout=seconds)
     except HubError as error:
-        return Failure(str(error))
+        path = urlsplit(url).path
+        return Failure(str(error).replace(path, "/…") if len(path) > 1 else str(error))
     await _read_away(reply)
     status = reply.status
     if 200 <= status < 300:

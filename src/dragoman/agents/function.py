@@ -14,12 +14,12 @@ import json
 import logging
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from dragoman.agents.config import AgentEntry
+from dragoman.agents.threads import Threads
 from dragoman.core.agents import agent_tool
 from dragoman.core.call import (
     ABSENT,
@@ -35,6 +35,7 @@ from dragoman.core.call import (
 )
 from dragoman.core.errors import ConfigError, Declined, HubError, InvalidInput, WorkFailed
 from dragoman.core.tool import AgentFacts, Validator
+from dragoman.wire.json import decode_reply, encode
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class Request:
     _updates: Updates
     _loop: asyncio.AbstractEventLoop
     _said: int = field(default=0, repr=False)
+    _refused: HubError | None = field(default=None, repr=False)
+    """Why nothing more is taken of it."""
 
     @property
     def data(self) -> Any:
@@ -109,7 +112,7 @@ class Request:
     def say(self, words: str) -> None:
         """Tells the caller how the work goes."""
         self._said += 1
-        self._tell(Progress(progress=self._said, message=words))
+        self._tell(Progress(progress=self._said, message=_readable(str(words))))
 
     def artifact(
         self,
@@ -123,11 +126,15 @@ class Request:
     ) -> str:
         """Hands out something that was made, or a further piece of it under the same id."""
         id = id or str(uuid4())
+        try:
+            blocks = blocks_of(content)
+        except InvalidInput as error:  # the agent's mistake, not its caller's
+            raise TypeError(f"it made {error}") from None
         self._tell(
             Artifact(
                 id=id,
                 name=name,
-                content=blocks_of(content),
+                content=blocks,
                 append=append,
                 last=last,
                 description=description,
@@ -138,10 +145,19 @@ class Request:
     def _tell(self, update: Progress | Artifact) -> None:
         try:
             asyncio.get_running_loop()
-        except RuntimeError:  # the function's own thread
-            self._loop.call_soon_threadsafe(self._updates, update)
+        except RuntimeError:  # the function's own thread, which hears of it the next time
+            if self._refused is not None:
+                raise self._refused from None
+            self._loop.call_soon_threadsafe(self._take, update)
         else:
             self._updates(update)
+
+    def _take(self, update: Progress | Artifact) -> None:
+        try:
+            if self._refused is None:
+                self._updates(update)
+        except HubError as error:
+            self._refused = error
 
 
 class FunctionAgent:
@@ -152,15 +168,18 @@ class FunctionAgent:
         self.name = entry.name
         self._function, self._takes_text = _load(entry)
         self._async = inspect.iscoroutinefunction(self._function)
-        self._threads = (
-            None if self._async else ThreadPoolExecutor(MAX_THREADS, f"agent-{entry.name}")
-        )
+        self._threads = None if self._async else Threads(MAX_THREADS, f"agent-{entry.name}")
         self.tool = agent_tool(self, _facts(entry), prefix, validate)
 
     async def run(self, call: Call) -> Result:
-        request = _request(call)
         try:
-            value = await self._answer(request)
+            given: Any = _text(call) if self._takes_text else _request(call)
+            if self._threads is None:
+                value = await self._function(given)
+            else:
+                value = await self._threads.run(self._function, given)
+        except SystemExit as error:
+            raise WorkFailed(f'agent "{self.name}" wanted to end the hub: {error!r}') from None
         except Decline as error:
             raise Declined(f'agent "{self.name}" will not do it: {error}') from None
         except HubError:
@@ -170,16 +189,9 @@ class FunctionAgent:
             raise WorkFailed(f'agent "{self.name}" failed: {_words(error)}') from error
         return result_of(value, self.name)
 
-    async def _answer(self, request: Request) -> Any:
-        given: Any = request.text if self._takes_text else request
-        if self._async:
-            return await self._function(given)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._function, given)
-
     def close(self) -> None:
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
 
 def _facts(entry: AgentEntry) -> AgentFacts:
@@ -219,11 +231,16 @@ def _facts(entry: AgentEntry) -> AgentFacts:
 # --- in -----------------------------------------------------------------------------------------
 
 
-def _request(call: Call) -> Request:
-    extra, arguments = call.extra, call.arguments
-    text, parts = arguments.get("message", ""), arguments.get("parts")
+def _text(call: Call) -> str:
     if call.answers is not None:  # to what it asked by the door of another protocol
-        text, parts = _answered(call.answers), None
+        return _answered(call.answers)
+    return str(call.arguments.get("message", ""))
+
+
+def _request(call: Call) -> Request:
+    extra = call.extra
+    text = _text(call)
+    parts = call.arguments.get("parts") if call.answers is None else None
     if parts is None:
         parts = [{"type": "text", "text": text}] if text else []
     return Request(
@@ -283,7 +300,9 @@ def _load(entry: AgentEntry) -> tuple[Callable[[Any], Any], bool]:
 def result_of(value: Any, agent: str) -> Result:
     """What a function returned, as the road carries it."""
     if isinstance(value, str):  # as most do
-        return Result(content=[{"type": "text", "text": value}])
+        text = _readable(value)
+        size = len(text) if text.isascii() else -1
+        return Result(content=[{"type": "text", "text": text}], size=size)
     if isinstance(value, Ask):
         schema = value.schema or {
             "type": "object",
@@ -329,12 +348,13 @@ _MEMBERS = {"text": "text", "image": "data", "audio": "data", "data": "data",
 
 def blocks_of(content: Any) -> list[Mapping[str, Any]]:
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [{"type": "text", "text": _readable(content)}]
+    content = _plain(content)
     if isinstance(content, Mapping):
         if content.get("type") in _MEMBERS and _MEMBERS[content["type"]] in content:
             return [content]
         return [{"type": "data", "data": content}]
-    if not isinstance(content, Sequence) or isinstance(content, bytes):
+    if not isinstance(content, Sequence):
         raise InvalidInput(f"a {type(content).__name__}; return text, a dict or a list of blocks")
     blocks = []
     for block in content:
@@ -352,5 +372,21 @@ def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "text", "text": json.dumps(block["data"], ensure_ascii=False)}
 
 
+def _plain(content: Any) -> Any:
+    """The same as JSON has it: a time as its text, a set as a list. Nothing goes on that could not
+    be written when somebody reads it."""
+    if not isinstance(content, Mapping | Sequence) or isinstance(content, bytes):
+        return content
+    try:
+        return decode_reply(encode(content))
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidInput(f"what is no JSON: {error}") from None
+
+
+def _readable(text: str) -> str:
+    """Half a character, as in the name of a file, is none."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return _readable(str(error) or type(error).__name__)

@@ -80,7 +80,9 @@ class TaskStore(Protocol):
     def load(self) -> list[StoredTask]:
         """All of them, the oldest first."""
 
-    def entries(self, key: int) -> list[Entry]: ...
+    def entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
+        """Those behind number `after`, in order; at least the next one, and no more than about
+        `most` bytes of them."""
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         """All or none, and kept when this returns: the key of each, and the bytes it has grown."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from time import time
 from typing import Any
@@ -30,11 +30,26 @@ LOOK_SECONDS = 30.0
 """How often is looked for tasks that nobody has touched for long."""
 
 
+class Owned:
+    """What is kept of one caller."""
+
+    __slots__ = ("finished", "size", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, LoggedTask] = {}
+        """The one that something happened to last is the last."""
+        self.finished: OrderedDict[str, LoggedTask] = OrderedDict()
+        """Those of them that are, the first to finish first, and the first to go: a plain dict that
+        loses its first again and again takes ever longer to find it."""
+        self.size = 0
+        """Bytes that they take."""
+
+
 class LoggedTask(Task):
     """A task whose log is stored."""
 
-    def __init__(self, owner: Principal, work: Work) -> None:
-        super().__init__(owner, work)
+    def __init__(self, owner: Principal, work: Work, id: str = "") -> None:
+        super().__init__(owner, work, id)
         self.key = 0
         """Its place in the store; 0 until it was saved."""
         self.saved = 0
@@ -43,6 +58,8 @@ class LoggedTask(Task):
         self.count = 0
         """How many entries it has; those of one that is finished may be in the store alone."""
         self.tasks: StoredTasks | None = None
+        self.owned: Owned | None = None
+        """Where it is kept, beside the others of its owner."""
 
     def about(self) -> dict[str, object]:
         """What else must be known to make it again."""
@@ -70,9 +87,10 @@ class LoggedTask(Task):
     def watched(self) -> bool:
         return bool(self._watchers)
 
-    def entries_after(self, number: int) -> list[Entry]:
+    def entries_after(self, number: int, most: int | None = None) -> list[Entry]:
+        """Where they are read from the store, at least one and no more than about `most` bytes."""
         if not self.entries and self.count and self.tasks is not None:
-            return [entry for entry in self.tasks.stored(self) if entry.number > number]
+            return self.tasks.stored(self, number, most)
         return self.entries[number:]
 
     def _tell(self) -> None:
@@ -90,14 +108,11 @@ class StoredTasks:
         self._most_each = most_each
         self._max_bytes = max_bytes
         self._idle = idle
-        self._of: dict[Principal, dict[str, LoggedTask]] = {}
-        """Those of each caller; the one that something happened to last is the last."""
-        self._finished: dict[Principal, dict[str, LoggedTask]] = {}
-        self._ended: dict[int, LoggedTask] = {}
+        self._of: dict[Principal, Owned] = {}
+        self._ended: OrderedDict[int, LoggedTask] = OrderedDict()
         """All that are finished, by their keys, the first to finish first."""
         self._count = 0
         self._bytes = 0
-        self._bytes_of: Counter[Principal] = Counter()
         self._dirty: dict[LoggedTask, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -118,10 +133,10 @@ class StoredTasks:
             task = make(stored)
             task.key, task.saved = stored.key, stored.count
             task.count = stored.count
+            owned = self._put(task)
             self._weigh(task, stored.size)
-            self._put(task)
             if task.finished:
-                self._note_end(task)
+                self._note_end(owned, task)
                 continue
             task.restore(self._store.entries(task.key))
             if task.state not in WAITS or stored.about.get("handle"):
@@ -152,24 +167,26 @@ class StoredTasks:
     # --- finding -------------------------------------------------------------------------------
 
     def get(self, owner: Principal, id: str) -> LoggedTask:
-        task = self._of.get(owner, {}).get(id)
+        owned = self._of.get(owner)
+        task = owned.tasks.get(id) if owned is not None else None
         if task is None:
             raise NotFound(f'there is no task "{id[:100]}"')
         return task
 
     def of(self, owner: Principal) -> Iterator[LoggedTask]:
         """The one that something happened to last comes first."""
-        return reversed(self._of.get(owner, {}).values())
+        owned = self._of.get(owner)
+        return reversed(owned.tasks.values()) if owned is not None else iter(())
 
     def __iter__(self) -> Iterator[LoggedTask]:
-        for tasks in list(self._of.values()):
-            yield from list(tasks.values())
+        for owned in list(self._of.values()):
+            yield from list(owned.tasks.values())
 
     def __len__(self) -> int:
         return self._count
 
-    def stored(self, task: LoggedTask) -> list[Entry]:
-        return self._store.entries(task.key)
+    def stored(self, task: LoggedTask, after: int = 0, most: int | None = None) -> list[Entry]:
+        return self._store.entries(task.key, after, most)
 
     # --- keeping -------------------------------------------------------------------------------
 
@@ -177,11 +194,12 @@ class StoredTasks:
         """From now on it can be found. Raises `Full` where there is no room for it."""
         if self._closed:
             raise Full("the hub is going down")
-        if task.id in self._of.get(task.owner, ()):
+        owned = self._of.get(task.owner)
+        if owned is not None and task.id in owned.tasks:
             raise InvalidInput(f'there is a task "{task.id[:100]}" already; choose another id')
         if self._failing:
             self.flush()  # nothing is begun that cannot be kept
-        self._make_room(task.owner)
+        self._make_room(owned)
         self._put(task)
         self.changed(task)
         self._begin_looking()
@@ -192,36 +210,36 @@ class StoredTasks:
 
     def remove(self, task: LoggedTask) -> None:
         """Nobody finds it any more; if it runs it is stopped."""
-        mine = self._of.get(task.owner)
-        if mine is None or mine.pop(task.id, None) is None:
+        owned = task.owned
+        if owned is None:
             return
-        if not mine:
+        del owned.tasks[task.id]
+        owned.finished.pop(task.id, None)
+        if not owned.tasks:
             del self._of[task.owner]
         self._count -= 1
         self._weigh(task, -task.size)
         self._dirty.pop(task, None)
         self._heard.pop(task, None)
-        task.tasks = None
+        task.tasks = task.owned = None
         if task.key:
             self._ended.pop(task.key, None)
             self._store.delete(task.key)
-        ended = self._finished.get(task.owner)
-        if ended is not None:
-            ended.pop(task.id, None)
-            if not ended:
-                del self._finished[task.owner]
         for told in self._on_remove:
             told(task)
-        task.cancel()
-        self._stopping(task)
+        if not task.finished:
+            task.cancel()
+        if task.running:
+            self._stopping(task)
 
     def changed(self, task: LoggedTask) -> None:
         self._dirty[task] = None
-        mine = self._of[task.owner]
-        if next(reversed(mine)) != task.id:
-            mine[task.id] = mine.pop(task.id)
-        if task.finished and task.id not in self._finished.get(task.owner, ()):
-            self._note_end(task)
+        owned = task.owned
+        assert owned is not None
+        if next(reversed(owned.tasks)) != task.id:
+            owned.tasks[task.id] = owned.tasks.pop(task.id)
+        if task.finished and task.id not in owned.finished:
+            self._note_end(owned, task)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SAVE_SECONDS, self._save)
 
@@ -258,52 +276,64 @@ class StoredTasks:
         self._timer = None
         try:
             self.flush()
-        except HubError as error:
-            log.error("tasks cannot be stored: %s", error)
+        except Exception as error:
+            broken = not isinstance(error, HubError)
+            log.error("tasks cannot be stored: %s", error, exc_info=broken)
             self._timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._save)
 
     def _weigh(self, task: LoggedTask, size: int) -> None:
         task.size += size
         self._bytes += size
-        self._bytes_of[task.owner] += size
-        if not self._bytes_of[task.owner]:
-            del self._bytes_of[task.owner]
+        if task.owned is not None:
+            task.owned.size += size
 
-    def _put(self, task: LoggedTask) -> None:
-        self._of.setdefault(task.owner, {})[task.id] = task
+    def _put(self, task: LoggedTask) -> Owned:
+        owned = self._of.get(task.owner)
+        if owned is None:
+            owned = self._of[task.owner] = Owned()
+        owned.tasks[task.id] = task
         self._count += 1
-        task.tasks = self
+        task.tasks, task.owned = self, owned
+        return owned
 
-    def _note_end(self, task: LoggedTask) -> None:
-        self._finished.setdefault(task.owner, {})[task.id] = task
+    def _note_end(self, owned: Owned, task: LoggedTask) -> None:
+        owned.finished[task.id] = task
         if task.key:
             self._ended[task.key] = task
 
     # --- bounds --------------------------------------------------------------------------------
 
-    def _make_room(self, owner: Principal) -> None:
-        mine = self._of.get(owner, ())
-        while len(mine) >= self._most_each:  # more than one too many where the bound was lowered
-            if not self._drop_finished(owner):
-                raise Full(
-                    f"{len(mine)} tasks of this caller are unfinished, and no more are kept; "
-                    "wait for one, answer it or cancel it"
-                )
-        while self._bytes_of[owner] >= self._max_bytes // SHARE:
-            if not self._drop_finished(owner):
+    def _make_room(self, owned: Owned | None) -> None:
+        """For one more of that caller's; None for one of whom nothing is kept."""
+        if owned is not None:
+            # More than one too many, where the bound was lowered.
+            while len(owned.tasks) >= self._most_each:
+                if not self._drop_finished(owned):
+                    raise Full(
+                        f"{len(owned.tasks)} tasks of this caller are unfinished, and no more are "
+                        "kept; wait for one, answer it or cancel it"
+                    )
+        while self._count >= self._most:
+            if not (self._drop_finished(owned) or self._drop_oldest()):
+                raise Full(f"{self._count} tasks are unfinished here, which is all there may be")
+        self.make_space(owned)
+
+    def make_space(self, owned: Owned | None) -> None:
+        """So that one of that caller's may grow. Raises `Full` where there is no space for that."""
+        while owned is not None and owned.size >= self._max_bytes // SHARE:
+            if not self._drop_finished(owned):
                 raise Full(
                     "the unfinished tasks of this caller take all the space there is for one; "
                     "wait for one, answer it or cancel it"
                 )
-        while self._count >= self._most or self._bytes >= self._max_bytes:
-            if not (self._drop_finished(owner) or self._drop_oldest()):
-                raise Full(f"{self._count} tasks are unfinished here, which is all there may be")
+        while self._bytes >= self._max_bytes:
+            if not (self._drop_finished(owned) or self._drop_oldest()):
+                raise Full("the unfinished tasks take all the space that there is here")
 
-    def _drop_finished(self, owner: Principal) -> bool:
-        mine = self._finished.get(owner)
-        if not mine:
+    def _drop_finished(self, owned: Owned | None) -> bool:
+        if owned is None or not owned.finished:
             return False
-        self.remove(next(iter(mine.values())))
+        self.remove(next(iter(owned.finished.values())))
         return True
 
     def _drop_oldest(self) -> bool:

@@ -80,8 +80,8 @@ class Task:
     """Made for a call that may last; `start` makes the call. Nobody can find it by its id until
     `Tasks.keep` has taken it."""
 
-    def __init__(self, owner: Principal, work: Work) -> None:
-        self.id = token_hex(16)
+    def __init__(self, owner: Principal, work: Work, id: str = "") -> None:
+        self.id = id or token_hex(16)
         self.owner = owner
         self.created = self.updated = time()
         self.ttl = 0.0
@@ -208,7 +208,9 @@ class Task:
     async def _run(self, answers: Mapping[str, Any] | None, handle: str | None) -> None:
         assert self._work is not None
         try:
-            result = await self._outcome(self._work, answers, handle)
+            result = await self._work(self._update, answers, handle)
+            if result.questions is not None:
+                result = await self._asked_again(self._work, result)
         except asyncio.CancelledError:
             if not self.finished:
                 self._move(CANCELLED, "it was stopped")
@@ -228,22 +230,18 @@ class Task:
         self.result = result
         self._move(COMPLETED, "")
 
-    async def _outcome(
-        self, work: Work, answers: Mapping[str, Any] | None, handle: str | None
-    ) -> Result:
-        """What comes of the call, or what it asks. One that asks for nothing in particular wants to
-        be made again, and not at once."""
-        while True:
-            result = await work(self._update, answers, handle)
-            if result.questions is None:
-                return result
+    async def _asked_again(self, work: Work, result: Result) -> Result:
+        """What comes of a call that asks. One that asks for nothing in particular wants to be made
+        again, and not at once."""
+        while result.questions is not None:
             self._rounds += 1
             if self._rounds > MAX_ROUNDS:
                 raise BadReply("it asks again and again, and was stopped")
             if result.questions:
-                return result
-            answers, handle = {}, result.handle
+                break
             await asyncio.sleep(AGAIN_SECONDS)
+            result = await work(self._update, {}, result.handle)
+        return result
 
     def _fail(self, error: Exception) -> None:
         if self.finished:

@@ -8,6 +8,7 @@ a question is open no call is under way, so no clock runs.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from dragoman.core.call import NO_UPDATES, Artifact, Call, Lasting, Progress, Result, Update
@@ -27,15 +28,15 @@ class Time:
         self._deadlines = Deadlines(seconds)
         self._deadlines_as_task = Deadlines(self.as_task)
 
-    async def __call__(self, call: Call, next: Next) -> Result:
-        if call.tool.agent:
-            return await self._within(self._deadlines_as_task, call, next)
+    def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
+        if call.tool.agent is not None:
+            return self._within(self._deadlines_as_task, call, next)
         wanted = call.wanted
         if wanted is not NO_UPDATES and (wanted.progress or wanted.lasting):
-            return await _Clock(self).run(call, next)
+            return _Clock(self).run(call, next)
         if getattr(call.tool.target, "may_last", False):
-            return await _Clock(self).run(call, next)
-        return await self._within(self._deadlines, call, next)
+            return _Clock(self).run(call, next)
+        return self._within(self._deadlines, call, next)
 
     async def _within(self, deadlines: Deadlines, call: Call, next: Next) -> Result:
         # What `asyncio.timeout` does, in a tenth of its time: this is on every call's way.

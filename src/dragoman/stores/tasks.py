@@ -1,8 +1,8 @@
 """Tasks in the hub's home, or in memory where that is wanted: headers, and logs in pieces.
 
-What is saved at once of one task is one piece: a row, however many entries are in it. So the
-statements of a save grow with the tasks that it tells of, not with what happened to them. Knows
-nothing of what entries say.
+What is saved at once of one task is one piece: a row, however many entries are in it, unless they
+are long. So the statements of a save grow with the tasks that it tells of, not with what happened
+to them. Knows nothing of what entries say.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from dragoman.stores.sqlite import open_store
 
 DATABASE = "tasks.db"
 MAX_DEPTH = 100
+PIECE_BYTES = 256 * 1024
+"""A piece that is longer is made of one entry: so a long log can be read bit by bit."""
 BUSY_SECONDS = 0.5
 
 T = TypeVar("T")
@@ -59,6 +61,7 @@ SELECT t.key, t.id, t.kind, t.owner, t.org, t.state, t.created, t.updated, t.abo
        total(l.count), total(length(l.body))
 FROM tasks t LEFT JOIN task_log l ON l.task = t.key GROUP BY t.key ORDER BY t.key
 """
+_ENTRIES = "SELECT body FROM task_log WHERE task = ? AND first + count - 1 > ? ORDER BY first"
 _PUSH = (
     "INSERT OR REPLACE INTO pushes (task, id, config, cursor, attempts, next_at, dead)"
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -69,8 +72,15 @@ _decode = msgspec.json.Decoder().decode
 _decode_log = msgspec.json.Decoder(list[tuple[int, float, dict[str, Any]]]).decode
 
 
-def _piece(entries: Sequence[Entry]) -> bytes:
-    return _written([(entry.number, entry.at, entry.event) for entry in entries])
+def _pieces(entries: Sequence[Entry]) -> list[tuple[int, int, bytes]]:
+    """The number of the first entry, how many they are, and what they say."""
+    if not entries:
+        return []
+    body = _written([(entry.number, entry.at, entry.event) for entry in entries])
+    if len(body) <= PIECE_BYTES or len(entries) == 1:
+        return [(entries[0].number, len(entries), body)]
+    half = len(entries) // 2
+    return [*_pieces(entries[:half]), *_pieces(entries[half:])]
 
 
 def _written(value: Any) -> bytes:
@@ -89,8 +99,10 @@ def _plain(value: Any, within: tuple[int, ...] = ()) -> Any:
             return {_text(key): _plain(each, within) for key, each in value.items()}
         if isinstance(value, list | tuple):
             return [_plain(each, within) for each in value]
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int | float):  # of a kind of its own, perhaps, which is no JSON
+        return int(value) if isinstance(value, int) else float(value)
     return _text(value)
 
 
@@ -103,6 +115,11 @@ def _entries(piece: bytes) -> list[Entry]:
     return [Entry(*entry) for entry in _decode_log(piece)]
 
 
+def _behind(entries: list[Entry], after: int) -> list[Entry]:
+    """Without those that share a piece with the first that is wanted."""
+    return [entry for entry in entries if entry.number > after] if after else entries
+
+
 class SqliteTasks:
     """A `TaskStore` in `tasks.db` of the hub's home. Used by the thread of the loop alone."""
 
@@ -111,6 +128,9 @@ class SqliteTasks:
         self._db = open_store(self._path, MIGRATIONS, durable=durable, busy_seconds=BUSY_SECONDS)
         self._gone: list[int] = []
         """Deleted, and not yet so in the database."""
+        self._waits = True
+        """Whether it waits for another program that holds the database: once in vain is enough, for
+        all others wait meanwhile."""
         self.statements = 0
 
     def load(self) -> list[StoredTask]:
@@ -123,9 +143,18 @@ class SqliteTasks:
             in self._rows(_LOAD)
         ]  # fmt: skip
 
-    def entries(self, key: int) -> list[Entry]:
-        rows = self._rows("SELECT body FROM task_log WHERE task = ? ORDER BY first", (key,))
-        return [entry for (body,) in rows for entry in self._read(_entries, body)]
+    def entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
+        found: list[Entry] = []
+        size = 0
+        try:
+            for (body,) in self._db.execute(_ENTRIES, (key, after)):
+                found += self._read(_entries, body)
+                size += len(body)
+                if most is not None and size >= most:
+                    break
+        except sqlite3.Error as error:
+            raise self._damaged(error) from error
+        return _behind(found, after)
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         try:
@@ -148,27 +177,30 @@ class SqliteTasks:
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         db = self._db
         saved: list[tuple[int, int]] = []
-        written = [
-            (change, _written(change.about), _piece(change.entries) if change.entries else b"")
-            for change in changes
-        ]
+        written = [(change, _written(change.about), _pieces(change.entries)) for change in changes]
         try:
             db.execute("BEGIN IMMEDIATE")
             self.statements += 2
             if self._gone:
                 self._delete()
-            for change, about, body in written:
-                saved.append(self._change(db, change, about, body))
+            for change, about, pieces in written:
+                saved.append(self._change(db, change, about, pieces))
             db.execute("COMMIT")
         except (sqlite3.Error, OverflowError) as error:
             if db.in_transaction:
                 db.execute("ROLLBACK")
+            self._wait(False)
             raise Full(f"the task cannot be stored ({error}); see {self._path.name}") from error
+        self._wait(True)
         self._gone.clear()
         return saved
 
     def _change(
-        self, db: sqlite3.Connection, change: TaskChange, about: bytes, body: bytes
+        self,
+        db: sqlite3.Connection,
+        change: TaskChange,
+        about: bytes,
+        pieces: Sequence[tuple[int, int, bytes]],
     ) -> tuple[int, int]:
         key = change.key
         if key:
@@ -181,11 +213,10 @@ class SqliteTasks:
             )  # fmt: skip
             key = db.execute(_INSERT, row).lastrowid or 0
         self.statements += 1
-        if not body:
-            return key, 0
-        db.execute(_LOG, (key, change.entries[0].number, len(change.entries), body))
-        self.statements += 1
-        return key, len(body)
+        for piece in pieces:
+            db.execute(_LOG, (key, *piece))
+            self.statements += 1
+        return key, sum(len(body) for _, _, body in pieces)
 
     def delete(self, key: int) -> None:
         self._gone.append(key)
@@ -217,8 +248,16 @@ class SqliteTasks:
         try:
             self._db.execute(statement, values)
             self.statements += 1
+            self._wait(True)
         except (sqlite3.Error, OverflowError) as error:
+            self._wait(False)
             raise Full(f"it cannot be stored ({error}); see {self._path.name}") from error
+
+    def _wait(self, waits: bool) -> None:
+        if waits is not self._waits:
+            self._waits = waits
+            milliseconds = int(BUSY_SECONDS * 1_000) if waits else 0
+            self._db.execute(f"PRAGMA busy_timeout={milliseconds}")
 
     def close(self) -> None:
         try:
@@ -233,13 +272,21 @@ class MemoryTasks:
 
     def __init__(self) -> None:
         self._last = 0
-        self._logs: dict[int, list[bytes]] = {}
+        self._logs: dict[int, list[tuple[int, int, bytes]]] = {}
 
     def load(self) -> list[StoredTask]:
         return []
 
-    def entries(self, key: int) -> list[Entry]:
-        return [entry for piece in self._logs.get(key, ()) for entry in _entries(piece)]
+    def entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
+        found: list[Entry] = []
+        size = 0
+        for first, count, body in self._logs.get(key, ()):
+            if first + count - 1 > after:
+                found += _entries(body)
+                size += len(body)
+                if most is not None and size >= most:
+                    break
+        return _behind(found, after)
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         saved = []
@@ -247,10 +294,10 @@ class MemoryTasks:
             key = change.key
             if not key:
                 self._last = key = self._last + 1
-            piece = _piece(change.entries) if change.entries else b""
-            if piece:
-                self._logs.setdefault(key, []).append(piece)
-            saved.append((key, len(piece)))
+            pieces = _pieces(change.entries)
+            if pieces:
+                self._logs.setdefault(key, []).extend(pieces)
+            saved.append((key, sum(len(body) for _, _, body in pieces)))
         return saved
 
     def delete(self, key: int) -> None:

@@ -86,6 +86,6 @@ def _bracketed(host: str) -> str:
 
 def _without_port(value: str) -> str:
     name, colon, port = value.rpartition(":")
-    if colon and port.isdigit():
+    if colon and port.isascii() and port.isdigit() and len(port) <= 5:
         value = name
     return value.lower()

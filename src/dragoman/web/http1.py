@@ -34,6 +34,8 @@ DRAIN_BYTES = 4 * BODY_BYTES
 MAX_PIPELINED = 16
 UNREAD_BYTES = 1024 * 1024
 """What may wait for a client that does not read, before its stream waits too."""
+UNREAD_BYTES_ALL = 256 * 1024 * 1024
+"""The same for all clients; beyond it those are left that have not read for the longest time."""
 UNREAD_SECONDS = 60.0
 """A client that has read nothing for so long does not read."""
 
@@ -162,6 +164,17 @@ class Connection(asyncio.Protocol):
             self._drained = self.loop.create_future()
             self._unread = self._transport.get_write_buffer_size(), self.loop.time()
             self._transport.pause_reading()
+            self._leave_others()
+
+    def _leave_others(self) -> None:
+        """Answers may be large and requests for them small: what waits to be read is bounded."""
+        waiting = [one for one in self._register if one._drained is not None]
+        unread = sum(one._transport.get_write_buffer_size() for one in waiting)
+        if unread > UNREAD_BYTES_ALL:
+            for one in sorted(waiting, key=lambda one: one._unread[1]):
+                if one is not self and unread > UNREAD_BYTES_ALL:
+                    unread -= one._transport.get_write_buffer_size()
+                    one._transport.abort()
 
     def resume_writing(self) -> None:
         drained, self._drained = self._drained, None

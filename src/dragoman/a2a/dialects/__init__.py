@@ -151,8 +151,9 @@ def choose(version: str | None, method: str | None, params: Any, require_version
 
 
 def _of_version(version: str) -> Dialect:
-    match = _VERSION.fullmatch(version)
-    dialect = BY_VERSION.get(match[1]) if match else None
+    dialect = BY_VERSION.get(version)  # as nearly all say it
+    if dialect is None and (match := _VERSION.fullmatch(version)) is not None:
+        dialect = BY_VERSION.get(match[1])
     if dialect is None:
         raise A2aError(
             VERSION_NOT_SUPPORTED,

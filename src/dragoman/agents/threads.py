@@ -1,0 +1,75 @@
+"""Threads for functions that may take their time, or never come back: the hub ends without them.
+
+The library's own pool is waited for when a program ends, so that one function that hangs would
+keep the whole hub from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from typing import Any, NamedTuple
+
+
+class _Job(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    outcome: asyncio.Future[Any]
+    function: Callable[[Any], Any]
+    given: Any
+
+
+class Threads:
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._idle = Semaphore(0)
+        self._count = 0
+
+    async def run(self, function: Callable[[Any], Any], given: Any) -> Any:
+        """What the function returns or raises. One whose caller is cancelled goes on alone, since
+        a thread cannot be stopped."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Any] = loop.create_future()
+        self._jobs.put(_Job(loop, outcome, function, given))
+        if not self._idle.acquire(blocking=False) and self._count < self._most:
+            self._count += 1
+            Thread(target=self._work, name=f"{self._name}-{self._count}", daemon=True).start()
+        return await outcome
+
+    def close(self) -> None:
+        """Those that have nothing to do end."""
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not job.outcome.cancelled():
+                result, error = _done(job)
+                with contextlib.suppress(RuntimeError):  # the hub has ended meanwhile
+                    job.loop.call_soon_threadsafe(_settle, job.outcome, result, error)
+            del job
+            self._idle.release()
+
+
+def _done(job: _Job) -> tuple[Any, Exception | None]:
+    try:
+        return job.function(job.given), None
+    except StopIteration as error:  # which no future can hold
+        return None, RuntimeError(f"it raised {error!r}")
+    except Exception as error:
+        return None, error
+    except BaseException as error:
+        return None, RuntimeError(f"it wanted to end the hub: {error!r}")
+
+
+def _settle(outcome: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if outcome.done():
+        return
+    if error is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)

@@ -1,0 +1,496 @@
+"""Whoever sends too much, too slowly or in too many pieces costs nobody else anything: callers,
+agents of others, webhooks, and agents of the hub's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.net.raw_server import Talk, listening
+
+from dragoman.a2a import cards as cards_module
+from dragoman.a2a import legacy, server
+from dragoman.a2a import push as push_module
+from dragoman.a2a.asker import Asker
+from dragoman.a2a.cards import Cards
+from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.errors import RESOURCE_EXHAUSTED, A2aError
+from dragoman.a2a.far import FarTask
+from dragoman.a2a.pages import within
+from dragoman.a2a.push import Push
+from dragoman.a2a.server import Face
+from dragoman.a2a.streams import Stream
+from dragoman.a2a.targets import Targets
+from dragoman.a2a.tasks import MAX_BYTES, AgentTask
+from dragoman.a2a.webhook import Hook, deliver
+from dragoman.agents.config import AgentEntry
+from dragoman.agents.function import FunctionAgent, Request
+from dragoman.core.agents import SCHEMA
+from dragoman.core.bus import Bus
+from dragoman.core.call import Artifact, Progress, Result, Update, Updates, discard
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import Full, WorkFailed
+from dragoman.core.hub import Hub
+from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.principal import Principal
+from dragoman.core.tasklist import StoredTasks
+from dragoman.guards.validate import compile_schema
+from dragoman.net.client import Client
+from dragoman.stores.tasks import BUSY_SECONDS, MemoryTasks, SqliteTasks
+from dragoman.web import http1
+from dragoman.web.listener import Listener
+from dragoman.web.sockets import tcp_socket
+
+ME, YOU = Principal("key", "me"), Principal("key", "you")
+BOUND = 10.0
+MANY = 20_000
+CPU_SECONDS = 4.0
+"""For what takes a tenth of a second where its cost grows with its size, and ten where with the
+square of it."""
+
+
+class Held:
+    """A call that ends when it is told to, after what it is told to say."""
+
+    def __init__(self, *updates: Update) -> None:
+        self.updates = updates
+        self.goes_on = asyncio.Event()
+
+    async def call(
+        self,
+        task: AgentTask,
+        updates: Updates,
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
+    ) -> Result:
+        for update in self.updates:
+            updates(update)
+        await self.goes_on.wait()
+        return Result(content=[{"type": "text", "text": "done"}])
+
+
+def made(work: Held, owner: Principal = ME, id: str = "t") -> AgentTask:
+    task = AgentTask(owner, work.call, id=id, context="c", agent="echo", tool="echo.message")
+    task.say({"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]})
+    return task
+
+
+def listed(store: SqliteTasks | MemoryTasks | None = None) -> StoredTasks:
+    return StoredTasks(store or MemoryTasks(), most=100, most_each=100, max_bytes=10**9, idle=1000)
+
+
+def texts(*words: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": each} for each in words]
+
+
+async def finished(task: AgentTask, work: Held) -> None:
+    work.goes_on.set()
+    assert await task.until(lambda task: task.finished, BOUND)
+
+
+# --- agents of the hub's own ----------------------------------------------------------------------
+
+
+async def test_what_an_agent_says_of_its_work_counts_as_what_it_makes() -> None:
+    work = Held(*(Progress(progress=n, message=f"{n}{'x' * 19_000}") for n in range(5_000)))
+    tasks, task = listed(), made(work)
+    tasks.insert(task)
+    task.begin()
+    await finished(task, work)
+    said = sum(len(part["text"]) for one in task.snapshot()["history"] for part in one["parts"])
+    assert 0 < said <= MAX_BYTES
+    await tasks.close()
+
+
+def test_parts_with_nothing_in_them_count_too() -> None:
+    task = made(Held())
+    empty = texts(*[""] * 1_000)
+    pieces = 0
+    with pytest.raises(WorkFailed, match="more than one task can hold"):
+        for pieces in range(1_000):  # noqa: B007 (how far it came)
+            task._update(Artifact(id="a", content=empty, append=True, last=False))
+    assert 100 < pieces < 500
+
+
+def test_an_artifact_may_come_in_thousands_of_pieces_and_what_was_shown_stays_as_it_was() -> None:
+    task = made(Held())
+    piece = texts(*"0123456789" * 3)
+    begun = time.process_time()
+    for number in range(9_000):
+        task._update(Artifact(id="a", content=piece, append=number > 0, last=False))
+        if number == 1:
+            shown = task.snapshot()
+    assert time.process_time() - begun < CPU_SECONDS
+    assert len(shown["artifacts"][0]["parts"]) == 60
+    assert len(task.snapshot()["artifacts"][0]["parts"]) == 270_000
+    logged = task.entries[1].event["artifactUpdate"]["artifact"]
+    assert len(logged["parts"]) == 30
+    assert task.snapshot(at=3)["artifacts"] == shown["artifacts"]
+
+
+async def test_a_function_in_a_thread_that_makes_too_much_is_told_so_and_fills_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    taken: list[Update] = []
+
+    def take(update: Update) -> None:
+        if len(taken) == 3:
+            raise WorkFailed("that is enough")
+        taken.append(update)
+
+    request = Request(
+        text="", parts=(), metadata={}, context="", task="", message_id="", skill="", turn=1,
+        caller="", _updates=take, _loop=asyncio.get_running_loop(),
+    )  # fmt: skip
+
+    def make() -> None:
+        end = time.monotonic() + BOUND
+        while time.monotonic() < end:
+            request.artifact("more", id="a", append=True)
+            time.sleep(0.001)
+
+    with pytest.raises(WorkFailed, match="that is enough"):
+        await asyncio.to_thread(make)
+    await asyncio.sleep(0)
+    assert len(taken) == 3
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+async def test_numbers_of_a_kind_of_their_own_keep_no_task_of_others_from_being_stored(
+    kind: str, tmp_path: Path
+) -> None:
+    class Celsius(float): ...
+
+    class Count(int): ...
+
+    store = SqliteTasks(tmp_path) if kind == "sqlite" else MemoryTasks()
+    tasks = listed(store)
+    odd, other = made(Held(), id="odd"), made(Held(), YOU, "other")
+    for task in (odd, other):
+        tasks.insert(task)
+    odd.append({"artifactUpdate": {"t": Celsius(1.5), "n": Count(3), "yes": True}})
+    tasks.flush()
+    assert store.entries(odd.key)[-1].event == {"artifactUpdate": {"t": 1.5, "n": 3, "yes": True}}
+    assert len(store.entries(other.key)) == 1
+    await tasks.close()
+    store.close()
+
+
+def test_a_store_that_another_program_holds_is_waited_for_once(tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path)
+    change = TaskChange(0, "one", ME, "working", 1.0, 1.0, {}, ())
+    push = StoredPush(1, "hook", {}, 0, 0, 0.0, "")
+    other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    begun = time.monotonic()
+    for _ in range(10):
+        with pytest.raises(Full, match="locked"):
+            store.save([change])
+        with pytest.raises(Full, match="locked"):
+            store.save_push(push)
+    assert time.monotonic() - begun < 3 * BUSY_SECONDS
+    other.execute("ROLLBACK")
+    [(key, _)] = store.save([change])
+    other.execute("BEGIN IMMEDIATE")
+    begun = time.monotonic()
+    with pytest.raises(Full, match="locked"):  # and then it is patient again
+        store.save_push(push)
+    assert time.monotonic() - begun > BUSY_SECONDS / 2
+    other.close()
+    assert [task.key for task in store.load()] == [key]
+    store.close()
+
+
+# --- agents of others -----------------------------------------------------------------------------
+
+
+def piece(*parts: Mapping[str, Any], append: bool = True) -> dict[str, Any]:
+    artifact = {"artifactId": "a", "parts": list(parts)}
+    return {"artifactUpdate": {"taskId": "t", "append": append, "artifact": artifact}}
+
+
+def completed(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    status = {"state": "TASK_STATE_COMPLETED", "message": {"parts": list(parts)}}
+    return {"statusUpdate": {"taskId": "t", "status": status}}
+
+
+def test_an_agent_that_answers_word_by_word_is_heard_in_time_that_grows_with_its_words() -> None:
+    far = FarTask("chatty", discard)
+    words = [f"word {number} ".ljust(300) for number in range(MANY)]
+    begun = time.process_time()
+    for number, word in enumerate(words):
+        far.hear(piece({"text": word}, append=number > 0))
+    far.hear(piece({"data": 1}))
+    far.hear(piece({"text": "the "}))
+    far.hear(piece({"text": "end"}))
+    far.hear(completed())
+    found = far.result("")
+    assert time.process_time() - begun < CPU_SECONDS
+    first, data, last = found.artifacts[0].content
+    assert first["text"] == "".join(words)
+    assert (data["data"], last["text"]) == (1, "the end")
+
+
+def test_an_agent_that_answers_in_many_pieces_of_data_is_too() -> None:
+    far = FarTask("chatty", discard)
+    data = [{"data": number} for number in range(5)]
+    begun = time.process_time()
+    for number in range(MANY):
+        far.hear(piece(*data, append=number > 0))
+    far.hear(completed())
+    found = far.result("")
+    assert time.process_time() - begun < CPU_SECONDS
+    assert len(found.artifacts[0].content) == 5 * MANY
+
+
+def test_an_agent_whose_last_words_are_as_many_as_its_answers_holds_nobody_up() -> None:
+    far = FarTask("wordy", discard)
+    far.hear(piece(*({"text": f"{number}"} for number in range(MANY)), append=False))
+    begun = time.process_time()
+    far.hear(completed({"text": "1"}, *({"text": f"x{number}"} for number in range(MANY))))
+    found = far.result("")
+    assert time.process_time() - begun < CPU_SECONDS
+    assert len(found.content) == 2 * MANY  # the "1" was said
+
+
+# --- logs that are read bit by bit ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+async def test_a_long_log_is_read_bit_by_bit(kind: str, tmp_path: Path) -> None:
+    store = SqliteTasks(tmp_path) if kind == "sqlite" else MemoryTasks()
+    tasks = listed(store)
+    work = Held(*(Progress(progress=n, message=f"{n} {'x' * 10_000}") for n in range(300)))
+    task = made(work)
+    tasks.insert(task)
+    task.begin()
+    await finished(task, work)
+    tasks.flush()
+    assert not task.entries  # all of it is in the store alone
+    numbers: list[int] = []
+    reads = 0
+    while bit := task.events_after(numbers[-1] if numbers else 0, 100_000):
+        assert sum(len(json.dumps(entry.event)) for entry in bit) < 500_000
+        numbers += [entry.number for entry in bit]
+        reads += 1
+    assert numbers == list(range(2, task.count + 1))
+    assert 5 < reads < 100
+    stream = Stream(task, 0, None, BOUND)
+    followed = [number async for number, _, _ in stream]
+    assert followed == numbers
+    await tasks.close()
+    store.close()
+
+
+async def test_a_client_that_is_sent_the_whole_task_each_time_is_sent_it_once_for_all_that_happened(
+) -> None:  # fmt: skip
+    work = Held(*(Progress(progress=n, message=f"{n}") for n in range(50)))
+    tasks, task = listed(), made(work)
+    tasks.insert(task)
+    stream = Stream(task, task.count, None, BOUND)
+    task.begin()
+    await finished(task, work)
+    message = {"role": "user", "content": {"type": "text", "text": "hi"}}
+    asked = legacy.read("POST", "/tasks/stream", {"id": "t", "message": message})
+    frames = [
+        asked.frame(stream, number, event, final)
+        for number, event, final in await stream.next(BOUND)
+    ]
+    assert len(frames) > 50
+    assert [bool(frame) for frame in frames] == [False] * (len(frames) - 1) + [True]
+    stream.close()
+    await tasks.close()
+
+
+# --- the face -------------------------------------------------------------------------------------
+
+
+def face() -> tuple[Face, StoredTasks, Cards]:
+    """With one agent, `echo`."""
+    entry = AgentEntry(name="echo", function="tests.peers.agents_module:echo")
+    agent = FunctionAgent(entry, "agent_", compile_schema(SCHEMA))
+    hub = Hub(Catalog(), Bus(), [])
+    hub.catalog.offer("echo", [agent.tool])
+    settings = A2aSettings(enabled=True)
+    tasks, store = listed(), MemoryTasks()
+    targets = Targets(hub, "echo")
+    cards = Cards(targets, hub.catalog, settings, None)
+
+    async def never(url: str) -> str | None:
+        await asyncio.Event().wait()
+        return None
+
+    client = Client()
+    push = Push(
+        tasks, store, lambda _, __: client.anywhere(allow_private=False), settings, check=never
+    )
+    return Face(hub, tasks, targets, cards, push, 100.0), tasks, cards
+
+
+def asker() -> Asker:
+    return Asker(ME, None, "1.0", frozenset(), "http://hub")
+
+
+def message(**more: Any) -> dict[str, Any]:
+    said = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
+    return {"message": said, **more}
+
+
+async def test_a_client_that_leaves_while_its_webhook_is_looked_at_leaves_no_task_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there, tasks, _ = face()
+    hook = {"taskPushNotificationConfig": {"url": "http://slow.example/"}}
+    sending = asyncio.create_task(there.send(asker(), message(configuration=hook)))
+    async with asyncio.timeout(BOUND):
+        while not len(tasks):
+            await asyncio.sleep(0)
+    sending.cancel()
+    await asyncio.wait([sending])
+    assert len(tasks) == 0
+    await tasks.close()
+
+
+async def test_a_stream_too_many_is_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MAX_STREAMS", 1)
+    there, tasks, _ = face()
+    stream = await there.stream(asker(), message())
+    with pytest.raises(A2aError) as refused:
+        await there.stream(asker(), message())
+    assert refused.value.reason == RESOURCE_EXHAUSTED
+    assert len(tasks) == 1
+    stream.close()
+    (await there.stream(asker(), message())).close()
+    await tasks.close()
+
+
+def test_cards_that_are_kept_for_every_name_of_the_hub_take_no_more_than_so_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cards_module, "MAX_KEPT_BYTES", 20_000)
+    _, _, cards = face()
+    for port in range(200):
+        body, *_ = cards.served("echo", None, f"http://localhost:{port}", "")
+        assert f"localhost:{port}/".encode() in body
+        assert sum(len(kept) for kept, *_ in cards._kept.values()) < 20_000 + 2 * len(body)
+
+
+async def test_a_page_of_large_tasks_is_short_and_never_empty() -> None:
+    tasks = [made(Held(), id=f"{number}") for number in range(4)]
+    for task in tasks:
+        task.size = 40
+    assert within(tasks, 100) == tasks[:2]
+    assert within(tasks, 160) == tasks
+    assert within(tasks, 10) == tasks[:1]
+    assert within([], 10) == []
+
+
+# --- webhooks -------------------------------------------------------------------------------------
+
+
+async def test_a_slow_webhook_gives_its_place_to_another_before_it_was_told_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(push_module, "AT_ONCE", 1)
+    monkeypatch.setattr(push_module, "TURN_SECONDS", 0.02)
+    came: list[str] = []
+    enough = asyncio.Event()
+
+    async def webhook(connection: Talk) -> None:
+        while True:
+            path = (await connection.request()).split(b" ")[1].decode()
+            came.append(path)
+            if path == "/slow":
+                await asyncio.sleep(0.03)
+            if came.count("/quick") and came.count("/slow") == 6:
+                enough.set()
+            await connection.say(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    tasks, store, client = listed(), MemoryTasks(), Client()
+    settings = A2aSettings(push_private=True)
+
+    async def fine(url: str) -> str | None:
+        return None
+
+    push = Push(
+        tasks, store, lambda _, allowed: client.anywhere(allow_private=True), settings, check=fine
+    )
+    async with listening(webhook) as peer:
+        for owner, id, count in ((ME, "slow", 4), (YOU, "quick", 0)):
+            work = Held(*(Progress(progress=n, message=f"{n}") for n in range(count)))
+            task = made(work, owner, id)
+            tasks.insert(task)
+            task.begin()
+            await finished(task, work)
+            url = f"http://127.0.0.1:{peer.port}/{id}"
+            await push.set(task, {"url": url}, "1.0", after=0)
+        await asyncio.wait_for(enough.wait(), BOUND)
+        assert came.index("/quick") <= 2
+        await tasks.close()
+        await push.close()
+        await client.close()
+
+
+async def test_the_path_of_a_webhook_which_may_be_a_secret_is_in_no_message() -> None:
+    task, client = made(Held()), Client()
+    async with listening(Talk.gone) as peer:
+        url = f"http://127.0.0.1:{peer.port}/bot-S3CRET/send?key=S3CRET"
+    hook = Hook(task, "h", {"url": url}, "1.0", 0)
+    http = client.anywhere(allow_private=True)
+    failure = await deliver(http, hook, task.entries[0], BOUND)
+    assert failure is not None and f"127.0.0.1:{peer.port}" in failure.why
+    assert "S3CRET" not in failure.why + hook.shown
+    await client.close()
+
+
+# --- those who ask and do not read ----------------------------------------------------------------
+
+
+class Large:
+    """Answers with more than a socket holds."""
+
+    size = 16_000_000
+
+    def admit(self, request: http1.Request) -> bool:
+        return True
+
+    async def answer(self, request: http1.Request) -> None:
+        request.reply(200, [(b"content-type", b"text/plain")], b"x" * self.size)
+
+
+async def test_those_who_ask_for_much_and_do_not_read_it_are_left_the_first_of_them_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http1, "UNREAD_BYTES_ALL", 3 * Large.size)
+    sock = tcp_socket("127.0.0.1", 0)
+    listener = Listener(Large(), sock)
+    await listener.start()
+    opened = []
+    try:
+        async with asyncio.timeout(BOUND):
+            for _ in range(6):
+                address = sock.getsockname()
+                reader, writer = await asyncio.open_connection(*address, limit=1024)
+                opened.append((reader, writer))
+                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                await reader.readuntil(b"\r\n\r\n")  # so that they are answered in this order
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await opened[0][0].readexactly(Large.size)
+            await opened[-1][0].readexactly(Large.size)
+    finally:
+        listener.stop_accepting()
+        listener.abort()
+        for _, writer in opened:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
