@@ -51,6 +51,17 @@ _A2A_JSON = b"application/a2a+json"
 PARAMS = (b'"message"', b'"id"', b'"configuration"', b'"metadata"')
 
 
+class Known:
+    """What is known of a JSON-RPC request, for the answer to it."""
+
+    __slots__ = ("dialect", "id", "op")
+
+    def __init__(self) -> None:
+        self.id: rpc.Id = None
+        self.dialect: Dialect = v10
+        self.op = ""
+
+
 class HttpFace:
     def __init__(
         self, face: Face, settings: A2aSettings, base_of: Callable[[HttpRequest], str]
@@ -67,18 +78,20 @@ class HttpFace:
             return False
         return path in CARD_PATHS or self._split(path)[1] in CARD_PATHS
 
-    async def __call__(self, request: HttpRequest, principal: Principal | None) -> None:
+    def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
         path = request.path
-        if path in CARD_PATHS:
-            self._card(request, principal, None)
-            return
-        agent, rest = self._split(path)
+        agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
+        if principal is not None and rest in ("", "/"):
+            return self._rpc(request, principal, agent)
+        return self._other(request, principal, agent, rest)
+
+    async def _other(
+        self, request: HttpRequest, principal: Principal | None, agent: str | None, rest: str
+    ) -> None:
         if rest in CARD_PATHS:
             self._card(request, principal, agent)
         elif principal is None:
             request.reply(401, JSON_HEADERS, encode({"error": {"message": "a key is needed"}}))
-        elif rest in ("", "/"):
-            await self._rpc(request, principal, agent)
         else:
             await self._rest(request, principal, agent, rest)
 
@@ -95,57 +108,77 @@ class HttpFace:
 
     # --- JSON-RPC --------------------------------------------------------------------------------
 
-    async def _rpc(self, request: HttpRequest, principal: Principal, agent: str | None) -> None:
+    def _rpc(
+        self, request: HttpRequest, principal: Principal, agent: str | None
+    ) -> Awaitable[None]:
+        """What was asked for is begun when this returns."""
         if request.method != "POST":
             _not_allowed(request, b"POST")
-            return
-        dialect: Dialect = v10
-        op: str | None = None
-        id: rpc.Id = None
+            return _done()
+        known = Known()
         try:
-            message = self._message(request)
-            id = rpc.id_of(message)
-            if isinstance(message, dict) and "jsonrpc" not in message and legacy.bare(message):
-                await self._legacy(request, principal, agent, "")
-                return
-            if (flaw := rpc.flaw(message)) is not None or "method" not in message:
-                raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
-            method, params = message["method"], message.get("params")
-            version = _version(request)
-            dialect = dialects.choose(version, method, params, self._require_version)
-            if version is None and method in dialects.SHARED:
-                id_of_task = params.get("id") if isinstance(params, dict) else None
-                if self.face.made_in(principal, id_of_task) == dialects.V01:
-                    dialect = dialects.BY_VERSION[dialects.V01]
-            op = dialect.METHODS.get(method)
-            if op is None:
-                raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
-            asker = self._asker(request, principal, agent, dialect)
-            wanted = dialect.params_in(op, params)
-            if "id" not in message:  # nobody waits for the outcome, so nothing is done
-                request.reply(204, [], b"")
-                return
-            if op in ops.STREAMING:
-                stream = await self._opened(op, asker, wanted, request)
-
-                def frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
-                    out = rpc.result(id, dialect.event_out(event, final=final))
-                    return sse.event(out, id=str(number))
-
-                await self._pump(request, stream, frame, asker, wanted)
-                return
-            answer = await self.face.answer(asker, op, wanted)
-            body = rpc.result(id, self._out(dialect, op, answer))
+            return self._begin(request, principal, agent, known)
         except Exception as error:
-            failure = _understood(error, request)
-            body = encode({"jsonrpc": "2.0", "id": id, "error": dialect.error_out(failure)})
-            if op in ops.STREAMING and dialect.VERSION != dialects.V10 and _wants_events(request):
-                # Clients of 0.3 that asked for a stream take nothing else.
-                request.reply(200, SSE_HEADERS, sse.event(body))
-            else:
-                request.reply(200, JSON_HEADERS, body)
+            _fail(request, known, error)
+            return _done()
+
+    def _begin(
+        self, request: HttpRequest, principal: Principal, agent: str | None, known: Known
+    ) -> Awaitable[None]:
+        message = self._message(request)
+        known.id = rpc.id_of(message)
+        if isinstance(message, dict) and "jsonrpc" not in message and legacy.bare(message):
+            return self._legacy(request, principal, agent, "")
+        if (flaw := rpc.flaw(message)) is not None or "method" not in message:
+            raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
+        method, params = message["method"], message.get("params")
+        version = _version(request)
+        dialect = known.dialect = dialects.choose(version, method, params, self._require_version)
+        if version is None and method in dialects.SHARED:
+            id_of_task = params.get("id") if isinstance(params, dict) else None
+            if self.face.made_in(principal, id_of_task) == dialects.V01:
+                dialect = known.dialect = dialects.BY_VERSION[dialects.V01]
+        op = dialect.METHODS.get(method)
+        if op is None:
+            raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
+        known.op = op
+        asker = self._asker(request, principal, agent, dialect)
+        wanted = dialect.params_in(op, params)
+        if "id" not in message:  # nobody waits for the outcome, so nothing is done
+            request.reply(204, [], b"")
+            return _done()
+        if op in ops.STREAMING:
+            return self._rpc_stream(request, known, asker, wanted)
+        return self._rpc_answer(request, known, asker, wanted, self.face.answer(asker, op, wanted))
+
+    async def _rpc_answer(
+        self,
+        request: HttpRequest,
+        known: Known,
+        asker: Asker,
+        wanted: Mapping[str, Any],
+        answer: Awaitable[dict[str, Any]],
+    ) -> None:
+        try:
+            body = rpc.result(known.id, self._out(known.dialect, known.op, await answer))
+        except Exception as error:
+            _fail(request, known, error)
             return
         request.reply(200, self._headers(asker, JSON_HEADERS, wanted), body)
+
+    async def _rpc_stream(
+        self, request: HttpRequest, known: Known, asker: Asker, wanted: Mapping[str, Any]
+    ) -> None:
+        def frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+            out = rpc.result(known.id, known.dialect.event_out(event, final=final))
+            return sse.event(out, id=str(number))
+
+        try:
+            stream = await self._opened(known.op, asker, wanted, request)
+        except Exception as error:
+            _fail(request, known, error)
+            return
+        await self._pump(request, stream, frame, asker, wanted)
 
     def _message(self, request: HttpRequest) -> Any:
         kind = request.fields.get(b"content-type", b"").lower()
@@ -396,6 +429,21 @@ def _card_shape(version: str | None) -> str:
     if version is None:
         return ""
     return dialects.choose(version, None, None, False).VERSION
+
+
+async def _done() -> None:
+    """It is answered already."""
+
+
+def _fail(request: HttpRequest, known: Known, error: Exception) -> None:
+    shown = known.dialect.error_out(_understood(error, request))
+    body = encode({"jsonrpc": "2.0", "id": known.id, "error": shown})
+    old = known.dialect.VERSION != dialects.V10
+    if old and known.op in ops.STREAMING and _wants_events(request):
+        # Clients of 0.3 that asked for a stream take nothing else.
+        request.reply(200, SSE_HEADERS, sse.event(body))
+    else:
+        request.reply(200, JSON_HEADERS, body)
 
 
 def _wants_events(request: HttpRequest) -> bool:

@@ -62,6 +62,7 @@ LOGIN_SECONDS = 5.0
 """How long a task may take to notice that somebody has logged in, before it is told."""
 MAX_CONTEXTS = 10_000
 SKILL = "urn:dragoman:a2a:skill:v1"
+ROUTED = ("agent", "skill", "skillId", SKILL)
 
 Reach = Callable[[str, bool], HttpClient]
 """The way out for one configured url, and whether it may lead to private addresses."""
@@ -217,6 +218,8 @@ class RemoteAgent:
         message = user_message(parts, context=context)
         metadata = call.extra.get("metadata")
         metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
+        for routed in ROUTED:  # was said to this hub; another would be sent round by it
+            metadata.pop(routed, None)
         if skill := call.extra.get("skill"):
             metadata[SKILL] = {"skillId": skill}
         if metadata:

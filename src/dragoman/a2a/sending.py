@@ -39,8 +39,12 @@ FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 """What whoever sends messages can be asked."""
 WANTED = Wanted(progress=True, lasting=True)
 
+MAX_KEYS = 32
+"""Of one task: those that its last messages were sent with."""
+
 Find = Callable[[Asker, str], AgentTask | None]
-SetPush = Callable[[Asker, AgentTask, Mapping[str, Any]], Awaitable[Any]]
+SetPush = Callable[[Asker, AgentTask, Mapping[str, Any], int], Awaitable[None]]
+"""For what happens after the entry of that number."""
 
 
 class Sending:
@@ -59,8 +63,9 @@ class Sending:
         """Takes up the tasks of an earlier hub."""
         self._tasks.load(self._made_again)
         for task in self._tasks:
-            if isinstance(task, AgentTask) and task.key_of_send:
-                self._sends[task.owner, task.key_of_send.partition("\n")[0]] = task
+            if isinstance(task, AgentTask):
+                for key in task.sends:
+                    self._sends[task.owner, key] = task
 
     def _made_again(self, stored: StoredTask) -> AgentTask:
         try:
@@ -71,39 +76,53 @@ class Sending:
                 "a backup, or move it away and start again"
             ) from error
 
-    async def taken(
-        self, asker: Asker, request: Mapping[str, Any], *, streamed: bool = False
+    def take(
+        self, asker: Asker, request: Mapping[str, Any], streamed: bool
     ) -> tuple[AgentTask, int]:
         """The task that the message began or went on with, which is under way, and how much had
         happened to it by then."""
-        message = request["message"]
-        if asker.key and (known := self._sent_before(asker, message)) is not None:
+        if asker.key and (known := self._sent_before(asker, request["message"])) is not None:
             return known, known.count
-        id = message.get("taskId")
-        if id is None and ops.TASK_ID in request:
-            id = request[ops.TASK_ID]
-            known_id = self._find(asker, id)
-            task = (
-                self._go_on(asker, known_id, request, streamed)
-                if known_id
-                else self._new(asker, request, id, streamed)
-            )
-        elif id is not None:
-            known = self._find(asker, id)
-            if known is None:
-                raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
-            task = self._go_on(asker, known, request, streamed)
+        task = self._meant(asker, request)
+        if task is not None:
+            self._go_on(asker, task, request, streamed)
         else:
-            task = self._new(asker, request, None, streamed)
+            task = self._new(asker, request, streamed)
+        return self._begun(asker, task)
+
+    async def take_telling(
+        self, asker: Asker, request: Mapping[str, Any], streamed: bool, push: Mapping[str, Any]
+    ) -> tuple[AgentTask, int]:
+        """The same, and a webhook is told of it. Where that is refused nothing has happened."""
+        if asker.key and (known := self._sent_before(asker, request["message"])) is not None:
+            return known, known.count
+        task = self._meant(asker, request)
+        if task is not None:
+            if task.state in WAITS:  # in any other it takes no message
+                await self._set_push(asker, task, push, task.count)
+            return self.take(asker, request, streamed)
+        task = self._new(asker, request, streamed)
+        try:
+            await self._set_push(asker, task, push, task.said_at)
+        except BaseException:  # or its client has gone, and it would wait here for ever
+            if not task.shown:
+                self._tasks.remove(task)
+            raise
+        return self._begun(asker, task)
+
+    def _meant(self, asker: Asker, request: Mapping[str, Any]) -> AgentTask | None:
+        """The task that the message goes on with; None for one that begins another."""
+        id = request["message"].get("taskId")
+        if id is None:
+            chosen = request.get(ops.TASK_ID)
+            return self._find(asker, chosen) if chosen is not None else None
+        known = self._find(asker, id)
+        if known is None:
+            raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
+        return known
+
+    def _begun(self, asker: Asker, task: AgentTask) -> tuple[AgentTask, int]:
         mark = task.said_at
-        push = request.get("configuration", {}).get("taskPushNotificationConfig")
-        if push is not None:
-            try:
-                await self._set_push(asker, task, push)
-            except BaseException:  # or its client has gone, and it would wait here for ever
-                if not task.shown:
-                    self._tasks.remove(task)
-                raise
         if not task.running and task.state not in WAITS and not task.finished:
             task.begin()
         if asker.key:
@@ -120,9 +139,7 @@ class Sending:
                 self._tasks.remove(task)
             raise
 
-    def _new(
-        self, asker: Asker, request: Mapping[str, Any], id: str | None, streamed: bool
-    ) -> AgentTask:
+    def _new(self, asker: Asker, request: Mapping[str, Any], streamed: bool) -> AgentTask:
         message = request["message"]
         there = self._targets.of(asker.agent, request)
         targets.check_asker(there.facts, asker.extensions, streamed)
@@ -133,7 +150,7 @@ class Sending:
         task = AgentTask(
             asker.principal,
             self._call,
-            id=id or new_id(),
+            id=request.get(ops.TASK_ID) or new_id(),
             context=message.get("contextId") or new_id(),
             agent=there.agent,
             tool=there.tool,
@@ -144,7 +161,7 @@ class Sending:
         self._aim(task, there)
         self._tasks.insert(task)
         if asker.key:
-            self._sends[task.owner, send_key(asker)] = task
+            self._sends[task.owner, self._key(asker)] = task
         if not task.tool:
             task.ask(self._targets.which(asker.principal))
         return task
@@ -188,7 +205,7 @@ class Sending:
             targets.check_modes(facts, message["parts"])
         self._say(asker, task, message)
         if asker.key:
-            self._sends[task.owner, send_key(asker)] = task
+            self._sends[task.owner, self._key(asker)] = task
         task.continues = bool(task.agent) and facts.continues
         if task.asked is not None and not task.continues:
             self._answer(task)
@@ -235,13 +252,20 @@ class Sending:
     def _say(self, asker: Asker, task: AgentTask, message: Mapping[str, Any]) -> None:
         task.say({**message, "taskId": task.id, "contextId": task.context})
         if asker.key:
-            task.key_of_send = f"{send_key(asker)}\n{digest(message)}"
+            task.sends[self._key(asker)] = digest(message)
+            while len(task.sends) > MAX_KEYS:
+                del task.sends[next(iter(task.sends))]
+
+    def _key(self, asker: Asker) -> str:
+        """What is sent to another agent is something else; the default one has two paths."""
+        return f"{self._targets.facts(asker.agent).name}\n{asker.key}"
 
     def _sent_before(self, asker: Asker, message: Mapping[str, Any]) -> AgentTask | None:
-        task = self._sends.get((asker.principal, send_key(asker)))
-        if task is None or task.tasks is None:
+        key = self._key(asker)
+        task = self._sends.get((asker.principal, key))
+        if task is None or task.tasks is None or key not in task.sends:
             return None
-        if task.key_of_send.partition("\n")[2] != digest(message):
+        if task.sends[key] != digest(message):
             raise A2aError(
                 INVALID_REQUEST,
                 "this Idempotency-Key was used for another message; choose a new one",
@@ -282,7 +306,7 @@ class Sending:
     def unasked(self, task: AgentTask) -> Mapping[str, Any] | None:
         """What need not be a task: a word of answer, or what nobody would take up. The first is
         returned, the second raised; unless somebody knows of the task by now."""
-        if task.shown or task.key_of_send:
+        if task.shown or task.sends:
             return None
         if isinstance(task.error, NotFound | Refused | AmbiguousName):
             self._tasks.remove(task)
@@ -295,10 +319,6 @@ class Sending:
         message = {**task.status.get("message", {"parts": [{"text": ""}]}), "role": AGENT}
         message.pop("taskId", None)
         return message
-
-
-def send_key(asker: Asker) -> str:
-    return f"{asker.agent or ''} {asker.key}"
 
 
 def digest(message: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ Knows no wire: requests come validated in the hub's own form, and errors are rai
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -29,6 +30,7 @@ from dragoman.a2a.sending import Sending
 from dragoman.a2a.streams import Stream
 from dragoman.a2a.targets import Targets
 from dragoman.a2a.tasks import AgentTask
+from dragoman.core.call import NOTHING
 from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
@@ -88,9 +90,20 @@ class Face:
         for stream in list(self._streams):
             stream.close()
 
-    async def answer(self, asker: Asker, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """One of the operations that have one answer."""
+    def answer(
+        self, asker: Asker, op: str, request: Mapping[str, Any]
+    ) -> Awaitable[dict[str, Any]]:
+        """One of the operations that have one answer. A message is under way when this returns, so
+        that whoever is quick is done before anybody waits."""
         asker = self._admitted(asker, op, request)
+        if op == ops.SEND:
+            configuration = request.get("configuration", NOTHING)
+            if configuration.get("taskPushNotificationConfig") is None:
+                task, _ = self._sending.take(asker, request, False)
+                return self._sent(task, request, configuration)
+        return self._answer(asker, op, request)
+
+    async def _answer(self, asker: Asker, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
         found = self._ops[op](asker, request)
         answer = found if isinstance(found, dict) else await found
         if op != ops.GET:  # which waits for its own task alone
@@ -116,8 +129,15 @@ class Face:
     # --- sending -------------------------------------------------------------------------------
 
     async def send(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
-        task, _ = await self._sending.taken(asker, request)
-        configuration = request.get("configuration", {})
+        """A message of whose task a webhook is told."""
+        configuration = request["configuration"]
+        push = configuration["taskPushNotificationConfig"]
+        task, _ = await self._sending.take_telling(asker, request, False, push)
+        return await self._sent(task, request, configuration)
+
+    async def _sent(
+        self, task: AgentTask, request: Mapping[str, Any], configuration: Mapping[str, Any]
+    ) -> dict[str, Any]:
         if configuration.get("returnImmediately"):
             await task.until(_settled, DIRECT_SECONDS)
         else:
@@ -125,20 +145,28 @@ class Face:
         if message := self._sending.unasked(task):
             chosen = {ops.TASK_ID: task.id} if ops.TASK_ID in request else {}
             return {"message": message, **chosen}
-        return {"task": task.snapshot(configuration.get("historyLength"))}
+        shown = {"task": task.snapshot(configuration.get("historyLength"))}
+        if self.tasks.unsaved > 1:  # others are about to be answered too: one save for all
+            await asyncio.sleep(0)
+        self.tasks.flush()
+        return shown
 
     async def stream(self, asker: Asker, request: Mapping[str, Any]) -> Stream:
         asker = self._admitted(asker, ops.STREAM, request)
         self._check_streams(asker)
-        task, mark = await self._sending.taken(asker, request, streamed=True)
+        configuration = request.get("configuration", NOTHING)
+        push = configuration.get("taskPushNotificationConfig")
+        if push is None:
+            task, mark = self._sending.take(asker, request, True)
+        else:
+            task, mark = await self._sending.take_telling(asker, request, True, push)
         await task.until(
             lambda task: _settled(task) or len(task.entries) > mark + 1, DIRECT_SECONDS
         )
         if message := self._sending.unasked(task):
             return self._streaming(asker, Stream.of_message(message))
         self.tasks.flush()  # what cannot be kept is refused, rather than a stream that breaks off
-        history = request.get("configuration", {}).get("historyLength")
-        first = {"task": task.snapshot(history, at=mark)}
+        first = {"task": task.snapshot(configuration.get("historyLength"), at=mark)}
         return self._streaming(asker, Stream(task, mark, first, self._stream_seconds))
 
     def subscribe(
@@ -249,10 +277,11 @@ class Face:
         task = self._task_with_push(asker, request)
         return await self._push.set(task, request, asker.version)
 
-    async def _set_push(self, asker: Asker, task: AgentTask, config: Mapping[str, Any]) -> None:
-        """For what happens after the message that brought it."""
+    async def _set_push(
+        self, asker: Asker, task: AgentTask, config: Mapping[str, Any], after: int
+    ) -> None:
         self._gate_push(asker, task)
-        await self._push.set(task, config, asker.version, after=task.said_at)
+        await self._push.set(task, config, asker.version, after=after)
 
     def push_get(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
         return self._push.get(self._task_with_push(asker, request), request.get("id", ""))

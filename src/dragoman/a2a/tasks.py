@@ -94,8 +94,9 @@ class AgentTask(LoggedTask):
         self.turn = 0
         self.version = ""
         """The dialect it was made in."""
-        self.key_of_send = ""
-        """Of a client that wants what it sends twice to be done once."""
+        self.sends: dict[str, str] = {}
+        """The keys of a client that wants what it sends twice to be done once, each with a digest
+        of what was sent with it."""
         self.metadata: Mapping[str, Any] = {}
         self.trace: Trace | None = None
         """One for all the calls of a task."""
@@ -124,8 +125,8 @@ class AgentTask(LoggedTask):
             about["trace"] = self.trace.id
         if self.skill:
             about["skill"] = self.skill
-        if self.key_of_send:
-            about["key"] = self.key_of_send
+        if self.sends:
+            about["sends"] = self.sends
         if self.metadata:
             about["metadata"] = self.metadata
         if not self.finished and self.state in WAITS:
@@ -149,7 +150,7 @@ class AgentTask(LoggedTask):
         task.state, task.created, task.updated = stored.state, stored.created, stored.updated
         task.arguments = about.get("arguments", {})
         task.turn, task.version = about["turn"], about["version"]
-        task.key_of_send = about.get("key", "")
+        task.sends = about.get("sends", {})
         task.trace = Trace(about["trace"]) if "trace" in about else None
         task.metadata = about.get("metadata", {})
         task.shown = True

@@ -18,7 +18,7 @@ from typing import Any
 from dragoman.core.errors import Full, HubError, InvalidInput, NotFound
 from dragoman.core.ports import StoredTask, TaskChange, TaskStore
 from dragoman.core.principal import Principal
-from dragoman.core.tasks import WAITS, Entry, Task, Work
+from dragoman.core.tasks import ENDS, WAITS, Entry, Task, Work
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +94,11 @@ class LoggedTask(Task):
         return self.entries[number:]
 
     def _tell(self) -> None:
+        self.updated = time()
         if self.tasks is not None:
             self.tasks.changed(self)
-        super()._tell()
+        for watcher in tuple(self._watchers):
+            watcher()
 
 
 class StoredTasks:
@@ -131,6 +133,7 @@ class StoredTasks:
         interrupted = []
         for stored in sorted(self._store.load(), key=lambda one: one.updated):
             task = make(stored)
+            task.finished = task.state in ENDS
             task.key, task.saved = stored.key, stored.count
             task.count = stored.count
             owned = self._put(task)
@@ -184,6 +187,11 @@ class StoredTasks:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def unsaved(self) -> int:
+        """How many have something new that is not stored yet."""
+        return len(self._dirty)
 
     def stored(self, task: LoggedTask, after: int = 0, most: int | None = None) -> list[Entry]:
         return self._store.entries(task.key, after, most)

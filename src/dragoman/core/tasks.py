@@ -87,6 +87,8 @@ class Task:
         self.ttl = 0.0
         """Seconds from its creation, once it is kept."""
         self.state = WORKING
+        self.finished = False
+        """Whether no state follows the one it is in."""
         self.message = ""
         """What it is doing or came to, for people."""
         self.lasting = False
@@ -106,10 +108,6 @@ class Task:
         """Every question there was, by the name it has here, and its name in the call."""
         self._rounds = 0
         self._answers: dict[str, Any] = {}
-
-    @property
-    def finished(self) -> bool:
-        return not MOVES[self.state]
 
     @property
     def running(self) -> bool:
@@ -278,6 +276,7 @@ class Task:
         if state not in MOVES[self.state]:
             raise InvalidInput(f'a task that is "{self.state}" cannot become "{state}"')
         self.state = state
+        self.finished = state in ENDS
         self.message = message[:MAX_MESSAGE]
         self._moved()
         if self.finished:

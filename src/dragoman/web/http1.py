@@ -280,8 +280,7 @@ class Connection(asyncio.Protocol):
         self._reading = None
         self._due = NEVER
         if self._current is None:
-            self._current = request
-            self._task = self.loop.create_task(self._run(request))
+            self._begin(request)
         elif len(self._queue) < MAX_PIPELINED:
             self._queue.append(request)
             self._transport.pause_reading()
@@ -290,11 +289,19 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         self._current = request
-        self._task = self.loop.create_task(self._run(request))
-
-    async def _run(self, request: Request) -> None:
         try:
-            await self._app.answer(request)
+            answer = self._app.answer(request)
+        except Exception:
+            log.exception("%s %s crashed", request.method, request.path)
+            answer = None
+        task = self.loop.create_task(self._run(request, answer))
+        if self._current is request:  # else it was answered at once, and another has begun
+            self._task = task
+
+    async def _run(self, request: Request, answer: Awaitable[None] | None) -> None:
+        try:
+            if answer is not None:
+                await answer
         except asyncio.CancelledError:
             if not self.lost and not request.answered:
                 self._transport.abort()
