@@ -417,6 +417,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     e.TimedOut: ("result",) * 5,
     e.BadReply: ("result",) * 5,
     e.WorkFailed: ("result",) * 5,
+    e.Declined: ("result",) * 5,
     e.NeedsInput: ("result", "result", "result", "result", -32021),
     e.ConfigError: (-32603,) * 5,
 }
