@@ -27,10 +27,10 @@ run on what their packages bring, listed above.
 validation. The two plain ASGI rows do the same on uvicorn and show what the server and the \
 client library cost.
 - Dragoman runs as `dragoman up` starts it; nothing is switched off for the measurement.
-- The a2a-sdk agents run on uvicorn with httptools, on the loop that uvicorn brings where a row does \
-not say uvloop, and SQLite writes a log ahead for \
-them as it does for the hub. Statements are counted by SQLite itself, with the beginnings and ends \
-of transactions, in runs of their own; their text has the values in it.\
+- The a2a-sdk agents run on uvicorn with httptools, on the loop that uvicorn brings where a row \
+does not say uvloop, and SQLite writes a log ahead for them as it does for the hub. Statements \
+are counted by SQLite itself, with the beginnings and ends of transactions, in runs of their own; \
+their text has the values in it.\
 """
 
 

@@ -69,7 +69,7 @@ async def test_an_agent_has_the_time_of_a_task_from_the_start_and_no_more() -> N
 
     stages = Time(0.05, with_progress=0.06, as_task=10)
     assert (await compose([stages], works)(call)).content == ["done"]
-    with pytest.raises(TimedOut, match="0.1 s and .* raise \\[limits\\] task_timeout_secs"):
+    with pytest.raises(TimedOut, match=r"0.1 s and .* raise \[limits\] task_timeout_secs"):
         await compose([Time(0.05, as_task=0.1)], works)(call)
 
 

@@ -278,7 +278,7 @@ class Way:
 
     def events(self, stream: wire.Stream) -> list[tuple[str, Any]]:
         """All that is left of it, each with its id."""
-        found = []
+        found: list[tuple[str, Any]] = []
         while True:
             try:
                 event = stream.next()
@@ -341,7 +341,9 @@ def with_key(hub: RunningHub, name: str, agent: str = "") -> Caller:
     made = hub.command("keys", "create", name)
     assert made.returncode == 0, made.stderr
     headers = {"Authorization": f"Bearer {made.stdout.strip().splitlines()[-1]}"}
-    until(lambda: wire.get(f"{hub.url}/api/status", headers).status == 200)
+    status = f"{hub.url}/api/status"
+    until(lambda: wire.get(status, {}).status == 401)  # it has seen that there are keys
+    until(lambda: wire.get(status, headers).status == 200)
     return Caller(hub, agent, headers)
 
 

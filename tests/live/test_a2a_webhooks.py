@@ -1,0 +1,151 @@
+"""Webhooks of a running hub, and its bounds at their full size."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from tests.live.a2a_grounds import (
+    PUSH_SET,
+    SEND,
+    V03,
+    V10,
+    Caller,
+    Grounds,
+    a2a_grounds,
+    with_key,
+)
+from tests.live.lasting import until
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes what it is sent, after a while."""
+
+    daemon_threads = True
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.taken: list[tuple[dict[str, str], Any]] = []
+        super().__init__(("127.0.0.1", 0), Taking)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/hook"
+
+
+class Taking(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Receiver)
+        body = self.rfile.read(int(self.headers["content-length"]))
+        time.sleep(self.server.seconds)  # what a slow webhook does
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.taken.append((headers, json.loads(body)))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@contextmanager
+def receiving(seconds: float = 0.0) -> Iterator[Receiver]:
+    receiver = Receiver(seconds)
+    thread = threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        receiver.shutdown()
+        thread.join()
+        receiver.server_close()
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[Grounds]:
+    with a2a_grounds(a2a={"push_private": True}) as found:
+        yield found
+
+
+@pytest.mark.promise("I3")
+def test_a_webhook_that_takes_a_second_adds_nothing_to_a_send(grounds: Grounds) -> None:
+    with receiving(seconds=1.0) as slow:
+        params = V10.params("hello")
+        secret = {"scheme": "Bearer", "credentials": "c"}
+        config = {"url": slow.url, "token": "t", "authentication": secret}
+        params["configuration"] = {"taskPushNotificationConfig": config}
+        begun = time.monotonic()
+        reply = V10.ask(grounds.hub, SEND, params)
+        took = time.monotonic() - begun
+        assert reply.value["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert took < 0.9, "less than one delivery takes"
+        until(lambda: len(slow.taken) == 3, 10)
+    kinds = [next(iter(body)) for _, body in slow.taken]
+    assert kinds == ["statusUpdate", "artifactUpdate", "statusUpdate"]
+    headers, last = slow.taken[-1]
+    assert last["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert headers["authorization"] == "Bearer c" and headers["x-a2a-notification-token"] == "t"
+    assert headers["content-type"] == "application/a2a+json"
+
+
+@pytest.mark.promise("I3", "J3")
+def test_a_webhook_is_told_in_the_dialect_of_whoever_registered_it(grounds: Grounds) -> None:
+    with receiving() as receiver:
+        params = V03.params("hello")
+        config = {"url": receiver.url}
+        params["configuration"] = {"blocking": True, "pushNotificationConfig": config}
+        assert V03.ask(grounds.hub, SEND, params).value["status"]["state"] == "completed"
+        until(
+            lambda: receiver.taken and receiver.taken[-1][1]["status"]["state"] == "completed", 10
+        )
+    headers, task = receiver.taken[-1]
+    assert (task["kind"], headers["content-type"]) == ("task", "application/json")
+
+
+@pytest.mark.promise("B11")
+def test_a_webhook_inside_is_refused_when_it_is_registered_and_the_message_is_not_sent() -> None:
+    with a2a_grounds() as found:
+        caller = Caller(found.hub)
+        for url in ("http://127.0.0.1:1/", "http://169.254.169.254/latest", "http://[::1]/x"):
+            params = V10.params("hello")
+            params["configuration"] = {"taskPushNotificationConfig": {"url": url}}
+            assert V10.code(V10.ask(found.hub, SEND, params).error) == -32602
+        assert caller.ask("list", {}).value["totalSize"] == 0
+        task = caller.send("hello")
+        refused = caller.ask(PUSH_SET, {"taskId": task["id"], "url": "http://10.0.0.1/"})
+        assert "leads to a private address" in refused.error["message"]
+
+
+@pytest.mark.promise("K2")
+def test_the_1001st_task_takes_the_place_of_the_oldest_finished_one() -> None:
+    with a2a_grounds(a2a={"store": "memory"}) as found:
+        caller = Caller(found.hub)
+        first, second = caller.send("first"), caller.send("second")
+        for number in range(998):
+            caller.send(str(number))
+        assert caller.ask("list", {"pageSize": 1}).value["totalSize"] == 1_000
+        assert caller.get(first["id"])["id"] == first["id"]
+        caller.send("one more")
+        assert caller.ask("list", {"pageSize": 1}).value["totalSize"] == 1_000
+        assert V10.code(caller.ask("get", {"id": first["id"]}).error) == -32001
+        assert caller.get(second["id"])["id"] == second["id"]
+
+
+@pytest.mark.promise("K2")
+def test_a_thousand_unfinished_tasks_refuse_the_next_while_others_are_still_served() -> None:
+    with a2a_grounds(a2a={"store": "memory"}) as found:
+        mine, theirs = with_key(found.hub, "mine"), with_key(found.hub, "theirs")
+        hub = Caller(found.hub, "dragoman", mine.headers)
+        for number in range(1_000):  # it waits to hear which skill is meant
+            task = hub.send(str(number))
+            assert task["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        refused = mine.ask(SEND, V10.params("one more"))
+        assert "1000 tasks of this caller are unfinished" in refused.error["message"]
+        assert "wait for one, answer it or cancel it" in refused.error["message"]
+        assert theirs.send("hello")["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert mine.ask("cancel", {"id": task["id"]}).error is None
+        assert mine.send("now")["status"]["state"] == "TASK_STATE_COMPLETED"
