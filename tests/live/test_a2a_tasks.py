@@ -3,6 +3,7 @@ kept of them, how long, and for whom."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,8 @@ def test_history_is_as_long_as_was_asked_for(grounds: Grounds, actor: Caller) ->
 def test_lists_are_filtered_by_context_state_and_time(grounds: Grounds) -> None:
     mine = with_key(grounds.hub, "lister", "actor")
     done = mine.send("x")
+    later = time.time() + 0.002
+    until(lambda: time.time() > later)  # in another millisecond, which is as times are told
     asked = mine.send(steps(["ask", "?"]))
     echoed = mine.ask(SEND, V10.params("hi"), agent="echo").value["task"]
     everywhere = Caller(mine.hub, "", mine.headers)

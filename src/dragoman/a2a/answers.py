@@ -42,7 +42,7 @@ def _said(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     for part in message["parts"]:
         value = part.get("data")
         if "text" in part:
-            value = _object(part["text"])
+            value = object_in(part["text"])
             if value is None:
                 texts.append(part["text"])
         if isinstance(value, dict):
@@ -50,7 +50,8 @@ def _said(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     return data, "\n".join(texts)
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def object_in(text: str) -> dict[str, Any] | None:
+    """The object that a text is in JSON; None for any other text."""
     if not text.lstrip().startswith("{"):
         return None
     try:

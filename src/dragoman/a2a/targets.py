@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dragoman.a2a.answers import object_in
 from dragoman.a2a.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
     EXTENSION_SUPPORT_REQUIRED,
@@ -24,7 +25,6 @@ from dragoman.core.principal import Principal
 from dragoman.core.record import record
 from dragoman.core.tool import AgentFacts, Nowhere, Tool
 from dragoman.core.view import EVERYTHING
-from dragoman.wire.json import Malformed, decode
 
 HUB = "dragoman"
 """What the hub is called among agents."""
@@ -205,7 +205,7 @@ def tool_arguments(
         if "data" in part and isinstance(part["data"], dict):
             arguments.update(part["data"])
         elif "text" in part:
-            said = _object_in(part["text"])
+            said = object_in(part["text"])
             if said is None:
                 texts.append(part["text"])
             else:
@@ -221,16 +221,6 @@ def tool_arguments(
         if open_ is not None:
             arguments[open_] = "\n".join(texts)
     return arguments
-
-
-def _object_in(text: str) -> dict[str, Any] | None:
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        value = decode(text.encode())
-    except (Malformed, UnicodeEncodeError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def text_property(schema: Any, arguments: Mapping[str, Any]) -> str | None:
