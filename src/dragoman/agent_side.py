@@ -80,13 +80,13 @@ class AgentSide:
                 agent = FunctionAgent(entry, self._config.mcp.agent_prefix, validate)
                 self._hub.catalog.offer(agent.name, [agent.tool])
             except ConfigError as error:
-                self.failures[entry.name] = str(error)
-                log.error("%s; the hub runs without it", error)
+                self._without(entry.name, error)
             else:
                 self.local.append(agent)
 
     def _open(self, place: Path) -> None:
         settings, hub = self._config.a2a, self._hub
+        sign = self._signer(place)  # before what would have to be closed
         store: SqliteTasks | MemoryTasks = MemoryTasks()
         if settings.store == "sqlite":
             store = SqliteTasks(place, durable=self._config.audit.durable)
@@ -101,7 +101,7 @@ class AgentSide:
         targets = Targets(hub, settings.default_agent)
         targets.order = [entry.name for entry in self._config.agents]
         targets.away = self._away
-        cards = Cards(targets, hub.catalog, settings, self._signer(place))
+        cards = Cards(targets, hub.catalog, settings, sign)
         private = settings.push_private
         self._push = Push(
             tasks,
@@ -112,9 +112,9 @@ class AgentSide:
         )
         self.face = Face(hub, tasks, targets, cards, self._push, settings.stream_secs)
         self.http = HttpFace(self.face, settings, self._base_of)
-        self.remote = [
-            self._remote(entry, place) for entry in settings.external_agents if entry.enabled
-        ]
+        for entry in settings.external_agents:
+            if entry.enabled:
+                self._add_remote(entry, place)
 
     def _signer(self, place: Path) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
         path = self._config.a2a.signing_key
@@ -125,9 +125,19 @@ class AgentSide:
         key = signing.load_private(place / path)
         return lambda card: signing.sign(card, key)
 
+    def _add_remote(self, entry: ExternalAgent, place: Path) -> None:
+        try:
+            self.remote.append(self._remote(entry, place))
+        except ConfigError as error:
+            self._without(entry.name, error)
+
+    def _without(self, name: str, error: ConfigError) -> None:
+        self.failures[name] = str(error)
+        log.error("%s; the hub runs without it", error)
+
     def _remote(self, entry: ExternalAgent, place: Path) -> RemoteAgent:
         headers = {
-            name.lower(): expand(value, self._lookup, entry.name)
+            name.lower(): expand(value, self._lookup, f'agent "{entry.name}"')
             for name, value in header_pairs(entry.headers)
         }
         return RemoteAgent(

@@ -138,7 +138,12 @@ class Instance:
         )
         self.http_face = HttpFace(self.face, key)
         self.sse_face = SseFace(self.face)
-        self.agents = AgentSide(place, config, self.hub, self.net, self._lookup)
+        try:
+            self.agents = AgentSide(place, config, self.hub, self.net, self._lookup)
+        except BaseException:
+            self.audit.close()
+            self.keys.close()
+            raise
         self._stdio: set[Connection] = set()
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         self._listeners: list[Listener] = []

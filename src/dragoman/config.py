@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.config import HUB, PATHS, A2aSettings
 from dragoman.agents.config import AgentEntry
 from dragoman.core.errors import ConfigError
 from dragoman.guards.config import Limits
@@ -26,10 +26,8 @@ from dragoman.mcp.config import (
 from dragoman.stores.config import AuditSettings
 from dragoman.web.config import ServerSettings
 
-RESERVED_NAMES = frozenset(
-    {"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", "dragoman"}
-)
-"""What no agent can be called: it stands for something else in a path."""
+RESERVED = PATHS | {HUB}
+"""What no agent can be called."""
 TAKEN_PATHS = frozenset({"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz"})
 
 Step = str | int
@@ -116,18 +114,15 @@ def _check_agents(config: Config, text: str, name: str) -> None:
     for index, agent in enumerate(config.agents):
         where = _where(text, ("agents", index, "name"), name)
         _check_name("agent", agent.name, where, seen)
-        if agent.name in RESERVED_NAMES:
-            raise ConfigError(
-                f'{where}: an agent cannot be called "{agent.name}", which means something else '
-                "in its address; give it another name"
-            )
+        if agent.name in RESERVED:
+            raise ConfigError(_reserved(where, agent.name))
     a2a = config.a2a
     for index, far in enumerate(a2a.external_agents):
         at: Path_ = ("a2a", "external_agents", index)
         where = _where(text, (*at, "name"), name)
         _check_name("agent", far.name, where, seen)
-        if far.name in RESERVED_NAMES:
-            raise ConfigError(f'{where}: an agent cannot be called "{far.name}"; choose another')
+        if far.name in RESERVED:
+            raise ConfigError(_reserved(where, far.name))
         if not re.match(r"https?://[^/]", far.url):
             raise ConfigError(
                 f'{_where(text, (*at, "url"), name)}: the url of agent "{far.name}" must begin '
@@ -146,6 +141,13 @@ def _check_agents(config: Config, text: str, name: str) -> None:
             f"{_where(text, ('a2a', 'default_agent'), name)}: there is no agent "
             f'"{a2a.default_agent}"; known: {", ".join(known) or "none"}'
         )
+
+
+def _reserved(where: str, called: str) -> str:
+    return (
+        f'{where}: an agent cannot be called "{called}", which means something else in its '
+        "address; give it another name"
+    )
 
 
 def _check_servers(config: Config, text: str, name: str) -> None:

@@ -322,3 +322,17 @@ def test_one_who_does_not_wait_gets_the_task_at_work(grounds: Grounds) -> None:
         assert task["status"]["state"] in (way.state("working"), way.state("submitted"))
         grounds.open(key)
         caller.until(task["id"], "completed")
+
+
+@pytest.mark.promise("M2")
+def test_an_agent_of_others_that_cannot_be_used_stops_nobody_and_says_why() -> None:
+    far = (
+        '[[a2a.external_agents]]\nname = "far"\nurl = "https://far.example"\n'
+        'headers = { Authorization = "Bearer ${NOBODY_SET_THIS}" }\n'
+    )
+    with a2a_grounds(agents=(*AGENTS, far)) as found:
+        assert Caller(found.hub).send("hello")["status"]["state"] == "TASK_STATE_COMPLETED"
+        failed = found.hub.api("/api/status")["agents"]["failed"]
+        assert failed["far"].startswith('agent "far" needs the environment variable NOBODY_SET_T')
+        refused = Caller(found.hub, "far").ask(SEND, V10.params("hello"))
+        assert "is not there now" in refused.error["message"]

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from dragoman import __version__
 from dragoman.a2a.card import Described, Interfaces, card_of, etag, shape, skill_of_tool
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.targets import HUB, HUB_FACTS, Targets
+from dragoman.a2a.targets import HUB_FACTS, Targets
 from dragoman.core.catalog import Catalog
 from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts
@@ -151,6 +151,3 @@ def _skill(one: Mapping[str, Any]) -> dict[str, Any]:
 def _extension(one: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is not said."""
     return {key: value for key, value in one.items() if value or key == "uri"}
-
-
-__all__ = ["HUB", "Cards"]

@@ -6,6 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+HUB = "dragoman"
+"""What the hub itself is called among agents."""
+PATHS = frozenset({"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", ".well-known"})
+"""What means something else than an agent where an agent's name may stand in a path."""
+
 Signatures = Literal["ignore", "prefer", "require"]
 
 

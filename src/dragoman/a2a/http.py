@@ -16,7 +16,7 @@ from dragoman.a2a import dialects, legacy
 from dragoman.a2a.asker import Asker
 from dragoman.a2a.card import headers_of, unchanged
 from dragoman.a2a.cards import Cards
-from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.config import PATHS, A2aSettings
 from dragoman.a2a.dialects import Dialect, ops, v03, v10
 from dragoman.a2a.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
@@ -29,7 +29,6 @@ from dragoman.a2a.errors import (
 )
 from dragoman.a2a.server import Face
 from dragoman.a2a.streams import Stream
-from dragoman.a2a.targets import RESERVED
 from dragoman.core.errors import HubError
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import Principal
@@ -102,7 +101,7 @@ class HttpFace:
         rest = path[len(self._path) :]
         if rest not in ("", "/"):
             first, _, after = rest[1:].partition("/")
-            if first not in RESERVED_HERE and ":" not in first:
+            if first not in PATHS and ":" not in first:
                 return unquote(first), f"/{after}" if after else ""
         return None, rest
 
@@ -387,7 +386,6 @@ class HttpFace:
         return [*headers, (b"a2a-extensions", ", ".join(used).encode("latin-1", "replace"))]
 
 
-RESERVED_HERE = RESERVED - {"dragoman"}
 _NONE: frozenset[str] = frozenset()
 
 

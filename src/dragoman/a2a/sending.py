@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from dragoman.a2a import targets
 from dragoman.a2a.answers import answers_from
 from dragoman.a2a.asker import Asker
+from dragoman.a2a.config import HUB
 from dragoman.a2a.dialects import ops
 from dragoman.a2a.errors import (
     INVALID_PARAMS,
@@ -171,9 +172,12 @@ class Sending:
         if there.is_agent:
             task.arguments = targets.agent_arguments(task.sent)
         elif there.tool:
-            tool = self._targets.tool(there.tool)
-            schema = tool.definition.get("inputSchema")
-            task.arguments = targets.tool_arguments(task.sent, task.arguments, schema)
+            self._fill(task)
+
+    def _fill(self, task: AgentTask) -> None:
+        """The arguments of its tool, with what was said just now."""
+        schema = self._targets.tool(task.tool).definition.get("inputSchema")
+        task.arguments = targets.tool_arguments(task.sent, task.arguments, schema)
 
     def _go_on(
         self, asker: Asker, task: AgentTask, request: Mapping[str, Any], streamed: bool
@@ -199,7 +203,7 @@ class Sending:
         if task.full:
             raise Full(f'task "{task.id}" holds all that one can; cancel it and begin another')
         self._tasks.make_space(task.owned)
-        facts = self._targets.facts(task.agent or targets.HUB)
+        facts = self._targets.facts(task.agent or HUB)
         targets.check_asker(facts, asker.extensions, streamed)
         if facts is not HUB_FACTS:
             targets.check_modes(facts, message["parts"])
@@ -220,9 +224,7 @@ class Sending:
         elif task.continues:
             task.arguments = targets.agent_arguments(task.sent)
         else:
-            tool = self._targets.tool(task.tool)
-            schema = tool.definition.get("inputSchema")
-            task.arguments = targets.tool_arguments(task.sent, task.arguments, schema)
+            self._fill(task)
         task.begin()
         return task
 
@@ -238,7 +240,7 @@ class Sending:
 
     def _chosen(self, task: AgentTask, request: Mapping[str, Any]) -> Destination | None:
         """The skill that an answer names; what was said before is for that skill."""
-        there = self._targets.of(targets.HUB, request)
+        there = self._targets.of(HUB, request)
         if there.tool:
             return there
         words = text_of(task.sent["parts"]).strip()
@@ -247,7 +249,7 @@ class Sending:
             return None
         named = {**request, "metadata": {"skillId": words}}
         task.sent = dict(task.first_message())
-        return self._targets.of(targets.HUB, named)
+        return self._targets.of(HUB, named)
 
     def _say(self, asker: Asker, task: AgentTask, message: Mapping[str, Any]) -> None:
         task.say({**message, "taskId": task.id, "contextId": task.context})

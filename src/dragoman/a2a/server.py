@@ -14,6 +14,7 @@ from typing import Any
 from dragoman.a2a import targets
 from dragoman.a2a.asker import Asker
 from dragoman.a2a.cards import Cards
+from dragoman.a2a.config import HUB
 from dragoman.a2a.dialects import ops
 from dragoman.a2a.errors import (
     INVALID_PARAMS,
@@ -175,7 +176,7 @@ class Face:
         """`last` is the number of the last event that the client has."""
         asker = self._admitted(asker, ops.SUBSCRIBE, request)
         task = self._task(asker, request["id"])
-        facts = self.targets.facts(task.agent or targets.HUB)
+        facts = self.targets.facts(task.agent or HUB)
         targets.check_asker(facts, asker.extensions, True)
         if last is not None and 0 <= last <= task.count:
             return self._streaming(asker, Stream(task, last, None, self._stream_seconds))
@@ -301,7 +302,7 @@ class Face:
         return task
 
     def _gate_push(self, asker: Asker, task: AgentTask | None) -> None:
-        facts = self.targets.facts(asker.agent if task is None else task.agent or targets.HUB)
+        facts = self.targets.facts(asker.agent if task is None else task.agent or HUB)
         if not facts.push:
             raise A2aError(
                 PUSH_NOTIFICATION_NOT_SUPPORTED,
@@ -324,4 +325,4 @@ def _settled(task: Task) -> bool:
 
 
 def _belongs(task: AgentTask, agent: str | None) -> bool:
-    return agent is None or task.agent == ("" if agent == targets.HUB else agent)
+    return agent is None or task.agent == ("" if agent == HUB else agent)

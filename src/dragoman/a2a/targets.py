@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dragoman.a2a.answers import object_in
+from dragoman.a2a.config import HUB
 from dragoman.a2a.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
     EXTENSION_SUPPORT_REQUIRED,
@@ -26,14 +27,8 @@ from dragoman.core.record import record
 from dragoman.core.tool import AgentFacts, Nowhere, Tool
 from dragoman.core.view import EVERYTHING
 
-HUB = "dragoman"
-"""What the hub is called among agents."""
 SKILL = "urn:dragoman:a2a:skill:v1"
 """The extension by which a message names the skill that it is for."""
-RESERVED = frozenset(
-    {"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", ".well-known", HUB}
-)
-"""Names that mean something else in a path."""
 MAX_NAMED = 20
 """How many skills are named to one who has named none."""
 

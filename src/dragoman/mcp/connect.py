@@ -137,19 +137,19 @@ class Connector:
 
     def _headers(self, upstream: Upstream, transport: SseTransport) -> dict[str, str]:
         return {
-            name.lower(): expand(value, self.lookup, upstream.name)
+            name.lower(): expand(value, self.lookup, f'server "{upstream.name}"')
             for name, value in header_pairs(transport.headers)
         }
 
 
-def expand(value: str, lookup: Mapping[str, str], server: str) -> str:
+def expand(value: str, lookup: Mapping[str, str], whose: str) -> str:
     """`${NAME}` replaced by its value; one that is not set is an error, not an empty secret."""
 
     def known(match: re.Match[str]) -> str:
         name = match.group(1)
         if name not in lookup:
             raise ConfigError(
-                f'server "{server}" needs the environment variable {name}, which is not set; set '
+                f"{whose} needs the environment variable {name}, which is not set; set "
                 "it for the hub or put it into the env file in its home"
             )
         return lookup[name]
