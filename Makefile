@@ -26,7 +26,7 @@ check: $(VENV)/.dev  ## format, lint, types, architecture
 fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff format src tests bench conformance examples
 	$(VENV)/bin/ruff check --fix src tests bench conformance examples
-bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done  ## beside the peers; writes docs/benchmarks.md
+bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
 conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
 	$(VENV)/bin/python -m conformance
@@ -39,6 +39,7 @@ lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench -o locks/bench.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-fastmcp -o locks/fastmcp.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-mcp-proxy -o locks/mcpproxy.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-contextforge -o locks/contextforge.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group conformance -o locks/conformance.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group tck -o locks/tck.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group a2a-sdk-03 -o locks/a2asdk03.lock

@@ -10,9 +10,11 @@ from dataclasses import asdict, replace
 
 from bench import machine, tables
 from bench.agents import agents
+from bench.bridge import bridge
 from bench.goals import verdicts
 from bench.places import BUILD, PAGE, RESULTS, ROOT, CannotRun, prepare
 from bench.plan import QUICK, TABLES, Plan, say
+from bench.policy import policy
 from bench.processes import LOAD_CORE, stop_all
 from bench.report import page
 from bench.starts import startup
@@ -25,6 +27,8 @@ MEASURE = {
     "start": startup,
     "streams": streams,
     "agents": agents,
+    "bridge": bridge,
+    "policy": policy,
 }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import agents, rows
+from bench import agents, bridge, rows
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.starts import RELAY
 
@@ -157,6 +157,48 @@ def of_agents(found: dict, plan: dict) -> list[Verdict]:
     ]
 
 
+def of_bridge(found: dict, plan: dict) -> list[Verdict]:
+    hub = found.get(bridge.HUB_SKILL.name, [])
+
+    def sparing(row: rows.Row, whose: str, least: int, connections: int) -> Verdict:
+        at = "one client" if connections == 1 else f"{connections} connections"
+        return judge(
+            f"CPU of a skill called as a tool, {at}: at least {least} times less than {whose}",
+            ratio(found.get(row.name, []), hub, "load", str(connections), "cpu_us"),
+            "{:.1f} times less",
+            lambda times: times >= least,
+        )
+
+    both, forge = "a bridge made of both SDKs", "ContextForge's"
+    return [
+        *(sparing(bridge.SDKS, both, 5, count) for count in bridge.CONNECTIONS),
+        *(sparing(bridge.CONTEXTFORGE_TOOL, forge, 25, count) for count in bridge.CONNECTIONS),
+        judge(
+            "every answer of a skill right",
+            bad_answers(hub) if hub else None,
+            "{} bad",
+            lambda bad: bad == 0,
+        ),
+    ]
+
+
+def of_policy(found: dict, plan: dict) -> list[Verdict]:
+    return [
+        judge(
+            "CPU of a decision anew, 10 policies: at most 1.3 times cedarpy's alone",
+            ratio(found.get("anew, 10", []), found.get("bare, 10", []), "cpu_us"),
+            "{:.2f} times",
+            lambda times: times <= 1.3,
+        ),
+        judge(
+            "CPU of a decision that was made before: at most 5 \u00b5s",
+            median(found.get("kept, 10", []), "cpu_us"),
+            "{:.1f} \u00b5s",
+            lambda microseconds: microseconds <= 5,
+        ),
+    ]
+
+
 GOALS = {
     "calls": of_calls,
     "growth": of_growth,
@@ -164,6 +206,8 @@ GOALS = {
     "start": of_start,
     "streams": of_streams,
     "agents": of_agents,
+    "bridge": of_bridge,
+    "policy": of_policy,
 }
 
 

@@ -7,20 +7,42 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.places import BENCH_PYTHON, FASTMCP_PYTHON, MCPPROXY_PYTHON, PYTHON
+from bench.places import (
+    BENCH_PYTHON,
+    CONTEXTFORGE_PYTHON,
+    FASTMCP_PYTHON,
+    MCPPROXY_PYTHON,
+    PYTHON,
+)
 
 ENVIRONMENTS = {
-    "hub": (PYTHON, ["dragoman-hub", "uvloop", "httptools", "msgspec", "jsonschema-rs"]),
+    "hub": (
+        PYTHON,
+        ["dragoman-hub", "cedarpy", "uvloop", "httptools", "msgspec", "jsonschema-rs"],
+    ),
     "SDK-made gateway, limits": (
         BENCH_PYTHON,
         ["mcp", "uvicorn", "uvloop", "httptools", "msgspec", "aiohttp"],
     ),
     "a2a-sdk": (
         BENCH_PYTHON,
-        ["a2a-sdk", "protobuf", "starlette", "uvicorn", "uvloop", "sqlalchemy", "aiosqlite"],
+        [
+            "a2a-sdk",
+            "protobuf",
+            "httpx",
+            "starlette",
+            "uvicorn",
+            "uvloop",
+            "sqlalchemy",
+            "aiosqlite",
+        ],
     ),
     "FastMCP": (FASTMCP_PYTHON, ["fastmcp", "mcp", "uvicorn", "uvloop", "httptools"]),
     "mcp-proxy": (MCPPROXY_PYTHON, ["mcp-proxy", "mcp", "uvicorn", "uvloop", "httptools"]),
+    "ContextForge": (
+        CONTEXTFORGE_PYTHON,
+        ["mcp-contextforge-gateway", "mcp", "sqlalchemy", "uvicorn", "uvloop", "httptools"],
+    ),
 }
 ASK = """
 import importlib.metadata as metadata, json, sys

@@ -27,6 +27,8 @@ BENCH_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 FASTMCP_PYTHON = ROOT / ".venv-fastmcp" / "bin" / "python"
 MCPPROXY_PYTHON = ROOT / ".venv-mcpproxy" / "bin" / "python"
 MCP_PROXY = ROOT / ".venv-mcpproxy" / "bin" / "mcp-proxy"
+CONTEXTFORGE_PYTHON = ROOT / ".venv-contextforge" / "bin" / "python"
+CONTEXTFORGE = ROOT / ".venv-contextforge" / "bin" / "mcpgateway"
 
 BLAST = BUILD / "blast"
 UPSTREAM = BUILD / "upstream"

@@ -1,6 +1,8 @@
 """How much is measured, and the lines that say how far it is."""
 
+import http.client
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +11,16 @@ from typing import Protocol
 from bench.places import CannotRun
 
 Records = dict[str, list[dict]]
-TABLES = ("calls", "growth", "memory", "start", "streams", "agents")
+FAILURES = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    http.client.HTTPException,
+    subprocess.SubprocessError,
+    CannotRun,
+)
+TABLES = ("calls", "growth", "memory", "start", "streams", "agents", "bridge", "policy")
 
 
 class Named(Protocol):
@@ -53,5 +64,5 @@ def attempt(label: str, records: list[dict], work: Callable[..., dict], *argumen
     """A row that fails costs its own figures and a FAIL line, never the run."""
     try:
         records.append(work(*arguments))
-    except (OSError, RuntimeError, ValueError, LookupError, CannotRun) as error:
+    except FAILURES as error:
         say(f"FAIL {label}: {error}")

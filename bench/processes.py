@@ -157,6 +157,7 @@ def start(
     *,
     core: int | None,
     environment: dict[str, str] | None = None,
+    folder: Path = LOGS,
     talk: bool = False,
 ) -> Child:
     """With `talk` its stdin and stdout are pipes; otherwise all it says goes to its log."""
@@ -169,7 +170,7 @@ def start(
         process = subprocess.Popen(
             [str(part) for part in command],
             env=clean_environment(environment or {}),
-            cwd=LOGS,
+            cwd=folder,
             stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
             stdout=subprocess.PIPE if talk else log_file,
             stderr=log_file,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bench import agents, rows
+from bench import agents, bridge, policy, rows
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.goals import verdicts
 from bench.plan import microseconds
@@ -23,6 +23,9 @@ is a child of the target: it shares the target's core, and its CPU and memory ar
 - Clients speak 2026-07-28 where a row does not say otherwise. FastMCP is asked in 2025-11-25, in \
 which it is the faster. The SDK-made gateway runs on uvloop and httptools; FastMCP and mcp-proxy \
 run on what their packages bring, listed above.
+- ContextForge runs as its command starts it, on uvloop and httptools, with SQLite, with its \
+logs, metrics, plugins, audit and admin pages off and its caches on, and is asked without a \
+session. It is the newest version for the Python that is used.
 - The limit rows decode what routing needs and pass bytes on: no guard, no policy, no audit, no \
 validation. The two plain ASGI rows do the same on uvicorn and show what the server and the \
 client library cost.
@@ -249,6 +252,66 @@ def agents_section(results: dict) -> str:
     return text + ("\n" + table(header, counted) if counted else "")
 
 
+def bridge_lines(found: dict) -> list[list[str]]:
+    bases = [found.get(row.name, []) for row in (bridge.SDKS, bridge.CONTEXTFORGE_TOOL)]
+    limit = found.get(bridge.RAW.name, [])
+    at = [("load", str(count)) for count in bridge.CONNECTIONS]
+    lines = []
+    for row in bridge.ROWS:
+        if (records := found.get(row.name)) is None:
+            continue
+        if not records:
+            lines.append([row.name, "failed", *[""] * 6])
+            continue
+        lines.append(
+            [
+                row.name,
+                joined([show_us(median(records, *where, "cpu_us")) for where in at]),
+                joined([show(ratio(records, limit, *where, "cpu_us")) for where in at]),
+                *(
+                    joined([show(ratio(base, records, *where, "cpu_us")) for where in at])
+                    for base in bases
+                ),
+                joined([show(median(records, *where, "per_second"), "{:,.0f}") for where in at]),
+                joined([show_us(median(records, *where, "p50_us")) for where in at]),
+                str(bad_answers(records)),
+            ]
+        )
+    return lines
+
+
+def bridge_section(results: dict) -> str:
+    at = " / ".join(map(str, bridge.CONNECTIONS))
+    header = [
+        f"at {at} connections",
+        "CPU per call",
+        "x raw bridge",
+        "both SDKs' CPU over this",
+        "ContextForge's CPU over this",
+        "calls/s",
+        "p50",
+        "bad answers",
+    ]
+    text = "## The bridge\n\nAn MCP client calls the skill of an A2A 1.0 agent, which answers each "
+    text += "message with one. For the hub the agent is an entry of its configuration; policies, "
+    text += "audit, bus and pins are on, as they are by default.\n\n"
+    return text + table(header, bridge_lines(results["bridge"]))
+
+
+def policy_section(results: dict) -> str:
+    found = results["policy"]
+    lines = []
+    for key, name in policy.NAMES.items():
+        records = found.get(key, [])
+        alone = found.get(f"bare, {key.split()[-1]}", [])
+        cost = show(median(records, "cpu_us"), "{:.1f} \u00b5s") or "failed"
+        lines.append([name, cost, show(ratio(records, alone, "cpu_us"), "{:.2f}")])
+    text = "## Policies\n\nOne decision on a call, the six guardrails counted among the policies. "
+    text += "cedarpy is asked the hub's own questions, with policies, schema, entities and request "
+    text += "prepared. Anew is for a chain of calls that was not there before.\n\n"
+    return text + table(["", "CPU", "x cedarpy alone"], lines)
+
+
 def goals_section(results: dict) -> str:
     lines = [[v.goal, v.measured, v.word] for v in verdicts(results)]
     return "## Goals\n\n" + table(["", "measured", ""], lines)
@@ -274,6 +337,8 @@ SECTIONS = {
     "start": start_section,
     "streams": streams_section,
     "agents": agents_section,
+    "bridge": bridge_section,
+    "policy": policy_section,
 }
 
 

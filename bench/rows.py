@@ -53,6 +53,7 @@ class Row:
     stdio: bool = False  # the far end is a child of the target, its CPU and memory counted in
     environment: dict[str, str] = field(default_factory=dict)
     ready: str | None = None  # a path that answers 200 when the process calls itself healthy
+    register: Callable[[Ground], Dialect] | None = None  # the far end, once it runs
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def far_end(port: int, tools: int, core: int | None) -> Iterator[Child]:
     command: Command = [UPSTREAM, "--port", str(port), "--tools", str(tools)]
     child = start("far end", command, core=core)
     try:
-        wait_until(lambda: get_status(port, "/") == 405, child, 10)
+        wait_until(lambda: get_status(port, "/mcp") == 405, child, 10)
         yield child
     finally:
         child.stop()
@@ -191,12 +192,13 @@ def up(row: Row, *, tools: int = 10, servers: int = 1) -> Iterator[Running]:
             return
         if not row.stdio:
             stack.enter_context(far_end(ground.upstream_port, tools, LOAD_CORE))
-        child = start(row.name, row.command(ground), core=TARGET_CORE, environment=row.environment)
+        command, environment = row.command(ground), row.environment
+        child = start(row.name, command, core=TARGET_CORE, environment=environment, folder=home)
         stack.callback(child.stop)
-        endpoint = Endpoint(ground.port, row.dialect)
         healthy = None
         if row.ready:
             wait_until(lambda: get_status(ground.port, row.ready) == 200, child)
             healthy = child.age()
+        endpoint = Endpoint(ground.port, row.register(ground) if row.register else row.dialect)
         wait_until(endpoint.probe, child)
         yield Running(child, endpoint, ground, healthy, child.age())

@@ -50,8 +50,10 @@ class Dialect:
 
     version: str = MODERN
     tool: str = "echo"
+    argument: str = "text"  # what the tool is to say again
     session: bool = False
     path: str = "/mcp"
+    authorization: str | None = None
 
     @property
     def is_modern(self) -> bool:
@@ -82,6 +84,8 @@ class Endpoint:
                 made["Mcp-Name"] = name
         if session:
             made["Mcp-Session-Id"] = session
+        if self.dialect.authorization:
+            made["Authorization"] = self.dialect.authorization
         return made
 
     def post(self, message: dict, headers: dict[str, str]) -> tuple[http.client.HTTPMessage, str]:
@@ -131,7 +135,7 @@ class Endpoint:
 
     def probe(self) -> None:
         """One call that must come back from the far end."""
-        asked = {"name": self.dialect.tool, "arguments": {"text": "probe"}}
+        asked = {"name": self.dialect.tool, "arguments": {self.dialect.argument: "probe"}}
         result = self.request("tools/call", asked)
         if "E:probe" not in json.dumps(result):
             raise RuntimeError(f"a call was answered with {json.dumps(result)[:200]}")
@@ -159,7 +163,8 @@ class Endpoint:
         return f"POST {self.dialect.path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
     def call_templates(self, connections: int) -> list[bytes]:
-        params = {"name": self.dialect.tool, "arguments": {"text": f"ping-{REQUEST_ID}"}}
+        arguments = {self.dialect.argument: f"ping-{REQUEST_ID}"}
+        params = {"name": self.dialect.tool, "arguments": arguments}
         count = connections if self.dialect.session else 1
         return [self.template("tools/call", params, self.session(i)) for i in range(count)]
 

@@ -36,7 +36,9 @@ class Echo {
       const update = TaskStatusUpdateEvent.fromJSON({ ...ids, status: status(state, message) });
       bus.publish(AgentEvent.statusUpdate(update));
     };
-    const words = context.userMessage.parts.map((part) => part.content?.value ?? "").join("");
+    const contents = context.userMessage.parts.map((part) => part.content);
+    const texts = contents.filter((content) => content?.$case === "text");
+    const words = texts.map((content) => content.value).join("");
     const task = context.task ?? Task.fromJSON({
       id: ids.taskId, contextId: ids.contextId, status: status("TASK_STATE_SUBMITTED"),
     });

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.a2a_bridge import as_tool
 from conformance.a2a_hub import a2a_hub
 from conformance.peers import Result, reachable, slug
 from conformance.places import HERE, HOMES, HUB, NODE, PYTHON_A2A, SDK02_PYTHON, SDK03_PYTHON
@@ -179,7 +180,8 @@ def as_external(title: str, name: str, url: str) -> list[Result]:
                 with urllib.request.urlopen(request, timeout=30) as answer:
                     said = answer.read().decode()
                 time.sleep(0.05)
+            good = "echo: hello" in said and "TASK_STATE_COMPLETED" in said
+            found = [Result(label, None if good else f"came {said[:300]}")]
+            return [*found, *as_tool(title, name, url, hub.base, COUNTERPARTS[name].slow)]
     except (RuntimeError, OSError) as problem:
         return [Result(label, f"{type(problem).__name__}: {problem}"[:300])]
-    good = "echo: hello" in said and "TASK_STATE_COMPLETED" in said
-    return [Result(label, None if good else f"came {said[:300]}")]

@@ -42,7 +42,13 @@ OURS: dict[str, set[str]] = {
     "dragoman.config": {"dragoman.core", "dragoman.*.config"},
     "dragoman.cli": {"dragoman.config", "dragoman.assembly", "dragoman.home", "dragoman.core"},
     "dragoman.assembly": {"dragoman"},
-    "dragoman.agent_side": {"dragoman"},  # a part of assembly
+    "dragoman.agent_side": {"dragoman"},  # parts of assembly, as are the next
+    "dragoman.guard_side": {"dragoman"},
+    "dragoman.policy_side": {"dragoman"},
+    "dragoman.policy_files": {"dragoman"},
+    "dragoman.policy_answers": {"dragoman"},
+    "dragoman.bus_side": {"dragoman"},
+    "dragoman.place": {"dragoman.config", "dragoman.core"},
     "dragoman.agent": {"dragoman.agents"},  # the names that functions import
     "dragoman.process": set(),
     "dragoman.testing": {"dragoman"},
@@ -50,6 +56,7 @@ OURS: dict[str, set[str]] = {
 
 # The homes of each third party, and of what only one place may use of the standard library.
 HOMES: dict[str, set[str]] = {
+    "cedarpy": {"dragoman.policy"},
     "click": {"dragoman.cli"},
     "httptools": {"dragoman.net", "dragoman.web"},
     "jsonschema_rs": {"dragoman.guards"},
@@ -60,6 +67,7 @@ HOMES: dict[str, set[str]] = {
         "dragoman.stores",
         "dragoman.guards",
         "dragoman.mcp",
+        "dragoman.policy",
         "dragoman.web",
     },
     "cryptography": {"dragoman.a2a.signing"},

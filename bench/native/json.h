@@ -68,6 +68,15 @@ static slice member(slice object, const char *key) {
     }
 }
 
+// The raw first element of an array, or nothing.
+static slice first(slice array) {
+    const char *end = array.at + array.len;
+    const char *p = skip_space(array.at, end);
+    if (p >= end || *p != '[') return nothing;
+    p = skip_space(p + 1, end);
+    return p >= end || *p == ']' ? nothing : (slice){p, skip_value(p, end) - p};
+}
+
 static int is_string(slice value, const char *text) {
     size_t len = strlen(text);
     return value.len == len + 2 && value.at[0] == '"' && !memcmp(value.at + 1, text, len);

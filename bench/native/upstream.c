@@ -1,9 +1,12 @@
-// upstream: the far end of every row, an MCP server made as cheap as it can be.
+// upstream: the far end of every row, an MCP server and A2A agent made as cheap as it can be.
 //
-// One thread; HTTP/1.1 over epoll on 127.0.0.1, or newline-delimited stdio. It speaks 2025-11-25
-// (handshake, no sessions) and 2026-07-28 (per-request envelope). The first path segment is a
-// prefix for tool names, so one process plays many servers: /u3/mcp has the tools echo,
-// u3_tool_00001 and so on. Every tool answers "E:" followed by its argument "text".
+// One thread; HTTP/1.1 over epoll on 127.0.0.1, or newline-delimited stdio. It speaks MCP of
+// 2025-11-25 (handshake, no sessions) and 2026-07-28 (per-request envelope). The first path
+// segment is a prefix for tool names, so one process plays many servers: /u3/mcp has the tools
+// echo, u3_tool_00001 and so on. Every tool answers "E:" followed by its argument "text".
+//
+// It is also an A2A 1.0 agent at /a2a with the one skill "echo", whose card is where cards are: a
+// message is answered by a message, and it has no tasks.
 //
 // It trusts its peers to be well-formed.
 //
@@ -26,6 +29,7 @@
 #include "json.h"
 
 static int tool_count = 1;
+static int http_port;
 static int epoll_fd;
 
 // ---------------------------------------------------------------- the tool lists
@@ -117,6 +121,45 @@ static void answer_discover(void) {
              ",\"_meta\":{\"io.modelcontextprotocol/serverInfo\":" SERVER "}}");
 }
 
+// ---------------------------------------------------------------- A2A
+
+#define CARD_PATH "/.well-known/agent-card.json"
+
+static void answer_card(void) {
+    char text[1024];
+    snprintf(text, sizeof text,
+             "{\"name\":\"far\",\"description\":\"Says it again\",\"version\":\"1\","
+             "\"supportedInterfaces\":[{\"url\":\"http://127.0.0.1:%d/a2a\","
+             "\"protocolBinding\":\"JSONRPC\",\"protocolVersion\":\"1.0\"}],"
+             "\"capabilities\":{\"streaming\":false,\"pushNotifications\":false},"
+             "\"defaultInputModes\":[\"text/plain\"],\"defaultOutputModes\":[\"text/plain\"],"
+             "\"skills\":[{\"id\":\"echo\",\"name\":\"Echo\",\"description\":"
+             "\"Says the text again\",\"tags\":[\"echo\"]}]}",
+             http_port);
+    reply.len = 0;
+    add_text(&reply, text);
+}
+
+// What the first part of the message says: its text, or "text" in its data.
+static void answer_message(slice params) {
+    slice part = first(member(member(params, "message"), "parts"));
+    slice text = member(part, "text");
+    if (!text.len) text = member(member(part, "data"), "text");
+    add_text(&reply, "{\"message\":{\"messageId\":\"m-1\",\"role\":\"ROLE_AGENT\",\"parts\":"
+                     "[{\"text\":\"E:");
+    if (text.len >= 2 && text.at[0] == '"') add(&reply, text.at + 1, text.len - 2);
+    add_text(&reply, "\"}]}}");
+}
+
+// ---------------------------------------------------------------- both
+
+static void answer_error(size_t before, const char *error) {
+    reply.len = before;
+    add_text(&reply, ",\"error\":");
+    add_text(&reply, error);
+    add_text(&reply, "}");
+}
+
 // Fills `reply`; gives the HTTP status. A notification gets 202 and no body.
 static int answer(slice message, const char *prefix) {
     slice method = member(message, "method"), id = member(message, "id");
@@ -145,9 +188,13 @@ static int answer(slice message, const char *prefix) {
         answer_empty_list("resources", modern);
     else if (is_string(method, "resources/templates/list"))
         answer_empty_list("resourceTemplates", modern);
-    else {
-        reply.len = before;
-        add_text(&reply, ",\"error\":{\"code\":-32601,\"message\":\"Method not found\"}}");
+    else if (is_string(method, "SendMessage"))
+        answer_message(params);
+    else if (is_string(method, "GetTask") || is_string(method, "CancelTask")) {
+        answer_error(before, "{\"code\":-32001,\"message\":\"Task not found\"}");
+        return 200;
+    } else {
+        answer_error(before, "{\"code\":-32601,\"message\":\"Method not found\"}");
         return modern ? 404 : 200;
     }
     add_text(&reply, "}");
@@ -244,6 +291,16 @@ static void read_prefix(const char *path, char prefix[PREFIX_SIZE]) {
     prefix[len] = 0;
 }
 
+// A card, or no stream at an MCP path (405), or nothing.
+static int get(const char *path) {
+    size_t len = strcspn(path, " ?");
+    if (len == strlen(CARD_PATH) && !memcmp(path, CARD_PATH, len)) {
+        answer_card();
+        return 200;
+    }
+    return len >= 4 && !memcmp(path + len - 4, "/mcp", 4) ? 405 : 404;
+}
+
 static const char *reason(int status) {
     if (status == 200) return "200 OK";
     if (status == 202) return "202 Accepted";
@@ -273,6 +330,8 @@ static int serve(connection *c) {
             char prefix[PREFIX_SIZE];
             read_prefix(c->in + 5, prefix);
             status = answer((slice){c->in + head.head_len, body_len}, prefix);
+        } else if (!memcmp(c->in, "GET ", 4)) {
+            status = get(c->in + 4);
         } else if (!memcmp(c->in, "DELETE ", 7)) {
             status = 200;
         }
@@ -310,9 +369,9 @@ static void accept_all(int listener) {
     }
 }
 
-static int listen_on(int port) {
+static int listen_on_port(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), one = 1;
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(http_port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (bind(fd, (void *)&address, sizeof address) < 0 || listen(fd, 4096) < 0) {
@@ -322,8 +381,8 @@ static int listen_on(int port) {
     return fd;
 }
 
-static void http_loop(int port) {
-    int listener = listen_on(port);
+static void http_loop(void) {
+    int listener = listen_on_port();
     struct epoll_event ready[256], listening = {.events = EPOLLIN, .data.ptr = 0};
     epoll_fd = epoll_create1(0);
     epoll_ctl(epoll_fd, EPOLL_CTL_ADD, listener, &listening);
@@ -380,13 +439,13 @@ static int stdio_loop(void) {
 }
 
 int main(int argc, char **argv) {
-    int port = 0, stdio = 0;
+    int stdio = 0;
     signal(SIGPIPE, SIG_IGN);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--stdio"))
             stdio = 1;
         else if (!strcmp(argv[i], "--port") && i + 1 < argc)
-            port = atoi(argv[++i]);
+            http_port = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--tools") && i + 1 < argc)
             tool_count = atoi(argv[++i]);
         else {
@@ -395,5 +454,5 @@ int main(int argc, char **argv) {
         }
     }
     if (stdio) return stdio_loop();
-    http_loop(port);
+    http_loop();
 }

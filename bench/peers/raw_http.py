@@ -96,17 +96,20 @@ class ClientConnection(asyncio.Protocol):
         on_reply(message[0])
 
 
+MCP = (b"/mcp", b"accept: application/json, text/event-stream\r\nmcp-protocol-version: 2026-07-28")
+A2A = (b"/a2a", b"a2a-version: 1.0")
+
+
 class Pool:
     """Keep-alive connections to one server; the one used last is used next."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, protocol: tuple[bytes, bytes] = MCP) -> None:
         self.port = port
         self.free: list[ClientConnection] = []
         self.dialing: set[asyncio.Task] = set()
         self.head = (
-            b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-            b"accept: application/json, text/event-stream\r\n"
-            b"mcp-protocol-version: 2026-07-28\r\ncontent-length: "
+            b"POST %b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            b"%b\r\ncontent-length: " % protocol
         )
 
     def send(self, body: bytes, on_reply: Callable[[bytes | None], None]) -> None:

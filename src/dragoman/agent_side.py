@@ -8,31 +8,41 @@ import contextlib
 import ipaddress
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dragoman.a2a import ai_catalog
+from dragoman.a2a.ai_catalog import AiCatalog
 from dragoman.a2a.cards import Cards
 from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.credentials import Credentials, Filled
+from dragoman.a2a.health import CardPins
 from dragoman.a2a.http import CARD_PATHS, HttpFace, disabled
+from dragoman.a2a.listed import Listed
 from dragoman.a2a.push import Push
+from dragoman.a2a.registry import Registry
 from dragoman.a2a.remote import RemoteAgent
+from dragoman.a2a.rows import CONFIG
 from dragoman.a2a.server import Face
 from dragoman.a2a.targets import Targets
 from dragoman.agents.function import FunctionAgent
 from dragoman.config import Config
 from dragoman.core.agents import SCHEMA
-from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
-from dragoman.core.ports import HttpRequest
+from dragoman.core.ports import AuditLog, HttpClient, HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
+from dragoman.core.tool import Target
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import header_pairs
-from dragoman.mcp.connect import expand
 from dragoman.net.client import Client
 from dragoman.net.dialing import resolve_apart
+from dragoman.stores.registry import RegistryStore
 from dragoman.stores.tasks import MemoryTasks, SqliteTasks
+from dragoman.web.api import Part
+from dragoman.web.api_agents import AgentsApi
 from dragoman.web.app import Under
 
 log = logging.getLogger(__name__)
@@ -46,20 +56,38 @@ Authenticate = Callable[[Mapping[str, str]], Principal | None]
 
 class AgentSide:
     def __init__(
-        self, place: Path, config: Config, hub: Hub, net: Client, lookup: Mapping[str, str]
+        self,
+        place: Path,
+        config: Config,
+        hub: Hub,
+        net: Client,
+        lookup: Mapping[str, str],
+        audit: AuditLog,
+        pins: CardPins,
+        changed: Callable[[], None],
     ) -> None:
+        """`pins` hold the cards of agents; `changed` is called when policies know something else
+        of one."""
+        self._place = place
         self._config = config
         self._hub = hub
         self._net = net
         self._webhooks = Client(resolve_apart(RESOLVERS))
         self._lookup = lookup
+        self._audit = audit
+        self._pins = pins
+        self._facts_changed = changed
         self.local: list[FunctionAgent] = []
-        self.remote: list[RemoteAgent] = []
+        self.registry: Registry | None = None
+        """The agents of others."""
+        self.listed: Listed | None = None
+        self._rows: RegistryStore | None = None
         self.failures: dict[str, str] = {}
         """The agents of the configuration that cannot be used, and why."""
         self._store: SqliteTasks | MemoryTasks | None = None
         self.face: Face | None = None
         self.http: HttpFace | None = None
+        self._catalog: AiCatalog | None = None
         self.grpc_port: int | None = None
         self._grpc: Any = None
         self._push: Push | None = None
@@ -70,6 +98,11 @@ class AgentSide:
         self._load_agents(place)
         if config.a2a.enabled:
             self._open(place)
+        try:
+            self._register(place)
+        except BaseException:
+            self.close_stores()
+            raise
 
     def _load_agents(self, place: Path) -> None:
         if self._config.agents and str(place) not in sys.path:
@@ -101,7 +134,7 @@ class AgentSide:
         targets = Targets(hub, settings.default_agent)
         targets.order = [entry.name for entry in self._config.agents]
         targets.away = self._away
-        cards = Cards(targets, hub.catalog, settings, sign)
+        cards = Cards(targets, settings, sign)
         private = settings.push_private
         self._push = Push(
             tasks,
@@ -112,9 +145,25 @@ class AgentSide:
         )
         self.face = Face(hub, tasks, targets, cards, self._push, settings.stream_secs)
         self.http = HttpFace(self.face, settings, self._base_of)
-        for entry in settings.external_agents:
-            if entry.enabled:
-                self._add_remote(entry, place)
+        self._catalog = AiCatalog(targets, settings, self._base_of)
+
+    def _register(self, place: Path) -> None:
+        """Agents of others are tools whether or not A2A is served here."""
+        self._rows = rows = RegistryStore(place)
+        registry = Registry(
+            rows,
+            self._remote,
+            self._hub.bus,
+            others=self._others,
+            pins=self._pins,
+            changed=self._facts_changed,
+            every=self._config.bridge.probe_secs,
+        )
+        settings = self._config.a2a
+        registry.load(settings.external_agents if settings.enabled else ())
+        self.failures.update(registry.failures)
+        self.registry = registry
+        self.listed = Listed(registry, rows, self._hub.catalog)
 
     def _signer(self, place: Path) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
         path = self._config.a2a.signing_key
@@ -125,51 +174,92 @@ class AgentSide:
         key = signing.load_private(place / path)
         return lambda card: signing.sign(card, key)
 
-    def _add_remote(self, entry: ExternalAgent, place: Path) -> None:
-        try:
-            self.remote.append(self._remote(entry, place))
-        except ConfigError as error:
-            self._without(entry.name, error)
-
     def _without(self, name: str, error: ConfigError) -> None:
         self.failures[name] = str(error)
         log.error("%s; the hub runs without it", error)
 
-    def _remote(self, entry: ExternalAgent, place: Path) -> RemoteAgent:
-        headers = {
-            name.lower(): expand(value, self._lookup, f'agent "{entry.name}"')
-            for name, value in header_pairs(entry.headers)
-        }
+    def _remote(self, entry: ExternalAgent, source: str) -> RemoteAgent:
+        credentials = Credentials(
+            entry.name,
+            entry.token,
+            dict(header_pairs(entry.headers)),
+            self._lookup,
+            self._place,
+            anywhere=source == CONFIG,
+        )
+        if source == CONFIG:
+            credentials.values()  # what is missing is told at the start
+
+        def reach(url: str, private: bool) -> HttpClient:
+            way = self._net.reaching(url, allow_private=private)
+            return Filled(way, credentials) if credentials.headers else way
+
         return RemoteAgent(
             entry,
-            self._reach,
+            reach,
             self._hub.catalog,
             compile_schema,
-            headers=headers,
+            headers=credentials.headers,
             signatures=self._config.a2a.signatures,
             prefix=self._config.mcp.agent_prefix,
-            place=place,
+            place=self._place,
+            timeout=self._config.bridge.timeout_secs,
         )
+
+    def _others(self) -> Iterator[tuple[str, str]]:
+        """All else that tools are called by, whether it is there or not."""
+        for server in self._config.mcp_servers:
+            yield "server", server.name
+        for agent in self._config.agents:
+            yield "agent", agent.name
+        registered = set(self.registry.names()) if self.registry is not None else set()
+        for tool in self._hub.catalog.targets():
+            if tool.target.name not in registered:
+                yield "agent" if tool.agent is not None else "server", tool.target.name
+
+    @property
+    def parts(self) -> list[Part]:
+        """Of the API."""
+        return [AgentsApi(self._hub, self.listed, self._audit)]
+
+    def find(self, name: str) -> Target | None:
+        """The agent of that name, whether it is there or not."""
+        for agent in self.local:
+            if agent.name == name:
+                return agent
+        return self.registry.target(name) if self.registry is not None else None
+
+    def approved(self, name: str) -> None:
+        """After it was decided what to do with what its pins hold."""
+        if self.registry is not None:
+            self.registry.reconsider(name)
+
+    def pin_of(self, name: str) -> str | None:
+        """How what a registered agent offers is held; None for another."""
+        return self.registry.pin_of(name) if self.registry is not None else None
 
     def _away(self, name: str) -> str | None:
         """To callers it is not told where the hub looked for it."""
         if name in self.failures:
             return "it could not be loaded"
-        if any(agent.name == name for agent in self.remote):
+        if self.registry is not None and name in self.registry.names():
             return "it is being looked for"
         return None
-
-    def _reach(self, url: str, private: bool) -> Any:
-        return self._net.reaching(url, allow_private=private)
 
     # --- the doors -------------------------------------------------------------------------------
 
     def under(self) -> list[Under]:
         """What serves the paths of A2A; where it is not enabled, what says so."""
-        prefixes = (self._config.a2a.listen_path, *CARD_PATHS)
-        if self.http is None:
-            return [Under(prefix, disabled, lambda path: path in CARD_PATHS) for prefix in prefixes]
-        return [Under(prefix, self.http, self.http.is_card) for prefix in prefixes]
+        prefixes = [self._config.a2a.listen_path, *CARD_PATHS]
+        public = {*CARD_PATHS, *ai_catalog.PLACES}
+        if self.http is None or self._catalog is None:
+            prefixes += ai_catalog.PLACES
+            return [Under(prefix, disabled, lambda path: path in public) for prefix in prefixes]
+        found = [Under(prefix, self.http, self.http.is_card) for prefix in prefixes]
+        catalogs = ai_catalog.PLACES
+        return found + [
+            Under(path, self._catalog, lambda path: path in public) for path in catalogs
+        ]
 
     def secure(self, secured: Callable[[], bool]) -> None:
         """Says whether callers need a key."""
@@ -191,11 +281,12 @@ class AgentSide:
 
     async def start(self, authenticate: Authenticate | None) -> None:
         """`authenticate` tells who calls over gRPC; None where nothing is served over TCP."""
+        if self.face is not None:
+            self.face.load()
+        if self.registry is not None:
+            self.registry.start()
         if self.face is None:
             return
-        self.face.load()
-        for agent in self.remote:
-            agent.start()
         port = self._config.a2a.grpc_port
         if port is not None and authenticate is not None:
             from dragoman.a2a.grpc_server import GrpcFace
@@ -213,6 +304,11 @@ class AgentSide:
             self._grpc = grpc
             self.face.cards.grpc = f"{_reached(host)}:{self.grpc_port}"
 
+    async def settled(self) -> None:
+        """Until each agent of others has been found once, or has failed once."""
+        if self.registry is not None:
+            await self.registry.settled()
+
     def begin_stop(self) -> None:
         """Ends what would otherwise go on."""
         if self.face is not None:
@@ -226,14 +322,19 @@ class AgentSide:
         if self._push is not None:
             await self._push.close()
         await self._webhooks.close()
-        for agent in self.remote:
-            with contextlib.suppress(HubError):
-                await agent.stop()
+        if self.registry is not None:
+            await self.registry.stop()
         for local in self.local:
             local.close()
+        self.close_stores()
+
+    def close_stores(self) -> None:
         if self._store is not None:
             self._store.close()
             self._store = None
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
 
     # --- what is told of it ----------------------------------------------------------------------
 
@@ -244,7 +345,7 @@ class AgentSide:
     def status(self) -> dict[str, Any]:
         return {
             "local": [agent.name for agent in self.local],
-            "remote": [agent.snapshot() for agent in self.remote],
+            "remote": self.listed.status() if self.listed is not None else [],
             "failed": self.failures,
             "a2a": self._config.a2a.enabled,
             "grpc_port": self.grpc_port,

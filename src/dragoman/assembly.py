@@ -18,20 +18,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dragoman import __version__, guards, home, process
+from dragoman import __version__, home, policy_files, process
 from dragoman.a2a.client import A2aClient
 from dragoman.a2a.errors import A2aError
 from dragoman.agent_side import AgentSide, Authenticate
-from dragoman.config import Config, load, read_env, with_port
-from dragoman.core.bus import Bus
+from dragoman.bus_side import BusSide
+from dragoman.config import Config, load, with_port
 from dragoman.core.calllog import CallLog
-from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.questions import Handles
 from dragoman.core.tasks import Tasks
 from dragoman.core.view import View
+from dragoman.guard_side import GuardSide
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.connect import Connector
@@ -44,6 +42,8 @@ from dragoman.mcp.sse import SseFace
 from dragoman.mcp.stdio import Connection
 from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
+from dragoman.place import ConfigWatch, key_of, lookup_of
+from dragoman.policy.pinning import OFF, STRICT
 from dragoman.stores.audit import SqliteAudit
 from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
@@ -53,6 +53,7 @@ from dragoman.web.app import App, Mounted, OwnerApp, Under
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
 from dragoman.web.metrics import Metrics
+from dragoman.web.parts import OPERATIONS
 from dragoman.web.sockets import is_loopback, tcp_socket, unix_socket
 
 __all__ = [
@@ -67,17 +68,17 @@ __all__ = [
     "Record",
     "Verdict",
     "host",
+    "policy_files",
     "run",
     "verify",
 ]
 
 log = logging.getLogger(__name__)
 
-WATCH_SECONDS = 0.2
-"""How often the configuration file is looked at."""
 PRUNE_SECONDS = 3600
 SETTLE_SECONDS = 3.0
-"""How long after the start the first list over stdio may wait for servers that are starting."""
+"""How long after the start the first list over stdio may wait for servers and agents that are just
+being found."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
 LAST_SECONDS = 0.3
@@ -90,41 +91,49 @@ class Instance:
         self.place = place
         self.config = config
         self.mode = mode
-        self.config_problem: str | None = None
         self.draining = False
         self.url: str | None = None
         self._begun = time.time()
-        self._seen = _stamps(place)  # before the first watch: what changes meanwhile is seen too
-        self._lookup = _lookup(place)
+        self.watch = ConfigWatch(place)
+        self._lookup = lookup_of(place)
 
-        key = _key(place)
-        self.keys = KeyStore(place)
-        # After all that may fail: nobody would close it, and this process may try again.
-        self.audit = SqliteAudit(place, durable=config.audit.durable)
-        self.bus = Bus()
-        self.catalog = Catalog()
-        # Not the home's key: which handles were used is forgotten at the end, and so must they be.
-        handles = Handles(os.urandom(32), config.limits.question_secs)
-        stages = guards.standard(self.audit, self.bus, config.limits, handles)
-        self.hub = Hub(self.catalog, self.bus, stages)
+        with contextlib.ExitStack() as undo:  # this process may try again
+            key = key_of(place)
+            self.keys = KeyStore(place)
+            undo.callback(self.keys.close)
+            self.audit = SqliteAudit(place, durable=config.audit.durable)
+            undo.callback(self.audit.close)
+            self.guards = GuardSide(place, config, key, self.keys, self.audit, self._pin_of)
+            undo.callback(self.guards.close)
+            self.hub, self.bus = self.guards.hub, self.guards.bus
+            self.catalog = self.hub.catalog
+            self.net = Client()
+            self._make_mcp(key)
+            self._make_agents(undo)
+            undo.pop_all()
         self.metrics_ = Metrics(self.bus)
         # A line a call is information: `up --quiet` goes without, and so does a hub that a command
         # runs for itself.
         told = log.isEnabledFor(logging.INFO)
         self.calls = CallLog(self.bus, sys.stderr.write) if told else None
+        self._stdio: set[Connection] = set()
+        self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
+        self._listeners: list[Listener] = []
+        self._mcp_server: asyncio.Server | None = None
+        self._settled: asyncio.Future[None]
+        self._tasks: list[asyncio.Task[None]] = []
 
-        self.net = Client()
-        mark = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    def _make_mcp(self, key: bytes) -> None:
+        config, limits = self.config, self.config.limits
+        mark = hashlib.sha256(str(self.place).encode()).hexdigest()[:16]
         kill_marked(mark)  # what a hub that was killed has left behind
         self._connector = Connector(
-            place,
+            self.place,
             mark,
             self._lookup,
             lambda url, private: self.net.reaching(url, allow_private=private),
         )
         self.servers = Servers(self._upstream, self.hub.catalogs, self.bus)
-
-        limits = config.limits
         self.tasks = Tasks(
             most=limits.tasks, most_each=limits.tasks_each, ttl=2 * limits.task_timeout_secs
         )
@@ -135,21 +144,43 @@ class Instance:
             limits.question_secs,
             self.tasks,
             config.mcp.task_after_secs,
+            config.bridge.errors,
+            config.bridge.list_aliases,
         )
         self.http_face = HttpFace(self.face, key)
         self.sse_face = SseFace(self.face)
-        try:
-            self.agents = AgentSide(place, config, self.hub, self.net, self._lookup)
-        except BaseException:
-            self.audit.close()
-            self.keys.close()
-            raise
-        self._stdio: set[Connection] = set()
-        self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
-        self._listeners: list[Listener] = []
-        self._mcp_server: asyncio.Server | None = None
-        self._settled: asyncio.Future[None]
-        self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_agents(self, undo: contextlib.ExitStack) -> None:
+        config, guards = self.config, self.guards
+        self.agents = AgentSide(
+            self.place,
+            config,
+            self.hub,
+            self.net,
+            self._lookup,
+            self.audit,
+            guards.pins,
+            guards.policies.touch,
+        )
+        undo.callback(self.agents.close_stores)
+        self.listeners = BusSide(
+            self.place, self.hub, config.bus.plugins, config.bridge.keep_dispatches
+        )
+        guards.join(self._target, self.agents.approved)
+        if self.agents.listed is not None:
+            self.agents.listed.load = self.listeners.dispatches.active
+
+    def _target(self, name: str) -> Any:
+        return self.servers.find(name) or self.agents.find(name)
+
+    def _pin_of(self, target: str) -> str:
+        """How what it offers is held; of the hub's own agents whatever they say is believed."""
+        if any(agent.name == target for agent in self.config.agents):
+            return OFF
+        for server in self.config.mcp_servers:
+            if server.name == target:
+                return server.pin
+        return self.agents.pin_of(target) or STRICT
 
     def _upstream(self, entry: ServerEntry) -> Upstream:
         return Upstream(
@@ -165,8 +196,13 @@ class Instance:
 
     async def start(self) -> None:
         http_path, mcp_path = home.socket_paths(str(self.place))
-        api = Api(self.hub, self, WAITS)
-        mounts: dict[str, Mounted] = {"/mcp": self.http_face, **self.sse_face.mounts}
+        parts = [*self.guards.parts, *self.agents.parts, *self.listeners.parts]
+        api = Api(self.hub, self, WAITS, parts, OPERATIONS)
+        mounts: dict[str, Mounted] = {
+            "/mcp": self.http_face,
+            **self.sse_face.mounts,
+            **self.listeners.mounts,
+        }
         under = self.agents.under()
         authenticate = None
         if self.mode == "daemon":
@@ -178,7 +214,8 @@ class Instance:
             await listener.start()
         loop = asyncio.get_running_loop()
         await self.servers.apply(self.config.mcp_servers)
-        self._settled = loop.create_task(_within(SETTLE_SECONDS, self.servers.settled()))
+        settled = asyncio.gather(self.servers.settled(), self.agents.settled())
+        self._settled = loop.create_task(_within(SETTLE_SECONDS, settled))
         self._mcp_server = await loop.create_unix_server(
             self._connection, sock=unix_socket(mcp_path), backlog=512
         )
@@ -194,7 +231,8 @@ class Instance:
                 mode=self.mode,
             ),
         )
-        self._tasks = [loop.create_task(self._watch()), loop.create_task(self._prune())]
+        following = self.watch.follow(self._apply, self.guards.policies.look)
+        self._tasks = [loop.create_task(following), loop.create_task(self._prune())]
 
     def _connection(self) -> Connection:
         return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio, self._settled)
@@ -225,7 +263,7 @@ class Instance:
 
     def _find_key(self, key: str) -> Principal | None:
         record = self.keys.find(key)
-        return Principal("key", record.name, record.org) if record else None
+        return policy_files.principal_from_key(record) if record else None
 
     async def stop(self) -> None:
         """Lets what is under way finish, then ends it; in all well under ten seconds."""
@@ -240,6 +278,7 @@ class Instance:
         self.agents.begin_stop()
         self.http_face.close()
         self.sse_face.close()
+        self.listeners.begin_stop()
         drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
         drains += [_within(DRAIN_SECONDS, connection.drain()) for connection in self._stdio]
         await asyncio.gather(*drains, return_exceptions=True)
@@ -252,6 +291,8 @@ class Instance:
         for listener in self._listeners:
             listener.abort()
         await _within(LAST_SECONDS, self._concluded())
+        await _within(STOP_SECONDS, self.listeners.stop())
+        self.guards.close()
         if self.calls is not None:
             self.calls.flush()
         home.forget_daemon(str(self.place))
@@ -267,45 +308,19 @@ class Instance:
 
     # --- the configuration, live -----------------------------------------------------------------
 
-    async def _watch(self) -> None:
-        file = self.place / "config.toml"
-        seen = before = self._seen
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            now = _stamps(self.place)
-            settled, before = now == before, now
-            if now == seen or not settled:
-                continue  # or somebody is just writing it
-            seen = now
-            if not file.exists():
-                self.config_problem = f"{file} is gone; what it said last is still used"
-                log.error("%s", self.config_problem)
-                continue
-            try:
-                config, lookup = load(file), _lookup(self.place)
-            except ConfigError as error:
-                self.config_problem = str(error)
-                log.error("the new configuration is not used: %s", error)
-                continue
-            except Exception as error:  # or no further change would be seen
-                self.config_problem = repr(error)
-                log.exception("the new configuration could not be read")
-                continue
-            self.config_problem = None
-            try:
-                await self._apply(config, lookup)
-            except Exception:
-                log.exception("the new configuration could not be applied in full")
-
     async def _apply(self, config: Config, lookup: Mapping[str, str]) -> None:
         self._lookup.clear()
         self._lookup.update(lookup)
         old, self.config = self.config, config
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
-        for part in ("api_key", "server", "limits", "audit", "a2a", "agents"):
+        for part in ("api_key", "server", "limits", "audit", "a2a", "agents", "bridge", "bus"):
             if getattr(old, part) != getattr(config, part):
                 log.warning('"%s" has changed; that is used from the next start on', part)
+        self.guards.policies.apply(config)
         await self.servers.apply(config.mcp_servers)
+        for entry in config.mcp_servers:
+            if any(entry.name == one.name and entry.pin != one.pin for one in old.mcp_servers):
+                self.guards.review_again(entry.name)
         log.info("the configuration was read again: %d servers", len(config.mcp_servers))
 
     async def _prune(self) -> None:
@@ -343,7 +358,8 @@ class Instance:
                 "sse": len(self.sse_face),
                 "stdio": len(self._stdio),
             },
-            "config_problem": self.config_problem,
+            "config_problem": self.watch.problem,
+            "policies": self.guards.policies.brief(),
         }
 
     def server_log(self, name: str) -> str | None:
@@ -441,42 +457,3 @@ async def _within(seconds: float, work: Any) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work
-
-
-def _lookup(place: Path) -> dict[str, str]:
-    """The environment, and the home's `env` file for what is not in it."""
-    try:
-        data = (place / "env").read_bytes()
-    except FileNotFoundError:
-        data = None
-    except OSError as error:
-        raise ConfigError(f"{place / 'env'} cannot be read: {error.strerror}") from None
-    return {**read_env(data), **os.environ}
-
-
-def _key(place: Path) -> bytes:
-    """The home's own secret, made at the first start."""
-    file = place / "hub.key"
-    try:
-        key = file.read_bytes()
-    except FileNotFoundError:
-        key = os.urandom(32)
-        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "wb") as out:
-            out.write(key)
-    if len(key) != 32:
-        raise ConfigError(f"{file} is damaged; delete it, and clients begin new sessions")
-    return key
-
-
-def _stamps(place: Path) -> list[object]:
-    """Something that differs when the configuration or the env file was changed."""
-    return [_stamp(place / name) for name in ("config.toml", "env")]
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

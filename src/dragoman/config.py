@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.a2a.config import HUB, PATHS, A2aSettings
+from dragoman.a2a.config import HUB, PATHS, A2aSettings, BridgeSettings
 from dragoman.agents.config import AgentEntry
 from dragoman.core.errors import ConfigError
-from dragoman.guards.config import Limits
+from dragoman.guards.config import BusSettings, Limits
 from dragoman.mcp.config import (
     McpSettings,
     ServerEntry,
@@ -23,6 +23,7 @@ from dragoman.mcp.config import (
     header_pairs,
     namespace,
 )
+from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
 from dragoman.web.config import ServerSettings
 
@@ -45,6 +46,9 @@ class Config(Struct, frozen=True, kw_only=True):
     audit: AuditSettings = AuditSettings()
     mcp_servers: list[ServerEntry] = []
     a2a: A2aSettings = A2aSettings()
+    bridge: BridgeSettings = BridgeSettings()
+    policy: PolicySettings = PolicySettings()
+    bus: BusSettings = BusSettings()
     agents: list[AgentEntry] = []
 
 
@@ -93,14 +97,15 @@ def whereabouts(entry: ServerEntry) -> str:
 # --- what the shapes cannot say -----------------------------------------------------------------
 
 
-def _check_name(kind: str, called: str, where: str, seen: dict[str, str]) -> None:
-    """Servers and agents are called in one namespace."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _-]*", called):
+def _check_name(kind: str, called: str, where: str, seen: dict[str, str], more: str = "") -> None:
+    """Servers and agents are called in one namespace; `more` are further characters of a name."""
+    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9 _{re.escape(more)}-]*", called):
+        also = "".join(f' "{letter}",' for letter in more)
         raise ConfigError(
             f'{where}: {kind} name "{called}" may hold letters, digits, '
-            'spaces, "-" and "_" only, and begins with a letter or digit'
+            f'spaces,{also} "-" and "_" only, and begins with a letter or digit'
         )
-    key = namespace(called)
+    key = re.sub("[^a-z0-9]+", "_", namespace(called)).strip("_")
     if key in seen:
         raise ConfigError(
             f'{where}: {kind} "{called}" has the name of "{seen[key]}" '
@@ -110,7 +115,9 @@ def _check_name(kind: str, called: str, where: str, seen: dict[str, str]) -> Non
 
 
 def _check_agents(config: Config, text: str, name: str) -> None:
-    seen = {namespace(entry.name): entry.name for entry in config.mcp_servers}
+    seen: dict[str, str] = {}
+    for server in config.mcp_servers:
+        _check_name("server", server.name, name, seen)
     for index, agent in enumerate(config.agents):
         where = _where(text, ("agents", index, "name"), name)
         _check_name("agent", agent.name, where, seen)
@@ -120,7 +127,7 @@ def _check_agents(config: Config, text: str, name: str) -> None:
     for index, far in enumerate(a2a.external_agents):
         at: Path_ = ("a2a", "external_agents", index)
         where = _where(text, (*at, "name"), name)
-        _check_name("agent", far.name, where, seen)
+        _check_name("agent", far.name, where, seen, "()")
         if far.name in RESERVED:
             raise ConfigError(_reserved(where, far.name))
         if not re.match(r"https?://[^/]", far.url):

@@ -37,7 +37,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates, discard
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import Full, WorkFailed
-from dragoman.core.hub import Hub
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
@@ -47,6 +46,7 @@ from dragoman.stores.tasks import BUSY_SECONDS, MemoryTasks, SqliteTasks
 from dragoman.web import http1
 from dragoman.web.listener import Listener
 from dragoman.web.sockets import tcp_socket
+from open_road import open_hub
 
 ME, YOU = Principal("key", "me"), Principal("key", "you")
 BOUND = 10.0
@@ -317,12 +317,12 @@ def face() -> tuple[Face, StoredTasks, Cards]:
     """With one agent, `echo`."""
     entry = AgentEntry(name="echo", function="tests.peers.agents_module:echo")
     agent = FunctionAgent(entry, "agent_", compile_schema(SCHEMA))
-    hub = Hub(Catalog(), Bus(), [])
+    hub = open_hub(Catalog(), Bus(), [])
     hub.catalog.offer("echo", [agent.tool])
     settings = A2aSettings(enabled=True)
     tasks, store = listed(), MemoryTasks()
     targets = Targets(hub, "echo")
-    cards = Cards(targets, hub.catalog, settings, None)
+    cards = Cards(targets, settings, None)
 
     async def never(url: str) -> str | None:
         await asyncio.Event().wait()

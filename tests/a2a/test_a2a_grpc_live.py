@@ -31,10 +31,10 @@ from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
-from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
 from dragoman.stores.tasks import MemoryTasks
+from open_road import open_hub
 
 SOON = 10
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -69,12 +69,12 @@ class _NoWay:
 async def serving() -> AsyncIterator[grpc.aio.Channel]:
     settings = A2aSettings(enabled=True)
     catalog, store = Catalog(), MemoryTasks()
-    hub = Hub(catalog, Bus(), [])
+    hub = open_hub(catalog, Bus(), [])
     entry = AgentEntry(name="echo", function=f"{__name__}:agent", extended_card=True)
     catalog.offer("echo", [FunctionAgent(entry, "dragoman_agent_", lambda given: None).tool])
     tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
     targets = Targets(hub, "echo")
-    cards = Cards(targets, catalog, settings, lambda card: sign(card, KEY, "k"))
+    cards = Cards(targets, settings, lambda card: sign(card, KEY, "k"))
     push = Push(tasks, store, lambda url, private: _NoWay(), settings, check=_nothing_wrong)
     face = Face(hub, tasks, targets, cards, push, 60)
     known = Principal("key", "one")

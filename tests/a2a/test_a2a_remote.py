@@ -1,9 +1,8 @@
-"""Agents of others as targets: found in the background, called like tools."""
+"""Agents of others as targets: offered and called like tools."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,10 +28,12 @@ from dragoman.core.errors import (
 )
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
+from dragoman.core.trace import MEMBERS
 from dragoman.core.view import EVERYTHING
 from dragoman.guards.time import Time
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import Client
+from open_road import open_hub
 
 Peers = Callable[..., HttpPeer]
 
@@ -63,7 +64,7 @@ FEATURES = {"elicitation": {"form": {}, "url": {}}}
 @asynccontextmanager
 async def remote(url: str, seconds: float = 30.0, **entry: Any) -> AsyncIterator[Remote]:
     net = Client()
-    hub = Hub(Catalog(), Bus(), [Time(seconds, seconds, seconds)])
+    hub = open_hub(Catalog(), Bus(), [Time(seconds, seconds, seconds)])
     agent = RemoteAgent(
         ExternalAgent(name="far-away", url=url, **entry),
         lambda url, private: net.reaching(url, allow_private=private),
@@ -72,9 +73,9 @@ async def remote(url: str, seconds: float = 30.0, **entry: Any) -> AsyncIterator
         headers={},
         signatures="ignore",
     )
-    agent.start()
     try:
         async with asyncio.timeout(20):
+            agent.offer(await agent.client.settled(url), "card-1")
             yield Remote(hub, agent)
     finally:
         await agent.stop()
@@ -89,7 +90,6 @@ class Remote:
 
     async def call(self, text: str, **more: Any) -> Result:
         more = {"features": FEATURES, "extra": {}, **more}
-        await self.agent.tried()
         arguments = more.pop("arguments", {"message": text})
         return await self.hub.call(
             OWNER,
@@ -107,59 +107,24 @@ def text_of(result: Result) -> str:
     return "\n".join(block["text"] for block in result.content)
 
 
-# --- finding it -----------------------------------------------------------------------------------
+# --- what it offers -------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("M2")
-async def test_a_configured_agent_is_found_in_the_background_and_logged(
-    sdk: Sdk, caplog: pytest.LogCaptureFixture
-) -> None:
-    url, _ = sdk
-    with caplog.at_level(logging.INFO, "dragoman.a2a.remote"):
-        async with remote(url) as far:
-            assert far.agent.state == "starting" and not far.hub.catalog.tools()
-            await far.agent.tried()
-            (tool,) = far.hub.catalog.tools()
-            shown = far.agent.snapshot()
-            for name in ("far-away.message", "dragoman_agent_far_away"):
-                assert far.hub.catalog.find(name) is tool
+async def test_an_agent_is_offered_as_one_tool_and_one_for_each_skill(sdk: Sdk) -> None:
+    async with remote(sdk[0]) as far:
+        tools = far.hub.catalog.tools()
+        shown = far.agent.snapshot()
+        names = ["far-away.message", "far_away.ask", "far_away.echo"]
+        assert sorted(tool.name for tool in tools) == names
+        tool = far.hub.catalog.find("dragoman_agent_far_away")
+        assert tool is far.hub.catalog.find("far-away.message")
+        far.agent.withdraw("it is away")
         assert not far.hub.catalog.tools()
+        assert (far.agent.state, far.agent.reason) == ("failed", "it is away")
     assert tool.description == "Does what the first word says." and tool.agent is not None
     assert [skill["id"] for skill in tool.agent.skills] == ["echo", "ask"]
     assert tool.definition["inputSchema"]["required"] == ["message"]
-    (line,) = caplog.messages
-    assert 'agent "far-away"' in line and url in line and "2 skills" in line
     assert shown["state"] == "connected" and "A2A 1.0 over JSONRPC" in shown["dialect"]
-
-
-@pytest.mark.promise("M2")
-async def test_an_agent_that_is_not_there_is_a_warning_and_looked_for_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    attempts = 0
-    ready = asyncio.Event()
-
-    def handle(request: Request) -> None:
-        nonlocal attempts
-        if "/.well-known/" not in request.path:
-            request.fail(-32001)
-            ready.set()
-            return
-        attempts += 1
-        if attempts <= 2:
-            request.reply(503, {})
-        else:
-            request.reply(200, card_10(f"http://{request.headers['host']}"))
-
-    async with odd_agent(handle) as server, remote(server.url) as far:
-        await far.agent.tried()
-        assert far.agent.state == "failed" and "HTTP 503" in far.agent.reason
-        await ready.wait()
-        while not far.hub.catalog.tools():
-            await asyncio.sleep(0.01)
-        assert far.agent.state == "connected"
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "HTTP 503" in warnings[0].getMessage()
 
 
 def test_an_address_that_is_none_is_told_at_the_start() -> None:
@@ -240,7 +205,8 @@ async def test_all_parts_of_a_message_reach_the_agent() -> None:
     sent = server.sent("SendMessage")[0].params["message"]
     assert [set(part) - {"mediaType"} for part in sent["parts"]] == [{"text"}, {"data"}, {"raw"}]
     assert sent["role"] == "ROLE_USER" and "taskId" not in sent and "contextId" not in sent
-    assert sent["metadata"] == {"k": "v", "urn:dragoman:a2a:skill:v1": {"skillId": "paint"}}
+    metadata = {key: value for key, value in sent["metadata"].items() if key not in MEMBERS}
+    assert metadata == {"k": "v", "urn:dragoman:a2a:skill:v1": {"skillId": "paint"}}
 
 
 async def test_one_conversation_of_a_caller_is_one_context_of_the_agent(

@@ -49,6 +49,26 @@ def test_keys_for_programs(terminal: Terminal) -> None:
     assert row["name"] == "ci" and row["state"] == "active" and row["expires"] == "never"
 
 
+@pytest.mark.promise("Q7")
+def test_a_key_for_an_agent_says_so_and_an_unknown_one_is_pointed_out(terminal: Terminal) -> None:
+    terminal.home.mkdir(mode=0o700)
+    far = '[[a2a.external_agents]]\nname = "travel"\nurl = "https://t.example"\n'
+    (terminal.home / "config.toml").write_text(far, encoding="utf-8")
+    made = terminal.run("keys", "create", "k1", "--for", "travel", "--role", "ops", "--role", "qa")
+    assert made.code == 0 and made.out.startswith("dgm_") and "is called" not in made.err
+    typo = terminal.run("keys", "create", "k2", "--for", "travle", "--scope", "a", "--scope", "b")
+    assert typo.code == 0 and 'is called "travle"' in typo.err
+    first, second = terminal.run("keys", "list", "--json").json()
+    assert (first["for"], first["roles"], first["scopes"]) == ("travel", ["ops", "qa"], ["call"])
+    assert (second["for"], second["roles"], second["scopes"]) == ("travle", [], ["a", "b"])
+    assert re.search(r"k1 .* travel +ops, qa +call", terminal.run("keys", "list").out)
+    made = terminal.run("keys", "create", "k3", "--for", "travel", "--json").json()
+    assert (made["for"], made["roles"], made["scopes"]) == ("travel", [], ["call"])
+    for wrong in (["--for", ""], ["--role", "a b"], ["--scope", ""]):
+        done = terminal.run("keys", "create", "k4", *wrong)
+        assert done.code == 2 and len(done.err.splitlines()) == 1, done.err
+
+
 def test_to_look_at_keys_makes_nothing(terminal: Terminal) -> None:
     assert "dragoman keys create" in terminal.run("keys", "list").out
     assert terminal.run("keys", "list", "--json").json() == []

@@ -13,8 +13,9 @@ from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Next, Stage, compose
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, Tool
-from dragoman.core.trace import Trace, new_trace
+from dragoman.core.trace import Carried, new_trace
 from dragoman.core.view import EVERYTHING, View
+from open_road import open_hub
 
 
 class Place:
@@ -43,7 +44,7 @@ def hub_of(place: Place, *stages: Stage) -> Hub:
         for name in ("echo", "Echo", "add")
     ]
     catalog.offer("place", tools)
-    return Hub(catalog, Bus(), stages)
+    return open_hub(catalog, Bus(), stages)
 
 
 async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: object) -> Result:
@@ -53,15 +54,16 @@ async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: object) -> 
 async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
     place = Place()
     updates: list[Progress] = []
-    trace = Trace("t", ("before",))
+    carried = Carried("5" * 32, "", "")
     caller = Principal("key", "ci", "lab")
     result = await hub_of(place).call(
         caller, "mcp_place_add", {"x": 2}, door="api", view=EVERYTHING,
-        trace=trace, extra={"_meta": {"k": 1}}, updates=updates.append,
+        carried=carried, extra={"_meta": {"k": 1}}, updates=updates.append,
     )  # fmt: skip
     assert result.content == ["add"]
     (made,) = place.calls
-    assert (made.caller, made.arguments, made.door, made.trace) == (caller, {"x": 2}, "api", trace)
+    assert (made.caller, made.arguments, made.door) == (caller, {"x": 2}, "api")
+    assert (made.trace.id, made.trace.chain) == ("5" * 32, ())
     assert (made.tool.name, made.asked_as, made.extra) == (
         "place.add", "mcp_place_add", {"_meta": {"k": 1}},
     )  # fmt: skip
@@ -108,7 +110,7 @@ def test_a_view_shows_by_either_name_and_an_empty_one_shows_nothing() -> None:
 async def test_an_error_carries_the_trace_of_its_call() -> None:
     hub = hub_of(Place(Unreachable("gone")))
     with pytest.raises(Unreachable) as raised:
-        await call(hub, "place.add", trace=Trace("abc"))
+        await call(hub, "place.add", carried=Carried("abc", "", ""))
     assert raised.value.trace == "abc"
     with pytest.raises(Unreachable) as again:
         await call(hub, "place.add")

@@ -93,8 +93,10 @@ async def test_the_intent_is_stored_before_the_rest_of_the_road_runs(tmp_path: P
                 "door": "mcp-http",
                 "trace": "4f2a",
                 "depth": 2,
+                "target": "nowhere",
                 "args_sha256": hashlib.sha256(encoded).hexdigest(),
                 "args_bytes": len(encoded),
+                "chain": ["a.b", "c.d"],
             },
         )
     ]

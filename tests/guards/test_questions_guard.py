@@ -12,6 +12,7 @@ from dragoman.core.questions import MAX_QUESTIONS, Handles
 from dragoman.core.tool import Tool
 from dragoman.core.view import EVERYTHING
 from dragoman.guards.questions import Questions
+from open_road import open_hub
 
 CAN = {"elicitation": {}}
 
@@ -42,7 +43,7 @@ def hub_of(asker: Asker) -> Hub:
     catalog.offer(
         "asker", [Tool(name="asker.greet", alias="greet", remote_name="greet", target=asker)]
     )
-    return Hub(catalog, Bus(), [Questions(Handles(b"k" * 32, 60))])
+    return open_hub(catalog, Bus(), [Questions(Handles(b"k" * 32, 60))])
 
 
 async def test_a_question_goes_out_sealed_and_its_answer_comes_back_to_the_asker() -> None:

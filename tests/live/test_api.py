@@ -256,6 +256,9 @@ def test_what_is_not_there_is_said_to_be_so(hub: RunningHub) -> None:
     assert hub.get("/api/tools/s.echo/call").headers["allow"] == "POST"
 
 
+PLAIN = {"/healthz", "/readyz", "/metrics", "/api/events"}
+
+
 def test_answers_are_what_the_openapi_document_says(hub: RunningHub) -> None:
     whole = hub.api("/openapi.json")
     requests = {
@@ -265,10 +268,21 @@ def test_answers_are_what_the_openapi_document_says(hub: RunningHub) -> None:
         "/api/tools": hub.get("/api/tools"),
         "/api/tools/{name}": hub.get("/api/tools/s.echo"),
         "/openapi.json": hub.get("/openapi.json"),
+        "/api/a2a/agents": hub.get("/api/a2a/agents"),
+        "/api/a2a/agents/{name}": hub.get("/api/a2a/agents/nobody"),
+        "/api/a2a/agents/{name}/cards": hub.get("/api/a2a/agents/nobody/cards"),
+        "/api/a2a/dispatches": hub.get("/api/a2a/dispatches"),
+        "/api/policies": hub.get("/api/policies"),
+        "/api/policies/{name}": hub.get("/api/policies/none"),
+        "/api/policies/who-can": hub.get("/api/policies/who-can?tool=s.echo"),
+        "/api/policies/what-can": hub.get("/api/policies/what-can?principal=owner"),
+        "/api/pins": hub.get("/api/pins"),
+        "/api/pins/diff": hub.get("/api/pins/diff?name=s.echo"),
     }
-    plain = {path for path in whole["paths"] if path in {"/healthz", "/readyz", "/metrics"}}
+    plain = {path for path in whole["paths"] if path in PLAIN}
     posts = {path for path, item in whole["paths"].items() if "post" in item}
     assert set(whole["paths"]) == set(requests) | plain | posts
+    assert posts & set(requests) == {"/api/a2a/agents", "/api/policies"}
 
     def check(answer: wire.Answer, operation: dict[str, Any]) -> None:
         media = operation["responses"][str(answer.status)]["content"]

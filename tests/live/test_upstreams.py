@@ -322,10 +322,14 @@ def test_results_come_through_whole(world: World, server: str, era: str) -> None
 def test_meta_travels_both_ways_and_what_belongs_to_one_hop_does_not(
     world: World, server: str
 ) -> None:
-    mine = {"example.com/mine": {"a": [1, None]}, "traceparent": "00-" + "a" * 32}
-    result = modern_stream(world.hub, f"{server}.meta", {}, **mine)[-1]["result"]
+    mine = {"example.com/mine": {"a": [1, None]}, "baggage": "k=v"}
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    sent = {**mine, "traceparent": parent}
+    result = modern_stream(world.hub, f"{server}.meta", {}, **sent)[-1]["result"]
     arrived = result["structuredContent"]
     assert {key: arrived.get(key) for key in mine} == mine
+    # Of the trace the id goes on, the span is the hub's own.
+    assert arrived["traceparent"].startswith(parent[:36]) and arrived["traceparent"] != parent
     assert "progressToken" not in arrived
     sent_by = arrived.get("io.modelcontextprotocol/clientInfo", {"name": "dragoman"})
     assert sent_by["name"] == "dragoman"  # and not the caller's

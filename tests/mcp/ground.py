@@ -17,7 +17,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Result, Update, Wanted
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, ResourceUpdated
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.questions import Handles
 from dragoman.core.tool import TOOL
@@ -30,6 +29,7 @@ from dragoman.mcp.connect import Connector
 from dragoman.mcp.servers import Servers
 from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
+from open_road import open_hub
 
 EVERYTHING_ASKED = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 
@@ -38,7 +38,7 @@ class Ground:
     def __init__(self, place: Path, question_secs: float = 60.0) -> None:
         self.bus = Bus()
         handles = Handles(b"k" * 32, question_secs)
-        self.hub = Hub(Catalog(), self.bus, [Questions(handles), Time(60)])
+        self.hub = open_hub(Catalog(), self.bus, [Questions(handles), Time(60)])
         self.net = Client()
         self._connector = Connector(
             place,

@@ -13,7 +13,6 @@ import pytest
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
 from dragoman.core.catalog import Catalog
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.questions import Handles
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Tool
@@ -25,6 +24,7 @@ from dragoman.mcp.questions import WAITS
 from dragoman.mcp.revisions import NAMES, R2024, R2503, R2506, R2511, R2607, SERVER_KEY
 from dragoman.mcp.server import Face, Peer, answer_batch
 from dragoman.wire import rpc
+from open_road import open_hub
 
 META = "io.modelcontextprotocol/"
 ALL_ABLE = {
@@ -81,7 +81,7 @@ class Curious:
 def curious(*rounds: dict[str, Question], seconds: float = 5.0) -> tuple[Face, Curious]:
     target = Curious(*rounds)
     stage = Questions(Handles(b"k" * 32, 60))
-    hub = Hub(Catalog(), Bus(), [stage])
+    hub = open_hub(Catalog(), Bus(), [stage])
     for kind, alias in ((TOOL, "mcp_curious_t"), (PROMPT, "mcp_curious_p"), (RESOURCE, "a:b")):
         tool = Tool(name=f"curious.{alias}", alias=alias, kind=kind, remote_name="x", target=target)
         hub.catalogs[kind].offer("curious", [tool])

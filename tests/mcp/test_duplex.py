@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ class Far:
             "s", self._send, lambda method, params: self.heard.append((method, params))
         )
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
         if self.gone:
             raise Unreachable("gone", sent=False)
         self.sent.append(json.loads(message))

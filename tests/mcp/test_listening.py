@@ -14,7 +14,6 @@ from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import Denied, InvalidInput
 from dragoman.core.events import ClientGone, ResourceUpdated
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.view import EVERYTHING, View
@@ -22,6 +21,7 @@ from dragoman.mcp import listening
 from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
 from dragoman.mcp.server import Face, Peer
 from dragoman.wire import rpc
+from open_road import open_hub
 
 META = "io.modelcontextprotocol/"
 ID = META + "subscriptionId"
@@ -56,7 +56,7 @@ def offered(kind: str, name: str, target: Any) -> Tool:
 
 
 def watched(*uris: str) -> tuple[Face, Watchable]:
-    target, hub = Watchable(), Hub(Catalog(), Bus(), [])
+    target, hub = Watchable(), open_hub(Catalog(), Bus(), [])
     names = uris or ("a:1", "a:2", "a:secret", "a:dull", "file:///d")
     hub.catalogs[RESOURCE].offer("watch", [offered(RESOURCE, uri, target) for uri in names])
     return Face(hub), target

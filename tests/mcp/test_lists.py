@@ -19,6 +19,7 @@ from dragoman.mcp import lists
 from dragoman.mcp.revisions import R2506, R2511, R2607
 from dragoman.mcp.server import Face, Peer
 from dragoman.wire import rpc
+from open_road import open_hub
 
 MODERN_META: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -55,7 +56,7 @@ def offered(server: str, kind: str, name: str, **definition: Any) -> Tool:
 
 
 def hub_with(*tools: Tool) -> Hub:
-    hub = Hub(Catalog(), Bus(), [])
+    hub = open_hub(Catalog(), Bus(), [])
     for kind, catalog in hub.catalogs.items():
         for server in {tool.target.name for tool in tools}:
             catalog.offer(server, [t for t in tools if t.kind == kind and t.target.name == server])

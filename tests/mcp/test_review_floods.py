@@ -13,13 +13,13 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ResourceUpdated
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import RESOURCE, TOOL, Tool
 from dragoman.core.view import EVERYTHING
 from dragoman.mcp.revisions import R2607
 from dragoman.mcp.server import Face, Peer
 from dragoman.mcp.turns import MAX_PUT_OFF, Turns
+from open_road import open_hub
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
 
@@ -36,7 +36,7 @@ class Server:
 
 
 def face_of(*uris: str) -> Face:
-    hub, server = Hub(Catalog(), Bus(), []), Server()
+    hub, server = open_hub(Catalog(), Bus(), []), Server()
     tools = [
         Tool(name=f"s.{uri}", alias=uri, remote_name=uri, kind=RESOURCE, target=server)
         for uri in uris

@@ -22,6 +22,7 @@ from dragoman.core.tool import (
     Tool,
 )
 from dragoman.core.view import EVERYTHING, View
+from open_road import open_hub
 
 pytestmark = pytest.mark.promise("F3")
 PUB = View(("pub.*",))
@@ -39,7 +40,7 @@ class Server:
 
 def hub_of(*servers: tuple[str, str, str]) -> tuple[Hub, dict[str, Server]]:
     """A hub in front of servers: whose, of which kind, and the name or address."""
-    hub, made = Hub(Catalog(), Bus(), []), {name: Server(name) for name, _, _ in servers}
+    hub, made = open_hub(Catalog(), Bus(), []), {name: Server(name) for name, _, _ in servers}
     for server in made:
         for kind in hub.catalogs:
             offered = [

@@ -409,6 +409,14 @@ ITS_OWN = range(-32022, -32019)
 CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     #            24      03      06      11        26
     e.Denied: (-32003, -32003, -32003, -32003, 40300),
+    e.AuthorizationError: (*(-32003,) * 4, "result"),
+    e.TooDeep: ("result",) * 5,
+    e.Looping: ("result",) * 5,
+    e.Quarantined: ("result",) * 5,
+    e.RemoteA2ATimeoutError: (*(-32201,) * 4, "result"),
+    e.RemoteA2ATransportError: (*(-32202,) * 4, "result"),
+    e.RemoteA2AInvalidResponseError: (*(-32203,) * 4, "result"),
+    e.RemoteA2ATaskFailedError: (*(-32204,) * 4, "result"),
     e.Full: (-32000, -32000, -32000, -32000, 42900),
     e.NotFound: (-32602,) * 5,
     e.AmbiguousName: (-32602,) * 5,

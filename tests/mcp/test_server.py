@@ -18,7 +18,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Progress, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import Denied, Unreachable
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.core.view import EVERYTHING, View
@@ -28,6 +27,7 @@ from dragoman.mcp.revisions import NAMES, R2024, R2503, R2506, R2511, R2607
 from dragoman.mcp.server import Face, Peer, answer_batch
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
+from open_road import open_hub
 
 MODERN_META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -69,7 +69,7 @@ def tool(name: str, target: Any, **definition: Any) -> Tool:
 def face(*names: str, **definition: Any) -> Face:
     catalog = Catalog()
     catalog.offer("desk", [tool(name, Desk(), **definition) for name in names])
-    return Face(Hub(catalog, Bus(), []))
+    return Face(open_hub(catalog, Bus(), []))
 
 
 def peer(revision: int = R2511, view: View = EVERYTHING) -> Peer:
@@ -203,7 +203,7 @@ async def test_tools_that_share_an_alias_are_listed_by_their_full_names() -> Non
         for name in ("desk.same", "desk.SAME")
     ]
     catalog.offer("desk", shared)
-    made = Face(Hub(catalog, Bus(), []))
+    made = Face(open_hub(catalog, Bus(), []))
     listed = await ask(made, "tools/list")
     assert [t["name"] for t in listed["result"]["tools"]] == ["desk.SAME", "desk.same"]
     refused = await ask(made, "tools/call", name="mcp_desk_same")

@@ -11,7 +11,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Note, Progress, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import BadReply, Denied, TimedOut, Unreachable, WorkFailed
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.view import EVERYTHING
@@ -19,6 +18,7 @@ from dragoman.mcp.questions import WAITS
 from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
 from dragoman.mcp.server import Face, Peer
 from dragoman.wire import rpc
+from open_road import open_hub
 
 META = "io.modelcontextprotocol/"
 MODERN_META: dict[str, Any] = {
@@ -68,7 +68,7 @@ class Library:
 
 
 def library() -> tuple[Face, Library]:
-    target, hub = Library(), Hub(Catalog(), Bus(), [])
+    target, hub = Library(), open_hub(Catalog(), Bus(), [])
 
     def offer(kind: str, *names: str, **definition: Any) -> None:
         tools = [
@@ -252,7 +252,7 @@ async def test_what_goes_wrong_with_a_prompt_or_a_resource_is_an_error(
 @pytest.mark.promise("F7")
 @pytest.mark.parametrize("revision", range(5))
 async def test_what_is_not_there_is_said_with_the_code_of_the_revision(revision: int) -> None:
-    hub = Hub(Catalog(), Bus(), [])
+    hub = open_hub(Catalog(), Bus(), [])
     answer = await ask(Face(hub), "resources/read", revision, uri="note://nowhere")
     assert answer["error"]["code"] == (-32602 if revision == R2607 else -32002)
     assert answer["error"]["data"]["uri"] == "note://nowhere"

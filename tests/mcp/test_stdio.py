@@ -15,7 +15,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import ROOTS, Call, Note, Progress, Question, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, ResourceUpdated
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.questions import Handles
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
@@ -25,6 +24,7 @@ from dragoman.mcp import stdio
 from dragoman.mcp.server import Face
 from dragoman.mcp.stdio import UNREAD_BYTES, Connection
 from dragoman.wire import rpc
+from open_road import open_hub
 
 META = "io.modelcontextprotocol/"
 MODERN_META = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
@@ -51,7 +51,7 @@ async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
     catalog.offer("talkative", [Tool(name="t.t", alias="t", remote_name="t", target=target)])
     settled = loop.create_future()
     settled.set_result(None)
-    face = Face(Hub(catalog, Bus(), []))
+    face = Face(open_hub(catalog, Bus(), []))
     ours, theirs = socket.socketpair()
     with theirs:
         transport, connection = await loop.create_connection(
@@ -128,7 +128,7 @@ async def connected(
     target: Any, settled: asyncio.Future[None] | None = None
 ) -> AsyncIterator[Client]:
     loop = asyncio.get_running_loop()
-    hub = Hub(Catalog(), Bus(), [Questions(Handles(b"k" * 32, 60))])
+    hub = open_hub(Catalog(), Bus(), [Questions(Handles(b"k" * 32, 60))])
     names = {TOOL: ("wait", "ask", "log"), PROMPT: ("ask",), RESOURCE: ("a:b",)}
     for kind, some in names.items():
         hub.catalogs[kind].offer("server", [offered(kind, name, target) for name in some])

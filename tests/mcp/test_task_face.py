@@ -15,7 +15,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Lasting, Note, Progress, Question, Result, Update
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import Denied, NeedsInput, TimedOut, WorkFailed
-from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.questions import Handles
 from dragoman.core.tasks import Tasks
@@ -27,6 +26,7 @@ from dragoman.mcp.questions import WAITS
 from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, RELATED_KEY, TASKS
 from dragoman.mcp.server import Face, Peer
 from dragoman.wire import rpc
+from open_road import open_hub
 
 pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(20)]
 
@@ -73,7 +73,7 @@ class Worker:
 class Place:
     def __init__(self, after: float, **bounds: Any) -> None:
         self.worker = Worker()
-        hub = Hub(Catalog(), Bus(), [Questions(Handles(b"k" * 32, 60))])
+        hub = open_hub(Catalog(), Bus(), [Questions(Handles(b"k" * 32, 60))])
         for kind in (TOOL, PROMPT):
             tool = Tool(name="worker.t", alias="t", kind=kind, remote_name="t", target=self.worker)
             hub.catalogs[kind].offer("worker", [tool])

@@ -87,7 +87,7 @@ async def test_over_one_stream_the_only_call_hears_what_is_said_meanwhile(short_
             Note(level="error", data="three", logger="l"),
             Note(level="error", data="three", logger="l"),
         ]
-        assert [one["params"] for one in server.sent("logging/setLevel")] == [{"level": "info"}]
+        assert [one["params"]["level"] for one in server.sent("logging/setLevel")] == ["info"]
         lines = upstream.stderr.text().splitlines()
         assert lines == ["[debug] one"] * 2 + ["[info] two"] + [
             "[debug] one",

@@ -13,6 +13,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -77,7 +78,7 @@ class Agent(AgentExecutor):
         does: dict[str, Callable[[TaskUpdater, str], Awaitable[None]]] = {
             "ask": self._ask, "login": self._login, "reject": self._reject, "fail": self._fail,
             "chunks": self._chunks, "data": self._data, "file": self._file, "slow": self._slow,
-            "hang": self._hang, "silent": self._silent,
+            "hang": self._hang, "silent": self._silent, "wait": self._wait,
         }  # fmt: skip
         await does.get(word, self._echo)(updater, rest or word)
 
@@ -122,6 +123,14 @@ class Agent(AgentExecutor):
         await updater.complete(updater.new_agent_message([Part(text="all steps done")]))
 
     async def _silent(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.complete()
+
+    async def _wait(self, updater: TaskUpdater, rest: str) -> None:
+        """Until there is such a file."""
+        async with asyncio.timeout(30):
+            while not Path(rest).exists():
+                await asyncio.sleep(0.02)
+        await updater.add_artifact([Part(text="it is there")])
         await updater.complete()
 
     async def _hang(self, updater: TaskUpdater, rest: str) -> None:
@@ -191,7 +200,8 @@ def main() -> None:
         if scope["type"] == "http":
             request = Request(scope)
             version = request.headers.get("a2a-version", "")
-            log(event="request", path=request.url.path, version=version)
+            trace = request.headers.get("x-openstarry-trace-id", "")
+            log(event="request", path=request.url.path, version=version, trace=trace)
         await app(scope, receive, send)
 
     sock.listen(128)

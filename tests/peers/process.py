@@ -96,13 +96,24 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def _bare(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: value[name] for name in value if name != "_meta"}
+
+
 def wait_for_log(
     file: str | Path, timeout: float = 10.0, count: int = 1, **wanted: Any
 ) -> dict[str, Any]:
-    """The `count`th entry that has all of `wanted`, once it is there."""
+    """The `count`th entry that has all of `wanted`, once it is there; `_meta` in its params, where
+    a trace is, does not count."""
     end = time.monotonic() + timeout
     while True:
-        found = [e for e in read_log(file) if all(e.get(k) == v for k, v in wanted.items())]
+        found = [
+            entry
+            for entry in read_log(file)
+            if all(_bare(entry.get(name)) == value for name, value in wanted.items())
+        ]
         if len(found) >= count:
             return found[count - 1]
         if time.monotonic() > end:

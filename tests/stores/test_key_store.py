@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import InvalidInput, NotFound
-from dragoman.stores.keys import KeyStore
+from dragoman.stores.keys import DATABASE, MIGRATIONS, KeyStore
+from dragoman.stores.sqlite import open_store
 
 pytestmark = pytest.mark.promise("O1")
 
@@ -99,6 +101,51 @@ def test_names_are_checked_and_the_nearest_one_is_suggested(tmp_path: Path) -> N
         store.revoke("deploy-bto")
     with pytest.raises(NotFound, match=r'no key named "zzz"$'):
         store.revoke("zzz")
+    store.close()
+
+
+@pytest.mark.promise("Q7")
+def test_a_key_may_be_a_targets_own_and_have_roles(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    plain = store.create("ci", owner="ada", expires_at=None, scopes=["call"])
+    made = store.create(
+        "t", owner="ada", expires_at=None, scopes=[], roles=["ops", "a:b.c"], target="my agent"
+    )  # fmt: skip
+    store.close()
+    again = KeyStore(tmp_path)
+    found, other = again.find(made), again.find(plain)
+    assert found is not None and other is not None
+    assert (found.roles, found.target, found.scopes) == (("ops", "a:b.c"), "my agent", ())
+    assert (other.roles, other.target, other.scopes) == ((), "", ("call",))
+    for roles in (["a b"], [""], ["-x"], ["x" * 65], ["\u0430dmin"], ["a\n"]):
+        with pytest.raises(InvalidInput, match="cannot be a role of a key"):
+            again.create("x", owner="ada", expires_at=None, scopes=[], roles=roles)
+    for wrong in ("owner", ["r"] * 101):
+        with pytest.raises(InvalidInput, match='the roles of key "x" must be a list'):
+            again.create("x", owner="ada", expires_at=None, scopes=[], roles=wrong)
+    for target in ("a\0b", "x" * 201):
+        with pytest.raises(InvalidInput, match="cannot be the target of a key"):
+            again.create("x", owner="ada", expires_at=None, scopes=[], target=target)
+    assert len(again.list()) == 2
+    again.close()
+
+
+def test_keys_of_before_there_were_roles_are_as_good_as_ever(tmp_path: Path) -> None:
+    first = MIGRATIONS[:1]
+    db = open_store(tmp_path / DATABASE, first)
+    key = f"dgm_abcdefgh_{'x' * 43}"
+    row = ("old", "abcdefgh", hashlib.sha256(key.encode()).digest(), "ada", "lab", '["call"]', 1.0)
+    db.execute(
+        "INSERT INTO keys (name, id, hash, owner, org, scopes, created_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        row,
+    )
+    db.close()
+    store = KeyStore(tmp_path)
+    found = store.find(key)
+    assert found is not None
+    assert (found.owner, found.org, found.scopes) == ("ada", "lab", ("call",))
+    assert (found.roles, found.target) == ((), "")
     store.close()
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Progress, Question, Result
 from dragoman.core.catalog import Catalog
-from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.questions import Handles
 from dragoman.core.tool import Tool
@@ -26,6 +25,7 @@ from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
 from dragoman.wire.sse import Parser, ServerEvent
+from open_road import open_hub
 
 ALICE, BOB = "alice", "bob"
 BOTH = "application/json, text/event-stream"
@@ -229,7 +229,7 @@ async def place() -> AsyncIterator[Place]:
             for name, schema in SCHEMAS.items()
         ],
     )
-    hub = Hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
+    hub = open_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
     face = Face(hub)
     http, sse = HttpFace(face, bytes(32)), SseFace(face)
     sock = socket.create_server(("127.0.0.1", 0))

@@ -15,7 +15,6 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, leaves
-from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
 from dragoman.mcp import streams
 from dragoman.mcp.http import HttpFace
@@ -26,6 +25,7 @@ from dragoman.web.app import App
 from dragoman.web.auth import LOCAL, Authenticator, Names
 from dragoman.web.errors import TABLE
 from dragoman.web.listener import Listener
+from open_road import open_hub
 
 
 class Plain:
@@ -115,7 +115,7 @@ async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[P
         target=slow,
     )
     catalog.offer("slow", [tool])
-    hub = Hub(catalog, Bus(), [])
+    hub = open_hub(catalog, Bus(), [])
     face = HttpFace(Face(hub), bytes(32))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman.core.principal import Principal
 from dragoman.core.record import record
-from dragoman.core.trace import Trace
+from dragoman.core.trace import Carried
 
 
 @record(frozen=True, slots=True)
@@ -21,4 +21,4 @@ class Asker:
     """The address that the client sees the hub at."""
     key: str = ""
     """Of a send that is to be done once, however often it comes."""
-    trace: Trace | None = None
+    carried: Carried | None = None

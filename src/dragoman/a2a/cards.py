@@ -14,8 +14,7 @@ from dragoman import __version__
 from dragoman.a2a.card import Described, Interfaces, card_of, etag, shape, skill_of_tool
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.targets import HUB_FACTS, Targets
-from dragoman.core.catalog import Catalog
-from dragoman.core.principal import Principal
+from dragoman.core.principal import LOCAL, Principal
 from dragoman.core.tool import AgentFacts
 from dragoman.wire.json import encode
 
@@ -30,11 +29,8 @@ _Key = tuple[str, Principal | None, str, str, bool]
 
 
 class Cards:
-    def __init__(
-        self, targets: Targets, catalog: Catalog, settings: A2aSettings, sign: Sign | None
-    ) -> None:
+    def __init__(self, targets: Targets, settings: A2aSettings, sign: Sign | None) -> None:
         self._targets = targets
-        self._catalog = catalog
         self._settings = settings
         self._sign = sign
         self.secured: Callable[[], bool] = lambda: True
@@ -44,7 +40,7 @@ class Cards:
         self._kept: dict[_Key, tuple[bytes, str, str]] = {}
         self._listed: dict[_Key, bytes] = {}
         self._since: dict[str, str] = {}
-        self._kept_at = -1
+        self._kept_at = (-1, -1)
         self._bytes = 0
 
     def extends(self, facts: AgentFacts) -> bool:
@@ -77,8 +73,8 @@ class Cards:
         self, agent: str | None, principal: Principal | None, base: str, version: str
     ) -> tuple[bytes, str, str]:
         """A card encoded in the shape that was asked for, its tag, and since when it is so. Raises
-        for an agent that is not there."""
-        facts = self._targets.facts(agent)
+        for an agent that is not there, or not for that caller."""
+        facts = self._targets.facts_for(principal, agent)
         self._let_go()
         wanted = version or self._settings.card
         if facts is not HUB_FACTS:
@@ -105,7 +101,8 @@ class Cards:
         key = "", principal, base, wanted, self.secured()
         kept = self._listed.get(key)
         if kept is None:
-            found = [tool.agent for tool in self._targets.agents() if tool.agent is not None]
+            tools = self._targets.agents(principal)
+            found = [tool.agent for tool in tools if tool.agent is not None]
             cards = [
                 self.shaped(self.of(facts, principal, base), wanted)
                 for facts in [*found, HUB_FACTS]
@@ -117,10 +114,10 @@ class Cards:
 
     def _let_go(self) -> None:
         """Of what is out of date, or too much."""
-        if self._kept_at != self._catalog.version or self._bytes > MAX_KEPT_BYTES:
+        if self._kept_at != self._targets.version or self._bytes > MAX_KEPT_BYTES:
             self._kept.clear()
             self._listed.clear()
-            self._kept_at, self._bytes = self._catalog.version, 0
+            self._kept_at, self._bytes = self._targets.version, 0
         if len(self._kept) >= MAX_KEPT:
             self._kept.clear()
         if len(self._listed) >= MAX_LISTED:
@@ -133,7 +130,7 @@ class Cards:
         if principal is None:
             if self.secured():
                 return []
-            principal = Principal("local", "local")
+            principal = LOCAL
         skills: list[Mapping[str, Any]] = []
         for tool in self._targets.skills(principal):
             if len(skills) == MAX_SKILLS:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from random import getrandbits
 from typing import Any
-from uuid import uuid4
 
 from dragoman.a2a.card_reading import card_in
 from dragoman.a2a.dialects.ops import (
@@ -22,11 +22,13 @@ from dragoman.a2a.dialects.ops import (
     PUSH_GET,
     PUSH_LIST,
     PUSH_SET,
+    SEED_03,
     SEND,
     STREAM,
     SUBSCRIBE,
     V01,
     V03,
+    V10,
 )
 from dragoman.a2a.discovery import Discovery, Found, Trust, origin_of, shown
 from dragoman.a2a.errors import METHOD_NOT_FOUND, UNSUPPORTED_OPERATION, A2aError
@@ -35,24 +37,38 @@ from dragoman.a2a.probing import Peer, settle
 from dragoman.a2a.ways import (
     HTTP_JSON,
     JSON_TYPE,
+    JSONRPC,
+    ErrorStatus,
     HttpStatus,
     NotTaken,
     Way,
     Written,
     answered,
+    words_in,
     written,
 )
 from dragoman.core.errors import BadReply, HubError
-from dragoman.core.ports import HttpClient, Reply
+from dragoman.core.ports import FixedHeaders, HttpClient, Reply
+from dragoman.core.trace import headers_of
+from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
 
 SECONDS = 30.0
 PROBE_SECONDS = 10.0
 MAX_PEERS = 256
+AT_ONCE: Mapping[str, Any] = {"returnImmediately": True}
+"""The configuration of a message whose task is to be told of as soon as it has a name."""
+AUTO, SEED_WIRE = "auto", "seed"
+
+NOTHING: Mapping[str, str] = {}
 
 
 class A2aClient:
-    """`headers` belong to the origin of `registered`; without one they are sent to nobody."""
+    """`headers` belong to the origin of `registered`; without one they are sent to nobody.
+
+    Agents are named by their URL; by a `Peer` where it is to be as it was found then, whatever its
+    card says now. `more` are headers that go with one request, `timeout` its own time.
+    """
 
     def __init__(
         self,
@@ -63,13 +79,19 @@ class A2aClient:
         registered: str = "",
         trust: Trust | None = None,
         extensions: Iterable[str] = (),
+        wire: str = AUTO,
     ) -> None:
+        """With `wire` "seed" the agent is spoken to as the seed has it, and not asked what it
+        speaks."""
         self.timeout = timeout
+        self.wire = wire
         self._http = http
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
         self._origin = origin_of(registered)
         self._registered = registered
         self._extensions = ",".join(extensions)
+        self._fixed: dict[tuple[str, bool], FixedHeaders] = {}
+        """What goes with every message to these addresses, with extensions and without."""
         self._discover = Discovery(http, self._headers, registered, timeout, trust)
         self._peers: OrderedDict[str, Peer] = OrderedDict()
 
@@ -80,7 +102,17 @@ class A2aClient:
 
     async def peer(self, url: str) -> Peer:
         """The agent at `url`; what was found out about it holds as long as its card does."""
-        found = await self._discover(url)
+        return self._peer(url, await self._discover(url))
+
+    async def look_again(self, url: str) -> Found:
+        """Its card as it is now; from then on nothing is gone by but what is adopted."""
+        return await self._discover.again(url)
+
+    def adopt(self, url: str, found: Found) -> Peer:
+        self._discover.adopt(url, found)
+        return self._peer(url, found)
+
+    def _peer(self, url: str, found: Found) -> Peer:
         peer = self._peers.get(url)
         if peer is None or (peer.found is not found and peer.found.raw != found.raw):
             peer = self._peers[url] = Peer(found)
@@ -89,12 +121,21 @@ class A2aClient:
                 self._peers.popitem(last=False)
         return peer
 
-    async def settled(self, url: str) -> Peer:
+    async def settled(self, where: str | Peer) -> Peer:
         """The same, when it is known which dialect it speaks."""
-        peer = await self.peer(url)
+        peer = where if isinstance(where, Peer) else await self.peer(where)
         if peer.way is None:
-            await settle(peer, self._probe)
+            await self._settle(peer)
         return peer
+
+    async def _settle(self, peer: Peer) -> Way:
+        if peer.way is not None:
+            return peer.way
+        if self.wire == SEED_WIRE:
+            named = (way.url for way in peer.ways if way.declared and way.binding == JSONRPC)
+            peer.way = Way(JSONRPC, SEED_03, next(named, peer.found.asked), declared=True)
+            return peer.way
+        return await settle(peer, self._probe)
 
     def _note_origins(self, peer: Peer) -> None:
         for way in peer.ways:
@@ -107,52 +148,79 @@ class A2aClient:
 
     # --- operations ----------------------------------------------------------------------------
 
-    async def send(self, url: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def send(
+        self,
+        where: str | Peer,
+        request: Mapping[str, Any],
+        more: Mapping[str, str] = NOTHING,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
         """`{"task": …}` or `{"message": …}`."""
-        return await self._answer(url, SEND, request)
+        return await self._answer(where, SEND, request, more, timeout)
 
-    async def get(self, url: str, id: str, history: int | None = None) -> dict[str, Any]:
-        return await self._answer(url, GET, {"id": id, "historyLength": history})
+    async def get(
+        self,
+        where: str | Peer,
+        id: str,
+        history: int | None = None,
+        more: Mapping[str, str] = NOTHING,
+    ) -> dict[str, Any]:
+        return await self._answer(where, GET, {"id": id, "historyLength": history}, more)
 
-    async def list(self, url: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._answer(url, LIST, request)
+    async def list(self, where: str | Peer, request: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._answer(where, LIST, request)
 
-    async def cancel(self, url: str, id: str) -> dict[str, Any]:
-        return await self._answer(url, CANCEL, {"id": id})
+    async def cancel(
+        self, where: str | Peer, id: str, more: Mapping[str, str] = NOTHING
+    ) -> dict[str, Any]:
+        return await self._answer(where, CANCEL, {"id": id}, more)
 
-    async def set_push(self, url: str, config: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._answer(url, PUSH_SET, config)
+    async def set_push(self, where: str | Peer, config: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._answer(where, PUSH_SET, config)
 
-    async def get_push(self, url: str, task: str, id: str) -> dict[str, Any]:
-        return await self._answer(url, PUSH_GET, {"taskId": task, "id": id})
+    async def get_push(self, where: str | Peer, task: str, id: str) -> dict[str, Any]:
+        return await self._answer(where, PUSH_GET, {"taskId": task, "id": id})
 
-    async def list_push(self, url: str, task: str) -> dict[str, Any]:
-        return await self._answer(url, PUSH_LIST, {"taskId": task})
+    async def list_push(self, where: str | Peer, task: str) -> dict[str, Any]:
+        return await self._answer(where, PUSH_LIST, {"taskId": task})
 
-    async def delete_push(self, url: str, task: str, id: str) -> None:
-        await self._answer(url, PUSH_DELETE, {"taskId": task, "id": id})
+    async def delete_push(self, where: str | Peer, task: str, id: str) -> None:
+        await self._answer(where, PUSH_DELETE, {"taskId": task, "id": id})
 
     async def extended_card(self, url: str) -> dict[str, Any]:
         """In the words of 1.0."""
         found = await self.discover(url)
         return card_in(await self._answer(url, CARD, {}), found.url)
 
-    async def stream(self, url: str, request: Mapping[str, Any]) -> EventStream:
+    async def stream(
+        self,
+        where: str | Peer,
+        request: Mapping[str, Any],
+        more: Mapping[str, str] = NOTHING,
+        timeout: float | None = None,
+    ) -> EventStream:
         """Where the agent does not stream, its one answer."""
-        peer = await self.settled(url)
+        peer = await self.settled(where)
         if peer.streams:
             try:
-                return await self._stream(url, STREAM, request, None)
+                return await self._stream(peer, STREAM, request, more, timeout)
             except A2aError as problem:
                 if problem.reason != UNSUPPORTED_OPERATION:
                     raise
                 peer.note(f"its card says that it streams, but: {problem.message}")
-        return EventStream(one_event(await self._answer(url, SEND, request)))
+        return EventStream(one_event(await self._answer(peer, SEND, request, more, timeout)))
 
-    async def subscribe(self, url: str, id: str, last: str | None = None) -> EventStream:
+    async def subscribe(
+        self,
+        where: str | Peer,
+        id: str,
+        last: str | None = None,
+        more: Mapping[str, str] = NOTHING,
+    ) -> EventStream:
         """The task as it is now, then what happens to it; from `last` on where it has events with
         ids."""
-        return await self._stream(url, SUBSCRIBE, {"id": id}, last)
+        more = {**more, "last-event-id": last} if last else more
+        return await self._stream(where, SUBSCRIBE, {"id": id}, more)
 
     # --- the surface of the seed -----------------------------------------------------------------
 
@@ -167,62 +235,132 @@ class A2aClient:
 
     # --- asking ----------------------------------------------------------------------------------
 
-    async def _answer(self, url: str, op: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        peer = await self.settled(url)
+    async def say(
+        self, peer: Peer, message: dict[str, Any], beside: Mapping[str, str], timeout: float | None
+    ) -> dict[str, Any]:
+        """`send`, of a message that need not be waited for; `beside` is the trace. The way of most
+        is short: what is always the same of a request is written once."""
+        way = peer.way
+        if way is None or self._headers or way.tenant or way[:2] != (JSONRPC, V10):
+            request = {"message": message, "configuration": AT_ONCE}
+            return await self.send(peer, request, headers_of(beside), timeout)
+        key = way.url, "extensions" in message
+        fixed = self._fixed.get(key)
+        if fixed is None:
+            asked = written(way, SEND, {"message": message})
+            fixed = FixedHeaders(self._with_extensions(way, asked.headers))
+            if len(self._fixed) < MAX_PEERS:
+                self._fixed[key] = fixed
+        headers = fixed.traced(beside)
+        body = rpc.request(
+            message["messageId"], SEND, {"message": message, "configuration": AT_ONCE}
+        )
+        try:
+            reply = await self._http.request(
+                "POST", way.url, headers, body, timeout=timeout or self.timeout
+            )
+            fixed.learn(headers)
+            if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
+                data = await reply.body.read(MAX_BYTES)
+                found = words_in(data)  # as the answer to most is
+                if found is not None:
+                    return {"message": found}
+                value = answered(way, SEND, reply.status, data)
+            else:
+                value = await self._heard(way, SEND, reply)
+        except NotTaken as problem:
+            await self._go_on(peer, way, SEND, problem, {_bare(way)})
+            request = {"message": message, "configuration": AT_ONCE}
+            return await self.send(peer, request, headers_of(beside), timeout)
+        if not isinstance(value, dict):
+            raise BadReply(f'"{SEND}" in {way} was answered with no object')
+        return value
+
+    async def _answer(
+        self,
+        where: str | Peer,
+        op: str,
+        request: Mapping[str, Any],
+        more: Mapping[str, str] = NOTHING,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        peer = where if isinstance(where, Peer) else await self.peer(where)
+        tried: set[Way] = set()
         while True:
-            way = await settle(peer, self._probe)
+            way = peer.way or await self._settle(peer)
             try:
-                value = await self._ask(way, op, request)
+                value = await self._ask(way, op, request, timeout, more)
             except NotTaken as problem:
-                await self._go_on(peer, way, op, problem)
+                tried.add(_bare(way))
+                await self._go_on(peer, way, op, problem, tried)
                 continue
             if not isinstance(value, dict):
                 raise BadReply(f'"{op}" in {way} was answered with no object')
             return value
 
     async def _stream(
-        self, url: str, op: str, request: Mapping[str, Any], last: str | None
+        self,
+        where: str | Peer,
+        op: str,
+        request: Mapping[str, Any],
+        more: Mapping[str, str],
+        timeout: float | None = None,
     ) -> EventStream:
-        peer = await self.settled(url)
-        more = {"last-event-id": last} if last else {}
+        peer = await self.settled(where)
         while True:
-            way = await settle(peer, self._probe)
+            way = peer.way or await self._settle(peer)
             try:
-                reply = await self._exchange(way, op, request, self.timeout, more)
+                reply = await self._exchange(way, op, request, timeout or self.timeout, more)
                 if not is_stream(reply):
                     data = await reply.body.read(MAX_BYTES)
                     event = answered(way, op, reply.status, data)
                     return EventStream(one_event(event))
             except NotTaken as problem:
-                await self._go_on(peer, way, op, problem)
+                await self._go_on(peer, way, op, problem, set())
                 continue
             return EventStream(events(way, op, reply), reply)
 
-    async def _go_on(self, peer: Peer, way: Way, op: str, problem: NotTaken) -> None:
+    async def _go_on(
+        self, peer: Peer, way: Way, op: str, problem: NotTaken, tried: set[Way]
+    ) -> None:
         """Another dialect is found for what was certainly not done; that an agent knows some
-        operation less is no sign of another dialect."""
+        operation less is no sign of another dialect. One that was `tried` may look new again: 0.1
+        is told apart from 0.3 by asking."""
         if op == STREAM:
             raise A2aError(UNSUPPORTED_OPERATION, str(problem))
         if op != SEND:
             raise A2aError(METHOD_NOT_FOUND, str(problem))
+        if way.version == SEED_03:
+            raise _nobody_takes(problem)
         peer.drop(way)
         follower = next((each for each in peer.ways if each.url == way.url), None)
         if follower is None:
             peer.forget()
-            raise A2aError(METHOD_NOT_FOUND, str(problem))
+            raise _nobody_takes(problem)
         try:
-            follower = await settle(peer, self._probe)
+            follower = await self._settle(peer)
         except HubError:
             pass  # it may still know how to be sent something
+        if _bare(follower) in tried:
+            peer.forget()
+            raise _nobody_takes(problem)
         peer.choose(follower, str(problem))
 
     async def _probe(self, way: Way, op: str, request: Mapping[str, Any]) -> Any:
         return await self._ask(way, op, request, min(self.timeout, PROBE_SECONDS))
 
     async def _ask(
-        self, way: Way, op: str, request: Mapping[str, Any], timeout: float | None = None
+        self,
+        way: Way,
+        op: str,
+        request: Mapping[str, Any],
+        timeout: float | None = None,
+        more: Mapping[str, str] = NOTHING,
     ) -> Any:
-        reply = await self._exchange(way, op, request, timeout or self.timeout, {})
+        reply = await self._exchange(way, op, request, timeout or self.timeout, more)
+        return await self._heard(way, op, reply)
+
+    async def _heard(self, way: Way, op: str, reply: Reply) -> Any:
         if is_stream(reply):  # to somebody who asked for one answer
             stream = EventStream(events(way, op, reply), reply)
             try:
@@ -269,15 +407,33 @@ class A2aClient:
         headers = {} if self._origin is None or self._withheld(way) else dict(self._headers)
         headers.update(asked.headers)
         headers.update(more)
-        if self._extensions and way.version != V01:
-            prefix = "x-" if way.version == V03 else ""
-            headers[f"{prefix}a2a-extensions"] = self._extensions
         return await self._http.request(
-            asked.method, asked.url, headers, asked.body, timeout=timeout
+            asked.method,
+            asked.url,
+            self._with_extensions(way, headers),
+            asked.body,
+            timeout=timeout,
         )
+
+    def _with_extensions(self, way: Way, headers: dict[str, str]) -> dict[str, str]:
+        if self._extensions and way.version != V01:
+            name = "x-a2a-extensions" if way.version == V03 else "a2a-extensions"
+            said = headers.get(name)
+            headers[name] = f"{said},{self._extensions}" if said else self._extensions
+        return headers
 
     def _withheld(self, way: Way) -> bool:
         return bool(self._headers) and origin_of(way.url) != self._origin
+
+
+def _bare(way: Way) -> Way:
+    """Whether a card says so is no difference."""
+    return way._replace(declared=False)
+
+
+def _nobody_takes(problem: NotTaken) -> A2aError:
+    error = A2aError(METHOD_NOT_FOUND, str(problem))
+    return error if 200 <= problem.status < 300 else ErrorStatus(error, problem.status)
 
 
 def text_message(
@@ -291,7 +447,7 @@ def user_message(
     parts: Iterable[Mapping[str, Any]], *, context: str | None = None, task: str | None = None
 ) -> dict[str, Any]:
     message: dict[str, Any] = {
-        "messageId": str(uuid4()),
+        "messageId": f"{getrandbits(128):032x}",  # a name, not a secret
         "role": "ROLE_USER",
         "parts": list(parts),
     }

@@ -1,4 +1,5 @@
-"""`[a2a]`: how the hub serves A2A, and the agents of others that it knows."""
+"""`[a2a]`: how the hub serves A2A, and the agents of others that it knows. `[bridge]`: how their
+skills are tools."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ PATHS = frozenset({"tasks", "agents", "v1", "card", "stream", "extendedAgentCard
 """What means something else than an agent where an agent's name may stand in a path."""
 
 Signatures = Literal["ignore", "prefer", "require"]
+Trust = Literal["external", "trusted"]
 
 
 class ExternalAgent(Struct, frozen=True, kw_only=True):
@@ -38,7 +40,60 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
         list[str],
         Meta(max_length=16, description="Files with the public keys that may sign its card."),
     ] = []
+    token: Annotated[
+        Annotated[str, Meta(pattern="^(env|file):.+$")] | None,
+        Meta(
+            description="The bearer token for this origin alone, by reference: env:NAME or "
+            "file:PATH.",
+        ),
+    ] = None
+    trust: Annotated[
+        Trust,
+        Meta(description="How far it is trusted, for policies and labels."),
+    ] = "external"
+    pin: Annotated[
+        Literal["strict", "first", "off"],
+        Meta(
+            description="Its card and skills are held until they are approved: from the start "
+            "(strict), when they have changed since they were first seen (first), or never (off)."
+        ),
+    ] = "first"
+    wire: Annotated[
+        Literal["auto", "seed"],
+        Meta(
+            description="How a skill is asked for: as the agent's card says, or message/send with "
+            "the skill and nothing that 0.3 has added (seed)."
+        ),
+    ] = "auto"
     enabled: Annotated[bool, Meta(description="Whether to look for it at all.")] = True
+
+
+class BridgeSettings(Struct, frozen=True, kw_only=True):
+    timeout_secs: Annotated[
+        Annotated[float, Meta(gt=0, le=86_400)] | None,
+        Meta(
+            description="Seconds a skill may take for clients that know neither tasks nor "
+            "progress; default: the agent's own timeout_secs."
+        ),
+    ] = None
+    errors: Annotated[
+        Literal["auto", "codes", "result"],
+        Meta(
+            description="How a skill's failure is told to MCP clients: as JSON-RPC errors -32201 "
+            "to -32204 and -32003 (codes), as results (result), or as each revision wants it."
+        ),
+    ] = "auto"
+    list_aliases: Annotated[
+        bool,
+        Meta(description="Whether a2a_agent_skill is listed beside agent.skill; both are called."),
+    ] = False
+    probe_secs: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Seconds between two looks at an agent's health."),
+    ] = 30
+    keep_dispatches: Annotated[
+        int, Meta(ge=100, le=10_000_000, description="How many past dispatches are kept.")
+    ] = 100_000
 
 
 class A2aSettings(Struct, frozen=True, kw_only=True):

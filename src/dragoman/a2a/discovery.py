@@ -2,7 +2,8 @@
 
 Cards are looked for in the place of 1.0 and in that of the dialects before it, under the path that
 was given and then at the origin; kept as long as their server says, within bounds, and asked for
-again by their ETag. Knows nothing of what is done with a card.
+again by their ETag; where somebody watches an agent, its card is what he adopts. Knows nothing of
+what is done with a card.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -19,7 +21,7 @@ from urllib.parse import urlsplit
 from dragoman import __version__
 from dragoman.a2a.card_reading import MAX_CARD_BYTES, NotACard, card_in, read_card
 from dragoman.a2a.signing import check
-from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed
+from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed, Unreachable
 from dragoman.core.ports import HttpClient, Reply
 from dragoman.core.record import record
 
@@ -105,14 +107,21 @@ class Found:
     card: Mapping[str, Any]
     """The same in the words of 1.0."""
     findings: tuple[str, ...] = ()
+    data: bytes = b""
+    """The bytes it came in."""
+    signed: bool = False
+    """Whether a key that was given for its origin has signed it."""
 
 
 class _Kept:
-    __slots__ = ("etag", "expires", "found", "lock")
+    __slots__ = ("etag", "expires", "found", "lock", "seen")
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.found: Found | None = None
+        """What is gone by."""
+        self.seen: Found | None = None
+        """What was found last, where somebody watches: it is gone by once it is adopted."""
         self.etag = ""
         self.expires = 0.0
 
@@ -139,24 +148,50 @@ class Discovery:
 
     async def __call__(self, url: str) -> Found:
         """The card of the agent at `url`, which may name the card itself."""
+        kept = self._of(url)
+        async with kept.lock:
+            if kept.found is None:
+                if kept.seen is not None:
+                    raise Unreachable(f'the card of "{shown(url)}" was not accepted', sent=False)
+                found, reply = await self._look(url)
+                self._keep(kept, found, reply)
+                return found
+            if self._clock() >= kept.expires:
+                await self._look_again(url, kept, kept.found)
+            return kept.found
+
+    async def again(self, url: str) -> Found:
+        """The card as it is now, asked for by its tag; raises where it cannot be had. From then on
+        nothing is gone by but what is adopted: a card that has changed is looked at first."""
+        kept = self._of(url)
+        async with kept.lock:
+            before = kept.seen or kept.found
+            kept.expires = inf
+            try:
+                found, reply = await self._renew(url, kept, before)
+            except _Gone:  # perhaps it has moved to another place
+                found, reply = await self._look(url)
+            kept.seen, kept.etag = found, _tag(reply) or (kept.etag if found is before else "")
+            return found
+
+    def adopt(self, url: str, found: Found) -> None:
+        kept = self._of(url)
+        kept.found, kept.expires = found, inf
+
+    def _of(self, url: str) -> _Kept:
         kept = self._kept.get(url)
         if kept is None:
             kept = self._kept[url] = _Kept()
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
-        async with kept.lock:
-            if kept.found is None:
-                return await self._look(url, kept)
-            if self._clock() >= kept.expires:
-                await self._look_again(url, kept)
-            return kept.found
+        return kept
 
     def forget(self, url: str) -> None:
         self._kept.pop(url, None)
 
     # --- looking -------------------------------------------------------------------------------
 
-    async def _look(self, url: str, kept: _Kept) -> Found:
+    async def _look(self, url: str) -> tuple[Found, Reply]:
         tried: list[str] = []
         wants_key = 0
         for place in places(url):
@@ -167,41 +202,42 @@ class Discovery:
                 wants_key = wants_key or (reply.status if reply.status in (401, 403) else 0)
                 continue
             try:
-                found = self._read(url, place, await reply.body.read(MAX_CARD_BYTES))
+                return self._read(url, place, await reply.body.read(MAX_CARD_BYTES)), reply
             except NotACard as problem:
                 tried.append(f'"{shown(place)}" is no card: {problem}')
-                continue
-            self._keep(kept, found, reply)
-            return found
         hint = "; set its headers" if wants_key else ""
         raise BadReply(f'no agent card was found for "{shown(url)}": {"; ".join(tried)}{hint}')
 
-    async def _look_again(self, url: str, kept: _Kept) -> None:
+    async def _look_again(self, url: str, kept: _Kept, before: Found) -> None:
         """A server that is away for a moment has not taken its card back."""
-        assert kept.found is not None
-        place = kept.found.url
         try:
-            reply = await self._get(place, kept.etag)
-            if reply.status == 304:
-                reply.body.close()
-                kept.expires = self._clock() + _lifetime(reply)
-                return
-            if reply.status != 200:
-                reply.body.close()
-                raise BadReply(f'"{shown(place)}" answers HTTP {reply.status}')
+            self._keep(kept, *await self._renew(url, kept, before))
+        except _Refused:
+            kept.found = None
+            raise
+        except TargetFailed as error:
+            place = shown(before.url)
+            log.warning('the card at "%s" could not be read again: %s', place, error)
+            kept.expires = self._clock() + SHORTEST
+
+    async def _renew(self, url: str, kept: _Kept, before: Found | None) -> tuple[Found, Reply]:
+        """The same object where nothing has changed: others keep what they made of it."""
+        if before is None:
+            return await self._look(url)
+        place = before.url
+        reply = await self._get(place, kept.etag)
+        if reply.status == 304:
+            reply.body.close()
+            return before, reply
+        if reply.status != 200:
+            reply.body.close()
+            kind = _Gone if reply.status in (404, 410) else BadReply
+            raise kind(f'"{shown(place)}" answers HTTP {reply.status}')
+        try:
             found = self._read(url, place, await reply.body.read(MAX_CARD_BYTES))
         except NotACard as problem:
-            error: Exception = problem
-        except TargetFailed as problem:
-            if isinstance(problem, _Refused):
-                kept.found = None
-                raise
-            error = problem
-        else:
-            self._keep(kept, found, reply)
-            return
-        log.warning('the card at "%s" could not be read again: %s', shown(place), error)
-        kept.expires = self._clock() + SHORTEST
+            raise BadReply(f'"{shown(place)}" is no card: {problem}') from None
+        return (before if found.data == before.data else found), reply
 
     async def _get(self, place: str, etag: str) -> Reply:
         own = origin_of(place) == self._origin and self._origin is not None
@@ -227,7 +263,15 @@ class Discovery:
             findings.append(
                 f'its card was not under "{shown(base)}" but at the origin, and may be another\'s'
             )
-        return Found(asked=base, url=place, raw=raw, card=card, findings=tuple(findings))
+        return Found(
+            asked=base,
+            url=place,
+            raw=raw,
+            card=card,
+            findings=tuple(findings),
+            data=data,
+            signed=self._trust.policy != IGNORE and finding is None,
+        )
 
     def _judge(self, place: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
         try:
@@ -236,14 +280,22 @@ class Discovery:
             raise _Refused(str(problem)) from None
 
     def _keep(self, kept: _Kept, found: Found, reply: Reply) -> None:
-        etag = reply.headers.get("etag", "")
-        kept.etag = etag if len(etag) <= 200 and etag.isascii() and etag.isprintable() else ""
+        if reply.status != 304:
+            kept.etag = _tag(reply)
         kept.expires = self._clock() + _lifetime(reply)
         kept.found = found
 
 
 class _Refused(BadReply):
     """A card that is there and not believed: the next place would be no better."""
+
+    @property
+    def kind(self) -> str:
+        return BadReply.__name__
+
+
+class _Gone(BadReply):
+    """There is no card any more where it was."""
 
     @property
     def kind(self) -> str:
@@ -286,6 +338,11 @@ def _lifetime(reply: Reply) -> float:
         return SHORTEST
     found = _MAX_AGE.search(said)
     return min(max(float(found[1]), SHORTEST), LONGEST) if found else USUAL
+
+
+def _tag(reply: Reply) -> str:
+    tag = reply.headers.get("etag", "")
+    return tag if len(tag) <= 200 and tag.isascii() and tag.isprintable() else ""
 
 
 def shown(url: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from dragoman.core.errors import (
     AmbiguousName,
+    AuthorizationError,
     BadReply,
     ConfigError,
     Declined,
@@ -20,11 +21,18 @@ from dragoman.core.errors import (
     Full,
     HubError,
     InvalidInput,
+    Looping,
     NeedsInput,
     NotFound,
+    Quarantined,
     Refused,
+    RemoteA2AInvalidResponseError,
+    RemoteA2ATaskFailedError,
+    RemoteA2ATimeoutError,
+    RemoteA2ATransportError,
     TargetFailed,
     TimedOut,
+    TooDeep,
     Unreachable,
     WorkFailed,
 )
@@ -121,6 +129,10 @@ def invalid(field: str, description: str) -> A2aError:
 OF_HUB: Mapping[type[HubError], str] = {
     Refused: PERMISSION_DENIED,
     Denied: PERMISSION_DENIED,
+    AuthorizationError: PERMISSION_DENIED,
+    TooDeep: PERMISSION_DENIED,
+    Looping: PERMISSION_DENIED,
+    Quarantined: PERMISSION_DENIED,
     Full: RESOURCE_EXHAUSTED,
     # Someone else's is told as one that is not there (section 13.1).
     NotFound: TASK_NOT_FOUND,
@@ -131,6 +143,10 @@ OF_HUB: Mapping[type[HubError], str] = {
     TimedOut: INTERNAL,
     BadReply: INVALID_AGENT_RESPONSE,
     WorkFailed: INTERNAL,
+    RemoteA2ATransportError: UNAVAILABLE,
+    RemoteA2ATimeoutError: INTERNAL,
+    RemoteA2AInvalidResponseError: INVALID_AGENT_RESPONSE,
+    RemoteA2ATaskFailedError: INTERNAL,
     NeedsInput: UNSUPPORTED_OPERATION,
     Declined: UNSUPPORTED_OPERATION,
     ConfigError: INTERNAL,

@@ -6,6 +6,7 @@ Pure. Bounded: an agent that makes more than a result may hold is a bad one.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -32,10 +33,20 @@ from dragoman.wire.json import MAX_BYTES, encode
 MAX_ID = 1_024
 MAX_WORDS = 4_000
 MAX_ARTIFACTS = 1_000
+MAX_USAGE, MAX_USAGE_NAME = 32, 64
 REPLY, AUTH = "reply", "auth"
 """What the questions are called that an agent may have."""
 
 _ADDRESS = re.compile(r"https?://[^\s<>\"'`]{1,2000}")
+
+
+_WORDS = frozenset(("messageId", "role", "parts"))
+
+
+def is_words(answer: Mapping[str, Any]) -> bool:
+    """Whether it is some words and nothing else: no task, no conversation, no word of its cost."""
+    message = answer.get("message")
+    return isinstance(message, dict) and message.keys() <= _WORDS
 
 
 class FarTask:
@@ -63,6 +74,10 @@ class FarTask:
         self._words = ""
         self._size = 0
         self._lasts = False
+        self._whole = False
+        """Whether all of it was seen at its end, and not only that it ended."""
+        self.usage: dict[str, float] = {}
+        """What it says that it took."""
 
     @property
     def over(self) -> bool:
@@ -75,8 +90,9 @@ class FarTask:
 
     @property
     def bare(self) -> bool:
-        """Whether it was done without a word of what came of it."""
-        return self.state == ops.COMPLETED and not self._artifacts and self._said is None
+        """Whether it was done without a word of what came of it, which it may have told others."""
+        told = self._whole or self._artifacts or self._said is not None
+        return self.state == ops.COMPLETED and not told
 
     # --- hearing -------------------------------------------------------------------------------
 
@@ -109,8 +125,11 @@ class FarTask:
             if isinstance(message, dict) and message.get("role") == ops.AGENT:
                 self._last_word = message
         self._status(task)
+        self._whole = self.over
 
     def _belong(self, said: Mapping[str, Any], member: str = "taskId") -> None:
+        if (metadata := said.get("metadata")) and isinstance(metadata, dict):
+            self.usage = usage_in(metadata.get("usage")) or self.usage
         id, context = said.get(member), said.get("contextId")
         if isinstance(id, str) and 0 < len(id) <= MAX_ID:
             if self._sure and id != self.id and member != "taskId":
@@ -128,7 +147,7 @@ class FarTask:
         status = said.get("status")
         message = status.get("message") if isinstance(status, dict) else None
         self._said = message if isinstance(message, dict) else None
-        words = text_of(_parts(self._said))[:MAX_WORDS]
+        words = text_of(parts_of(self._said))[:MAX_WORDS]
         if words and words != self._words and not self.settled:
             self._words = words
             self._told += 1
@@ -140,7 +159,7 @@ class FarTask:
             return
         append, last = update.get("append") is True, update.get("lastChunk") is True
         made = self._put(artifact, append)
-        self._updates(_artifact(made, artifact, append=append, last=last))
+        self._updates(artifact_of(made, artifact, append=append, last=last))
 
     def _put(self, artifact: Mapping[str, Any], append: bool) -> str:
         id = artifact.get("artifactId")
@@ -155,7 +174,7 @@ class FarTask:
         if before is None:
             self._artifacts[id] = _Made(artifact)
         else:
-            before.add(_parts(artifact))
+            before.add(parts_of(artifact))
         return id
 
     # --- what came of it -----------------------------------------------------------------------
@@ -163,10 +182,10 @@ class FarTask:
     def result(self, handle: str) -> Result:
         """Of a task that is settled; `handle` is for one that asks. Raises for one that failed."""
         if self.message is not None:
-            return _told(_parts(self.message), direct=True)
+            return _told(parts_of(self.message), direct=True)
         if self.state == ops.COMPLETED:
             return self._completed()
-        words = text_of(_parts(self._said))[:MAX_WORDS]
+        words = text_of(parts_of(self._said))[:MAX_WORDS]
         why = f": {words}" if words else ", and no reason is given"
         if self.state == ops.REJECTED:
             raise Declined(f'agent "{self._name}" will not do it{why}')
@@ -178,13 +197,27 @@ class FarTask:
             return Result(questions={AUTH: self._login(words)}, handle=handle)
         return Result(questions={REPLY: self._question(words)}, handle=handle)
 
+    def made(self) -> list[dict[str, Any]]:
+        """Its artifacts, in the words of 1.0."""
+        return [made.whole() for made in self._artifacts.values()]
+
+    @property
+    def last_words(self) -> list[Mapping[str, Any]]:
+        """The parts of what it said last."""
+        return parts_of(self._said or self._last_word)
+
+    @property
+    def size(self) -> int:
+        """Bytes of what it has made."""
+        return self._size
+
     def _completed(self) -> Result:
         if not self._artifacts:
-            return _told(_parts(self._said or self._last_word))
-        artifacts = [_artifact(id, made.whole()) for id, made in self._artifacts.items()]
+            return _told(self.last_words)
+        artifacts = [artifact_of(id, made.whole()) for id, made in self._artifacts.items()]
         blocks = [block for artifact in artifacts for block in artifact.content]
         known = set(map(encode, blocks))
-        last = [block_from_part(part) for part in _parts(self._said)]
+        last = [block_from_part(part) for part in parts_of(self._said)]
         last = [block for block in last if encode(block) not in known]
         return Result(
             content=[_shown(block) for block in [*blocks, *last]],
@@ -193,7 +226,7 @@ class FarTask:
         )
 
     def _question(self, words: str) -> Question:
-        schema = next((found for found in map(_schema_in, _parts(self._said)) if found), None)
+        schema = next((found for found in map(_schema_in, parts_of(self._said)) if found), None)
         schema = schema or {
             "type": "object",
             "properties": {REPLY: {"type": "string", "title": words[:200] or "Your answer"}},
@@ -205,7 +238,7 @@ class FarTask:
     def _login(self, words: str) -> Question:
         """The address may stand in a part of its own, in some data, or in the words."""
         url = ""
-        for part in _parts(self._said):
+        for part in parts_of(self._said):
             data = part.get("data")
             said = part.get("url") or (data.get("url") if isinstance(data, dict) else None)
             found = _ADDRESS.search(said if isinstance(said, str) else part.get("text", ""))
@@ -225,7 +258,20 @@ def _schema_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema if isinstance(schema.get("properties"), dict) else None
 
 
-def _parts(of: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def usage_in(value: Any) -> dict[str, float]:
+    """The numbers of a report of what something took; nothing of what is none."""
+    if not isinstance(value, dict):
+        return {}
+    found = {}
+    for name, number in value.items():
+        if type(number) in (int, float) and math.isfinite(number) and len(name) <= MAX_USAGE_NAME:
+            found[name] = number
+        if len(found) >= MAX_USAGE:
+            break
+    return found
+
+
+def parts_of(of: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     parts = of.get("parts") if of is not None else None
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
@@ -235,7 +281,7 @@ class _Made:
 
     def __init__(self, artifact: Mapping[str, Any]) -> None:
         self._first = artifact
-        self._made = _parts(artifact)
+        self._made = parts_of(artifact)
         self._texts: list[str] = []
         """The last part, where it is a text that went on."""
 
@@ -259,7 +305,7 @@ class _Made:
             self._texts = []
 
 
-def _artifact(
+def artifact_of(
     id: str, made: Mapping[str, Any], *, append: bool = False, last: bool = True
 ) -> Artifact:
     known = ("artifactId", "name", "description", "parts")
@@ -267,7 +313,7 @@ def _artifact(
         id=id,
         name=str(made.get("name") or "")[:MAX_ID],
         description=str(made.get("description") or "")[:MAX_WORDS],
-        content=[block_from_part(part) for part in _parts(made)],
+        content=[block_from_part(part) for part in parts_of(made)],
         append=append,
         last=last,
         extra={key: value for key, value in made.items() if key not in known},

@@ -31,9 +31,11 @@ from dragoman.a2a.errors import (
     A2aError,
     error_of,
 )
-from dragoman.a2a.server import Face
+from dragoman.a2a.server import Face, said_beside
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.principal import Principal
+from dragoman.core.trace import HEADERS as TRACE_HEADERS
+from dragoman.core.trace import carried_in
 
 # The hub starts children; those need nothing of gRPC, which would otherwise hold every fork up, and
 # its own lines on stderr say nothing that is not raised or logged here.
@@ -190,6 +192,7 @@ class GrpcFace:
                 extensions=_extensions(metadata),
                 base=self._base,
                 key=_key(metadata),
+                carried=carried_in(_traced(metadata), said_beside(request)),
             )
             return await work(service, method, asker, request, context)
         except Exception as error:
@@ -316,6 +319,15 @@ def _extensions(metadata: Mapping[str, str]) -> frozenset[str]:
     named = f"{metadata.get('a2a-extensions', '')},{metadata.get('x-a2a-extensions', '')}"  # 0.3's
     found = [uri for part in named.split(",") if 0 < len(uri := part.strip()) <= 512]
     return frozenset(found[:MAX_EXTENSIONS])
+
+
+def _traced(metadata: Mapping[str, str]) -> dict[bytes, bytes]:
+    """What it says of a trace, as headers would."""
+    return {
+        name.encode(): metadata[name].encode("latin-1", "replace")
+        for name in TRACE_HEADERS
+        if name in metadata
+    }
 
 
 def _key(metadata: Mapping[str, str]) -> str:

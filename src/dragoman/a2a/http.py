@@ -27,11 +27,12 @@ from dragoman.a2a.errors import (
     A2aError,
     error_of,
 )
-from dragoman.a2a.server import Face
+from dragoman.a2a.server import Face, said_beside
 from dragoman.a2a.streams import Stream
 from dragoman.core.errors import HubError
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import Principal
+from dragoman.core.trace import carried_in
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import Malformed, decode, encode, names_twice
 
@@ -141,8 +142,8 @@ class HttpFace:
         if op is None:
             raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
         known.op = op
-        asker = self._asker(request, principal, agent, dialect)
         wanted = dialect.params_in(op, params)
+        asker = self._asker(request, principal, agent, dialect, wanted)
         if "id" not in message:  # nobody waits for the outcome, so nothing is done
             request.reply(204, [], b"")
             return _done()
@@ -272,9 +273,9 @@ class HttpFace:
                     return
                 raise A2aError(METHOD_NOT_FOUND, f'there is nothing at "{request.path[:200]}"')
             op, values = found
-            asker = self._asker(request, principal, agent, dialect)
             body = self._message(request) if request.body else None
             wanted = dialect.rest_params_in(op, values, _query(request), body)
+            asker = self._asker(request, principal, agent, dialect, wanted)
             if op in ops.STREAMING:
                 stream = await self._opened(op, asker, wanted, request)
 
@@ -307,7 +308,8 @@ class HttpFace:
             if asked is None:
                 raise A2aError(INVALID_REQUEST, '"jsonrpc" must be "2.0"')
             failure = asked.failure
-            asker = self._asker(request, principal, agent, dialects.BY_VERSION["0.1"])
+            dialect = dialects.BY_VERSION["0.1"]
+            asker = self._asker(request, principal, agent, dialect, asked.request)
             if asked.op in ops.STREAMING:
                 stream = await self._opened(asked.op, asker, asked.request, request)
                 await self._pump(request, stream, asked.frame, asker, asked.request)
@@ -356,7 +358,12 @@ class HttpFace:
     # --- who asks --------------------------------------------------------------------------------
 
     def _asker(
-        self, request: HttpRequest, principal: Principal, agent: str | None, dialect: Dialect
+        self,
+        request: HttpRequest,
+        principal: Principal,
+        agent: str | None,
+        dialect: Dialect,
+        wanted: Mapping[str, Any],
     ) -> Asker:
         fields = request.fields
         named = fields.get(b"a2a-extensions") or fields.get(b"x-a2a-extensions")
@@ -370,6 +377,7 @@ class HttpFace:
             _extensions(named) if named else _NONE,
             self._base_of(request),
             key,
+            carried_in(fields, said_beside(wanted)),
         )
 
     def _headers(

@@ -1,41 +1,44 @@
-"""An agent of others as a target: found in the background, offered as a tool, sent messages.
+"""An agent of others as a target: offered as a tool that takes messages and one for each of its
+skills, and called.
 
 Its tasks are followed, by their stream where it has one and by asking where not; what it says
 meanwhile are updates of the call, what it asks is a question of the call. Whoever leaves has its
-task cancelled. Knows no dialect.
+task cancelled. Knows no dialect, and not when the agent is there: the registry's watch does, and
+offers or withdraws it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+from dragoman.a2a.breaker import Breaker
 from dragoman.a2a.client import A2aClient, user_message
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.dialects.ops import AUTH_REQUIRED, TASK_ID, V01
 from dragoman.a2a.discovery import Trust, origin_of, shown
 from dragoman.a2a.errors import A2aError
 from dragoman.a2a.far import AUTH, REPLY, FarTask, answer_parts, from_handle, handle_of
-from dragoman.a2a.hearing import EventStream
+from dragoman.a2a.following import Following, Work
 from dragoman.a2a.probing import Peer
 from dragoman.a2a.signing import load_public
-from dragoman.a2a.translate import part_from_block
-from dragoman.a2a.ways import HttpStatus
+from dragoman.a2a.skill_calls import parts_from_arguments, remote_error, result_of
+from dragoman.a2a.skills import Owner, skill_tools, slug_of, text_skills
+from dragoman.a2a.translate import Part, part_from_block
+from dragoman.a2a.ways import ErrorStatus, HttpStatus
 from dragoman.core.agents import SCHEMA, agent_tool
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import (
     BadReply,
     ConfigError,
+    Declined,
     HubError,
+    NeedsInput,
+    RemoteA2ATimeoutError,
     TimedOut,
     Unreachable,
     WorkFailed,
@@ -43,29 +46,22 @@ from dragoman.core.errors import (
 from dragoman.core.ports import HttpClient, SchemaCompiler
 from dragoman.core.principal import Principal
 from dragoman.core.questions import unanswerable
-from dragoman.core.tool import AgentFacts
+from dragoman.core.tool import EXTERNAL, TRUSTED, AgentFacts, Nowhere, TargetFacts, Tool
 
-log = logging.getLogger(__name__)
-
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Between two attempts to find it."""
-REFRESH_SECONDS = 300.0
-FIRST_POLL, LONGEST_POLL = 0.05, 5.0
-MAX_FAILURES = 5
-"""So often in a row it need not be there before its task is given up."""
-PASSING = frozenset((429, 500, 502, 503, 504))
-"""What a server says that may soon say something else."""
-CANCEL_SECONDS = 5.0
-CLOSE_SECONDS = 0.5
-MAX_CANCELLING = 1_000
-LOGIN_SECONDS = 5.0
-"""How long a task may take to notice that somebody has logged in, before it is told."""
 MAX_CONTEXTS = 10_000
-SKILL = "urn:dragoman:a2a:skill:v1"
-ROUTED = ("agent", "skill", "skillId", SKILL)
+MAX_TAKEN = 10
+AWAY = frozenset((502, 503, 504))
+"""What is answered for a server by whatever stands before it."""
+SOURCES = {
+    EXTERNAL: frozenset(("untrusted_agent", "external_network")),
+    TRUSTED: frozenset(("external_network",)),
+}
+TRUST = {"external": EXTERNAL, "trusted": TRUSTED}
+SINKS = frozenset(("agent", "net"))
+"""What an agent of others is given leaves the hub."""
 
 Reach = Callable[[str, bool], HttpClient]
-"""The way out for one configured url, and whether it may lead to private addresses."""
+"""The way out for one registered url, and whether it may lead to private addresses."""
 
 
 class RemoteAgent:
@@ -84,53 +80,74 @@ class RemoteAgent:
         signatures: str,
         prefix: str = "dragoman_agent_",
         place: Path = Path(),
+        org: str = "default",
+        timeout: float | None = None,
     ) -> None:
         """`headers` are the entry's with their values put in; `signatures` holds where the entry
-        says nothing of its own; `place` is where the files of its keys are."""
+        says nothing of its own; `place` is where the files of its keys are. `timeout` is how long a
+        skill may take, where that is not what the entry says."""
         self.entry = entry
         self.name = entry.name
+        self.slug = slug_of(entry.name)
         self.state = "starting"
-        self.reason = ""
-        self.peer: Peer | None = None
-        self._offered: Peer | None = None
-        trust = _trust(entry, signatures, place)
-        self._client = A2aClient(
+        self.reason = "it is being looked for"
+        self.patience = timeout or entry.timeout_secs
+        """Seconds that a skill may take; whoever times it from outside gives more."""
+        self.breaker = Breaker()
+        self.facts = TargetFacts(
+            type="RemoteAgent",
+            org=org,
+            trust=TRUST[entry.trust],
+            transport="a2a",
+            healthy=False,
+        )
+        """What policies know of it; the watch keeps them true."""
+        self.client = A2aClient(
             reach(entry.url, entry.allow_private),
             headers,
             entry.timeout_secs,
             registered=entry.url,
-            trust=trust,
+            trust=_trust(entry, signatures, place),
+            wire=entry.wire,
         )
+        self.peer: Peer | None = None
+        """As it is offered: its calls go where this card says, whatever its card says now."""
+        self._offered: tuple[Peer, str, str] | None = None
+        self._texts: frozenset[str] = frozenset()
         self._catalog = catalog
+        self._compile = compile_schema
         self._validate = compile_schema(SCHEMA)
         self._prefix = prefix
-        self._finding: asyncio.Task[None] | None = None
-        self._tried = asyncio.Event()
-        self._cancelling: set[asyncio.Task[None]] = set()
+        self._following = Following(self.name, self.client)
         self._contexts: OrderedDict[tuple[Principal, str], str] = OrderedDict()
         """The agent's own name for each conversation of a caller."""
 
-    # --- what the hub sees ------------------------------------------------------------------------
+    # --- what is known of it ----------------------------------------------------------------------
 
-    def start(self) -> None:
-        self._finding = asyncio.get_running_loop().create_task(self._find())
+    def offer(self, peer: Peer, card_id: str) -> None:
+        """Puts what the peer's card says in the place of what was offered before. Raises
+        `ConfigError` where some of it is called as another's tools are, and offers the rest."""
+        offered = (peer, card_id, self.entry.trust)
+        if self._offered == offered:
+            return
+        tools = self._tools(peer, card_id)
+        self._offered, self.peer = offered, peer
+        self._texts = text_skills(peer.found.raw, peer.card)
+        self.state, self.reason = "connected", ""
+        try:
+            self._catalog.offer(self.name, tools)
+        except ConfigError as error:
+            raise ConfigError(self._taken(tools) or str(error)) from None
+
+    def withdraw(self, why: str) -> None:
+        self._catalog.withdraw(self.name)
+        self._offered = self.peer = None
+        self.state, self.reason = "failed", why
 
     async def stop(self) -> None:
-        self._catalog.withdraw(self.name)
-        self.state, self.reason = "stopped", "it was stopped"
-        self._tried.set()
-        if self._finding is not None:
-            self._finding.cancel()
-            await asyncio.wait([self._finding])
-        if self._cancelling:
-            await asyncio.wait(list(self._cancelling), timeout=CLOSE_SECONDS)
-        for task in list(self._cancelling):
-            task.cancel()
-            await asyncio.wait([task])
-
-    async def tried(self) -> None:
-        """Until the first attempt to find it has come to something."""
-        await self._tried.wait()
+        self.withdraw("it was stopped")
+        self.state = "stopped"
+        await self._following.close()
 
     def snapshot(self) -> dict[str, Any]:
         peer = self.peer
@@ -144,112 +161,144 @@ class RemoteAgent:
             "findings": list(peer.findings) if peer else [],
         }
 
+    # --- its tools --------------------------------------------------------------------------------
+
+    def _tools(self, peer: Peer, card_id: str) -> list[Tool]:
+        sources = SOURCES[TRUST[self.entry.trust]]
+        whole = agent_tool(self, _facts(self.name, peer.card), self._prefix, self._validate)
+        whole = replace(whole, sources=sources, sinks=SINKS)
+        if not self.slug:
+            peer.note(f'its skills are no tools: "{self.name}" has nothing to make names of')
+            return [whole]
+        owner = Owner(self, self.slug, card_id, shown(self.entry.url), sources, SINKS)
+        odd: list[str] = []
+        skills = skill_tools(owner, peer.card, self._compile, {whole.name}, odd)
+        for finding in odd:
+            peer.note(finding)
+        return [whole, *skills]
+
+    def _taken(self, tools: list[Tool]) -> str:
+        """Which names are another's, and whose."""
+        found = []
+        for tool in tools:
+            holder = self._catalog.find(tool.name).target
+            if holder is not self and not isinstance(holder, Nowhere):
+                found.append(f'"{tool.name}" is a tool of "{holder.name}" already')
+        names = "; ".join(found[:MAX_TAKEN])
+        more = f" and {len(found) - MAX_TAKEN} more" if len(found) > MAX_TAKEN else ""
+        told = f'agent "{self.name}" is not offered whole: {names}{more}; rename one of the two'
+        return told if found else ""
+
+    # --- calls ------------------------------------------------------------------------------------
+
     async def run(self, call: Call) -> Result:
+        skill = call.tool.bridged is not None
         try:
-            peer = await self._client.settled(self.entry.url)
-            self.peer = peer
-            if call.handle is not None:
-                return await self._continued(call, peer)
-            message = self._message(call)
-            return await self._done(call, peer, message)
-        except A2aError as error:
-            raise WorkFailed(f'agent "{self.name}" answered: {error.message}') from error
-
-    # --- finding it -------------------------------------------------------------------------------
-
-    async def _find(self) -> None:
-        failures = 0
-        while True:
-            try:
-                peer = await self._client.settled(self.entry.url)
-                self._offer(peer)
-            except (HubError, A2aError) as error:
-                failures += 1
-                self._failed(str(error))
-            except Exception as error:  # or nobody would look for it any more
-                log.exception('agent "%s" could not be looked for', self.name)
-                failures += 1
-                self._failed(repr(error))
+            peer = self._there()
+            result = await (self._timed(call, peer) if skill else self._work(Work(call, peer)))
+        except (HubError, A2aError) as error:
+            self._judge(error)
+            if skill:
+                told = remote_error(error, self.name)
+            elif isinstance(error, HubError):
+                told = error
             else:
-                failures = 0
-            self._tried.set()
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10))
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2) if failures else REFRESH_SECONDS)
+                told = WorkFailed(f'agent "{self.name}" answered: {error.message}')
+            if told is error:
+                raise
+            raise told from error
+        except BaseException:
+            self.breaker.left()
+            raise
+        self.breaker.worked()
+        return result
 
-    def _failed(self, reason: str) -> None:
-        if self.peer is not None:
-            self.reason = reason  # it was there, and may be again: a call will tell
+    def _there(self) -> Peer:
+        wait = self.breaker.enter()
+        if wait:
+            raise _NotTried(
+                f'agent "{self.name}" could not be reached several times in a row; it is tried '
+                f"again in {max(1, round(wait))} s",
+                sent=False,
+            )
+        if self.peer is None:
+            raise _NotTried(f'agent "{self.name}" is not there now: {self.reason}', sent=False)
+        return self.peer
+
+    def _judge(self, error: HubError | A2aError) -> None:
+        """What the error says of whether anybody is there."""
+        status = error.status if isinstance(error, HttpStatus | ErrorStatus) else 0
+        if isinstance(error, _NotTried):
             return
-        if (self.state, self.reason) != ("failed", reason):
-            log.warning(
-                'agent "%s" at %s was not found: %s; it is looked for again',
-                self.name,
-                shown(self.entry.url),
-                _line(reason),
-            )
-        self.state, self.reason = "failed", reason
+        if isinstance(error, Unreachable) or status in AWAY:
+            self.breaker.failed()
+        elif isinstance(error, A2aError | BadReply | WorkFailed | Declined | NeedsInput):
+            self.breaker.worked()
+        else:
+            self.breaker.left()
 
-    def _offer(self, peer: Peer) -> None:
-        if self._offered is not peer:
-            facts = _facts(self.name, peer.card)
-            self._catalog.offer(self.name, [agent_tool(self, facts, self._prefix, self._validate)])
-            self._offered = peer
-            log.info(
-                'agent "%s" at %s is "%s": %d skills, %s',
-                self.name,
-                shown(self.entry.url),
-                _line(peer.card["name"]),
-                len(facts.skills),
-                peer.way,
-            )
-            for finding in peer.findings:
-                log.warning('agent "%s": %s', self.name, _line(finding))
-        self.peer, self.state, self.reason = peer, "connected", ""
+    async def _timed(self, call: Call, peer: Peer) -> Result:
+        work = Work(call, peer, self.patience)
+        try:
+            return await self._work(work)
+        except asyncio.CancelledError:
+            if work.patience is None or not work.patience.ran_out():
+                raise
+            raise RemoteA2ATimeoutError(self._late(call)) from None
+        except TimedOut as error:
+            if call.noted.get("far_task") is None:
+                raise RemoteA2ATimeoutError(self._late(call)) from error
+            raise
+        finally:
+            if work.patience is not None:
+                work.patience.end()
 
-    # --- a message and what comes of it -----------------------------------------------------------
+    def _late(self, call: Call) -> str:
+        said = f'"{call.tool.name}" took longer than {self.patience:g} s'
+        task = call.noted.get("far_task")
+        if task is None:
+            return f"{said} without an answer; it may or may not have been done"
+        return (
+            f'{said}; agent "{self.name}" goes on with it as task "{task}": look at it with '
+            f"`dragoman a2a task {shown(self.entry.url)} {task}`"
+        )
 
-    def _message(self, call: Call) -> dict[str, Any]:
-        text, blocks = call.arguments.get("message"), call.arguments.get("parts")
-        parts = [part_from_block(block) for block in blocks or ()]
-        if not parts:
-            parts = [{"text": str(text or "")}]
+    async def _work(self, work: Work) -> Result:
+        call = work.call
+        if call.handle is not None:
+            return await self._continued(work)
         conversation = call.extra.get("context")
         context = self._contexts.get((call.caller, conversation)) if conversation else None
-        message = user_message(parts, context=context)
-        metadata = call.extra.get("metadata")
-        metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
-        for routed in ROUTED:  # was said to this hub; another would be sent round by it
-            metadata.pop(routed, None)
-        if skill := call.extra.get("skill"):
-            metadata[SKILL] = {"skillId": skill}
-        if metadata:
-            message["metadata"] = metadata
-        return message
+        return await self._done(work, self._parts(call), context=context)
 
-    async def _done(self, call: Call, peer: Peer, message: dict[str, Any]) -> Result:
-        """Sends the message and follows what the agent makes of it."""
-        known = message.get("taskId", "")
-        request: dict[str, Any] = {"message": message, TASK_ID: str(uuid4())}
-        named = peer.way is not None and peer.way.version == V01  # there the client names it
-        guess = request[TASK_ID] if named else ""
-        far = FarTask(self.name, call.updates, id=known, guess=guess)
-        with self._held(far):
-            if peer.streams:
-                await self._stream(far, await self._client.stream(self.entry.url, request))
-            else:
-                # Not to wait in one request: the task could not be cancelled before it has a name.
-                request["configuration"] = {"returnImmediately": True}
-                far.hear(await self._client.send(self.entry.url, request))
-            return await self._result(far, call, peer)
+    def _parts(self, call: Call) -> list[Part]:
+        if call.tool.bridged is not None:
+            texts = call.tool.remote_name in self._texts and self.entry.wire == "auto"
+            return parts_from_arguments(call.arguments, as_text=texts)
+        text, blocks = call.arguments.get("message"), call.arguments.get("parts")
+        parts = [part_from_block(block) for block in blocks or ()]
+        return parts or [{"text": str(text or "")}]
 
-    async def _result(self, far: FarTask, call: Call, peer: Peer) -> Result:
-        await self._follow(far, peer)
-        if far.bare:
-            far.see(await self._client.get(self.entry.url, far.id))
+    async def _done(
+        self, work: Work, parts: list[Part], context: str | None = None, task: str = ""
+    ) -> Result:
+        """Sends the parts and follows what the agent makes of them."""
+        message = user_message(parts, context=context, task=task)
+        work.address(message)
+        far = await self._following.begun(work, message)
+        return self._result(far, work)
+
+    def _result(self, far: FarTask, work: Work) -> Result:
+        call = work.call
         self._remember(call, far)
-        result = far.result(handle_of(far))
+        handle = "" if far.over else handle_of(far)
+        if call.tool.bridged is None:
+            result = far.result(handle)
+        else:
+            version = work.peer.way.version if work.peer.way is not None else ""
+            result = result_of(far, handle, self.name, version)
         if result.questions and (problem := unanswerable(result.questions, call)):
-            self._cancel(far.id)
+            self._following.cancel(far.id, work)
             raise problem
         return result
 
@@ -263,112 +312,33 @@ class RemoteAgent:
         if len(self._contexts) > MAX_CONTEXTS:
             self._contexts.popitem(last=False)
 
-    # --- following a task -------------------------------------------------------------------------
-
-    async def _stream(self, far: FarTask, stream: EventStream) -> None:
-        try:
-            async for event in stream:
-                far.hear(event)
-                if far.settled:
-                    return
-        except (Unreachable, TimedOut) as error:
-            if not far.id:
-                raise Unreachable(f"{error}; it may or may not have been done") from error
-            log.info('the stream of agent "%s" broke: %s', self.name, error)
-        finally:
-            await stream.close()
-        if not far.id and not far.over:
-            raise BadReply(f'agent "{self.name}" ended its stream without an answer')
-
-    async def _follow(self, far: FarTask, peer: Peer) -> None:
-        """Until the task is settled: by its stream again where that broke, else by asking."""
-        if far.settled:
-            return
-        if not far.id:
-            raise BadReply(f'agent "{self.name}" made a task without an id of a message')
-        if peer.streams:
-            try:
-                await self._stream(far, await self._client.subscribe(self.entry.url, far.id))
-            except (A2aError, Unreachable, TimedOut, BadReply) as error:
-                log.debug('agent "%s" does not go on with its stream: %s', self.name, error)
-        pause, failures = FIRST_POLL, 0
-        while not far.settled:
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.6, LONGEST_POLL)
-            try:
-                far.see(await self._client.get(self.entry.url, far.id))
-                failures = 0
-            except (Unreachable, TimedOut, HttpStatus) as error:
-                failures += 1
-                passing = not isinstance(error, HttpStatus) or error.status in PASSING
-                if failures >= MAX_FAILURES or not passing:
-                    raise
-
-    @contextmanager
-    def _held(self, far: FarTask) -> Iterator[None]:
-        """Whoever leaves has the task cancelled, unless it is settled."""
-        try:
-            yield
-        except Unreachable as error:
-            if not error.sent and not far.heard:
-                raise
-            if far.id and not far.settled:
-                self._cancel(far.id)
-            raise Unreachable(str(error)) from error  # the message itself has left
-        except BaseException:
-            if far.id and not far.settled:
-                self._cancel(far.id)
-            raise
-
-    def _cancel(self, id: str) -> None:
-        """Nobody waits for this: whoever leaves is gone."""
-        if len(self._cancelling) >= MAX_CANCELLING:
-            log.warning('a task of agent "%s" is not cancelled: too many are', self.name)
-            return
-        task = asyncio.get_running_loop().create_task(self._tell_cancel(id))
-        self._cancelling.add(task)
-        task.add_done_callback(self._cancelling.discard)
-
-    async def _tell_cancel(self, id: str) -> None:
-        try:
-            async with asyncio.timeout(CANCEL_SECONDS):
-                await self._client.cancel(self.entry.url, id)
-        except (HubError, A2aError, TimeoutError) as error:
-            log.info('a task of agent "%s" could not be cancelled: %s', self.name, error)
-
     # --- answers to its questions -----------------------------------------------------------------
 
-    async def _continued(self, call: Call, peer: Peer) -> Result:
-        task, context = from_handle(call)
-        answers = call.answers or {}
+    async def _continued(self, work: Work) -> Result:
+        task, context = from_handle(work.call)
+        answers = work.call.answers or {}
         name = AUTH if AUTH in answers else REPLY
         answer = answers.get(name)
         if not isinstance(answer, Mapping) or answer.get("action", "accept") != "accept":
-            self._cancel(task)
+            self._following.cancel(task, work)
             raise WorkFailed(
                 f'the task of agent "{self.name}" was given up: its question was not answered'
             )
         parts = answer_parts(answer.get("content"))
         if parts:
-            return await self._done(call, peer, user_message(parts, context=context, task=task))
-        far = FarTask(self.name, call.updates, id=task, context=context)
-        with self._held(far):
-            if await self._goes_on(far):
-                return await self._result(far, call, peer)
-        words = [{"text": "It is done; please go on."}]
-        return await self._done(call, peer, user_message(words, context=context, task=task))
+            return await self._done(work, parts, context, task)
+        far = await self._following.gone_on(work, task, context)
+        if far is not None:
+            return self._result(far, work)
+        return await self._done(work, [{"text": "It is done; please go on."}], context, task)
 
-    async def _goes_on(self, far: FarTask) -> bool:
-        """Whether the task goes on by itself now that somebody has logged in elsewhere (7.6)."""
-        until, pause = asyncio.get_running_loop().time() + LOGIN_SECONDS, FIRST_POLL
-        while True:
-            far.see(await self._client.get(self.entry.url, far.id))
-            if far.state != AUTH_REQUIRED:
-                return True
-            if asyncio.get_running_loop().time() >= until:
-                return False
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.6, 1.0)
+
+class _NotTried(Unreachable):
+    """Nothing was tried: it says nothing of whether anybody is there."""
+
+    @property
+    def kind(self) -> str:
+        return Unreachable.__name__
 
 
 # --- from an entry and a card ---------------------------------------------------------------------
@@ -394,8 +364,3 @@ def _facts(name: str, card: Mapping[str, Any]) -> AgentFacts:
         input_modes=card.get("defaultInputModes") or ("text/plain",),
         output_modes=card.get("defaultOutputModes") or ("text/plain",),
     )
-
-
-def _line(text: str) -> str:
-    """For the log: what others say on one line, and nothing that a terminal would obey."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", " ".join(text.split()))

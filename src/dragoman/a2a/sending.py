@@ -33,7 +33,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
 from dragoman.core.tasks import WAITS
 from dragoman.core.tool import Nowhere
-from dragoman.core.trace import new_trace
+from dragoman.core.trace import Carried, new_trace
 from dragoman.core.view import EVERYTHING
 
 FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
@@ -157,7 +157,8 @@ class Sending:
             tool=there.tool,
             skill=there.skill,
         )
-        task.trace, task.version = asker.trace or new_trace(), asker.version
+        task.carried = asker.carried or Carried(new_trace().id, "", "")
+        task.version = asker.version
         self._say(asker, task, message)
         self._aim(task, there)
         self._tasks.insert(task)
@@ -176,7 +177,7 @@ class Sending:
 
     def _fill(self, task: AgentTask) -> None:
         """The arguments of its tool, with what was said just now."""
-        schema = self._targets.tool(task.tool).definition.get("inputSchema")
+        schema = self._targets.tool(task.tool, task.owner).definition.get("inputSchema")
         task.arguments = targets.tool_arguments(task.sent, task.arguments, schema)
 
     def _go_on(
@@ -203,6 +204,7 @@ class Sending:
         if task.full:
             raise Full(f'task "{task.id}" holds all that one can; cancel it and begin another')
         self._tasks.make_space(task.owned)
+        task.owner = asker.principal  # the same, with what is known of it now: after a restart too
         facts = self._targets.facts(task.agent or HUB)
         targets.check_asker(facts, asker.extensions, streamed)
         if facts is not HUB_FACTS:
@@ -244,7 +246,7 @@ class Sending:
         if there.tool:
             return there
         words = text_of(task.sent["parts"]).strip()
-        tool = self._targets.tool(words) if 0 < len(words) <= 256 else None
+        tool = self._targets.tool(words, task.owner) if 0 < len(words) <= 256 else None
         if tool is None or isinstance(tool.target, Nowhere):
             return None
         named = {**request, "metadata": {"skillId": words}}
@@ -285,11 +287,11 @@ class Sending:
         it, and a question may still have to be given up."""
         return self._hub.call(
             task.owner,
-            task.tool,
+            self._targets.called(task.tool, task.agent, task.skill, task.owner),
             task.arguments,
             door="a2a",
             view=EVERYTHING,
-            trace=task.trace,
+            carried=task.carried,
             extra={
                 "context": task.context,
                 "task": task.id,

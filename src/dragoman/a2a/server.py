@@ -18,6 +18,7 @@ from dragoman.a2a.config import HUB
 from dragoman.a2a.dialects import ops
 from dragoman.a2a.errors import (
     INVALID_PARAMS,
+    PERMISSION_DENIED,
     PUSH_NOTIFICATION_NOT_SUPPORTED,
     RESOURCE_EXHAUSTED,
     TASK_NOT_CANCELABLE,
@@ -34,9 +35,11 @@ from dragoman.a2a.tasks import AgentTask
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
+from dragoman.core.ports import TASK_CANCEL, TASK_READ
 from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
 from dragoman.core.tasks import WAITS, Task
+from dragoman.core.view import EVERYTHING
 
 DIRECT_SECONDS = 0.02
 """How long one who does not want to wait does: an answer that is no task may come at once."""
@@ -60,6 +63,7 @@ class Face:
         push: Push,
         stream_seconds: float,
     ) -> None:
+        self._hub = hub
         self.tasks = tasks
         self.targets = target_agents
         self.cards = cards
@@ -120,7 +124,7 @@ class Face:
                 raise A2aError(INVALID_PARAMS, f'"{tenant[:100]}" is no tenant of this agent')
             asker = Asker(
                 asker.principal, tenant, asker.version, asker.extensions, asker.base, asker.key,
-                asker.trace,
+                asker.carried,
             )  # fmt: skip
         if op not in _MESSAGES:
             facts = self.targets.facts(asker.agent)
@@ -237,6 +241,8 @@ class Face:
 
     async def cancel(self, asker: Asker, request: Mapping[str, Any]) -> dict[str, Any]:
         task = self._task(asker, request["id"])
+        if not self._permits(asker, TASK_CANCEL, task):
+            raise A2aError(PERMISSION_DENIED, f'no policy permits you to cancel task "{task.id}"')
         if not task.cancel():
             raise A2aError(
                 TASK_NOT_CANCELABLE, f'task "{task.id}" is {task.status["state"]} already'
@@ -255,7 +261,12 @@ class Face:
         except NotFound:
             return None
         assert isinstance(task, AgentTask)
-        return task if _belongs(task, asker.agent) else None
+        if not _belongs(task, asker.agent) or not self._permits(asker, TASK_READ, task):
+            return None
+        return task
+
+    def _permits(self, asker: Asker, action: str, task: AgentTask) -> bool:
+        return self._hub.may_task(asker.principal, action, task.tool, EVERYTHING)
 
     def made_in(self, principal: Principal, id: Any) -> str:
         """The dialect of a task, for requests that do not say theirs; empty for no such task."""
@@ -269,7 +280,9 @@ class Face:
         return (
             task
             for task in self.tasks.of(asker.principal)
-            if isinstance(task, AgentTask) and _belongs(task, asker.agent)
+            if isinstance(task, AgentTask)
+            and _belongs(task, asker.agent)
+            and self._permits(asker, TASK_READ, task)
         )
 
     # --- push ----------------------------------------------------------------------------------
@@ -317,7 +330,17 @@ class Face:
             raise A2aError(
                 UNSUPPORTED_OPERATION, f'agent "{facts.name}" has no other card than its public one'
             )
+        if not self.targets.knows(asker.principal, facts):
+            raise A2aError(PERMISSION_DENIED, f'no policy permits you to look at "{facts.name}"')
         return self.cards.of(facts, asker.principal, asker.base)
+
+
+def said_beside(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The metadata of a message and of its request, where a trace may stand; the message's counts
+    more."""
+    message, beside = request.get("message"), request.get("metadata")
+    said = message.get("metadata") if message is not None else None
+    return {**beside, **said} if beside and said else beside or said
 
 
 def _settled(task: Task) -> bool:

@@ -19,18 +19,24 @@ from dragoman.a2a.errors import (
     UNSUPPORTED_OPERATION,
     A2aError,
 )
+from dragoman.a2a.skills import canonical_name, slug_of
 from dragoman.a2a.translate import block_from_part, text_of
 from dragoman.core.agents import MESSAGE, tool_name
 from dragoman.core.hub import Hub
+from dragoman.core.ports import A2A_DISCOVER
 from dragoman.core.principal import Principal
 from dragoman.core.record import record
-from dragoman.core.tool import AgentFacts, Nowhere, Tool
+from dragoman.core.tool import AgentFacts, Nowhere, Tool, unknown
 from dragoman.core.view import EVERYTHING
 
 SKILL = "urn:dragoman:a2a:skill:v1"
 """The extension by which a message names the skill that it is for."""
+DOOR = "a2a"
 MAX_NAMED = 20
 """How many skills are named to one who has named none."""
+REMOTE = "RemoteAgent"
+STRANGER = Principal("stranger", "anybody")
+"""Whoever shows no key. Policies decide of which agents it may know."""
 
 HUB_FACTS = AgentFacts(
     name=HUB,
@@ -71,10 +77,12 @@ class Targets:
         self._facts: dict[str | None, AgentFacts] = {}
         self._facts_at = -1
 
-    def agents(self) -> list[Tool]:
-        """Those of the configuration first, then those of others."""
+    def agents(self, principal: Principal) -> list[Tool]:
+        """Those it may know of: of the configuration first, then those of others."""
         found = {
-            tool.agent.name: tool for tool in self._hub.catalog.tools() if tool.agent is not None
+            tool.agent.name: tool
+            for tool in self._hub.catalog.tools()
+            if tool.agent is not None and self.may_discover(principal, tool)
         }
         first = [found.pop(name) for name in self.order if name in found]
         return [*first, *found.values()]
@@ -98,7 +106,7 @@ class Targets:
             why = self.away(name)
             if why is not None:
                 raise A2aError(UNAVAILABLE, f'agent "{name}" is not there now: {why}')
-            raise A2aError(INVALID_PARAMS, f'there is no agent "{name[:100]}" here')
+            raise _no_agent(name)
         return tool.agent
 
     def default(self) -> str:
@@ -109,7 +117,8 @@ class Targets:
 
     def skills(self, principal: Principal) -> Iterable[Tool]:
         """The tools that the hub as an agent has to offer to that caller."""
-        return (tool for tool in self._hub.tools(principal, EVERYTHING) if tool.agent is None)
+        tools = self._hub.tools(principal, EVERYTHING, door=DOOR)
+        return (tool for tool in tools if tool.agent is None)
 
     def _agent(self, name: str) -> Tool | None:
         tool = self._hub.catalog.find(tool_name(name))
@@ -133,8 +142,43 @@ class Targets:
             return Destination("", facts, "", "", False)
         return _by_tool(self._hub.find(skill, EVERYTHING), facts, "", skill)
 
-    def tool(self, name: str) -> Tool:
-        return self._hub.find(name, EVERYTHING)
+    def may_discover(self, principal: Principal, tool: Tool) -> bool:
+        return self._hub.authorizer.may(principal, A2A_DISCOVER, tool).allowed
+
+    def knows(self, principal: Principal, facts: AgentFacts) -> bool:
+        """Whether it may know of that agent."""
+        tool = self._agent(facts.name)
+        return tool is None or self.may_discover(principal, tool)
+
+    def facts_for(self, principal: Principal | None, agent: str | None) -> AgentFacts:
+        """The same as `facts`, for one to whom there is no agent that it may not know of."""
+        facts = self.facts(agent)
+        if facts is not HUB_FACTS and not self.knows(principal or STRANGER, facts):
+            raise _no_agent(facts.name)
+        return facts
+
+    def called(self, tool: str, agent: str, skill: str, principal: Principal) -> str:
+        """What is called for a message to `agent` that names a skill. An agent of others does what
+        it names: so that must be permitted as a call of the skill itself is. Where it is not, or is
+        held, or is none that it has, it is called, and so refused and recorded as that."""
+        whole = self._agent(agent) if skill and agent else None
+        facts = getattr(whole.target, "facts", None) if whole is not None else None
+        if facts is None or facts.type != REMOTE:
+            return tool
+        for one in self._hub.catalog.offered_by(agent):
+            if one.bridged is not None and one.bridged.skill_id == skill:
+                return tool if self._hub.authorizer.sees(principal, one, DOOR) else one.name
+        return canonical_name(slug_of(agent), skill)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Moves with what there is, and with who may know of it."""
+        return self._hub.catalog.version, self._hub.authorizer.version
+
+    def tool(self, name: str, principal: Principal) -> Tool:
+        """As far as it may know of it: what it may not see is not there."""
+        tool = self._hub.find(name, EVERYTHING)
+        return tool if self._hub.authorizer.sees(principal, tool, DOOR) else unknown(name)
 
     def which(self, principal: Principal) -> str:
         """The question to one who has named no skill."""
@@ -148,6 +192,10 @@ def _by_tool(tool: Tool, facts: AgentFacts, agent: str, skill: str) -> Destinati
     if tool.agent is not None:
         return Destination(tool.agent.name, tool.agent, tool.name, "", True)
     return Destination(agent, facts, skill, skill, False)
+
+
+def _no_agent(name: str) -> A2aError:
+    return A2aError(INVALID_PARAMS, f'there is no agent "{name[:100]}" here')
 
 
 def _has(facts: AgentFacts, skill: str) -> bool:

@@ -35,7 +35,7 @@ from dragoman.core.tasks import (
     Entry,
     words_of,
 )
-from dragoman.core.trace import Trace
+from dragoman.core.trace import Carried
 
 STATES: Mapping[str, str] = {
     SUBMITTED: reading.SUBMITTED,
@@ -98,7 +98,7 @@ class AgentTask(LoggedTask):
         """The keys of a client that wants what it sends twice to be done once, each with a digest
         of what was sent with it."""
         self.metadata: Mapping[str, Any] = {}
-        self.trace: Trace | None = None
+        self.carried: Carried | None = None
         """One for all the calls of a task."""
         self.said: dict[str, Any] = {}
         """What was answered so far to questions that are still open."""
@@ -121,8 +121,8 @@ class AgentTask(LoggedTask):
             "turn": self.turn,
             "version": self.version,
         }
-        if self.trace is not None:
-            about["trace"] = self.trace.id
+        if self.carried is not None:
+            about["trace"] = self.carried.id
         if self.skill:
             about["skill"] = self.skill
         if self.sends:
@@ -151,7 +151,7 @@ class AgentTask(LoggedTask):
         task.arguments = about.get("arguments", {})
         task.turn, task.version = about["turn"], about["version"]
         task.sends = about.get("sends", {})
-        task.trace = Trace(about["trace"]) if "trace" in about else None
+        task.carried = Carried(about["trace"], "", "") if "trace" in about else None
         task.metadata = about.get("metadata", {})
         task.shown = True
         task.status = {"state": STATES[stored.state], "timestamp": stamp(stored.updated)}

@@ -7,12 +7,26 @@ leaves words and shapes to `dialects`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import time
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from dragoman.a2a.dialects import BY_VERSION, Dialect
-from dragoman.a2a.dialects.ops import CANCEL, GET, STREAMING, TASK_ID, V01, V10
+from dragoman.a2a.dialects import SPOKEN, Dialect
+from dragoman.a2a.dialects.ops import (
+    AGENT,
+    CANCEL,
+    GET,
+    SEED_03,
+    SEND,
+    STREAM,
+    STREAMING,
+    TASK_ID,
+    V01,
+    V03,
+    V10,
+)
+from dragoman.a2a.dialects.shapes03 import skill_of
 from dragoman.a2a.dialects.tolerant import ends_stream
 from dragoman.a2a.discovery import USER_AGENT, shown
 from dragoman.a2a.errors import METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED, A2aError
@@ -39,11 +53,11 @@ class Way(NamedTuple):
 
     @property
     def dialect(self) -> Dialect:
-        return BY_VERSION[self.version]
+        return SPOKEN[self.version]
 
     @property
     def streams(self) -> bool:
-        return self.binding in (JSONRPC, HTTP_JSON)
+        return self.binding in (JSONRPC, HTTP_JSON) and self.version != SEED_03
 
     def __str__(self) -> str:
         return f'A2A {self.version} over {self.binding} at "{shown(self.url)}"'
@@ -51,6 +65,23 @@ class Way(NamedTuple):
 
 class NotTaken(Exception):
     """Whoever answered does not know such requests: nothing was done, it is certain."""
+
+    def __init__(self, message: str, status: int = 200) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ErrorStatus(A2aError):
+    """An error of the agent's, under an HTTP status that says no where JSON-RPC needs none."""
+
+    def __init__(self, problem: A2aError, status: int) -> None:
+        super().__init__(
+            problem.reason,
+            problem.message,
+            violations=problem.violations,
+            metadata=problem.metadata,
+        )
+        self.status = status
 
 
 class HttpStatus(BadReply):
@@ -88,9 +119,12 @@ def written(way: Way, op: str, request: Mapping[str, Any], *, other: bool = Fals
     if way.version != V01:
         request.pop(TASK_ID, None)
     headers = {"user-agent": USER_AGENT, "accept": f"{JSON_TYPE}, {A2A_TYPE}, {STREAM_TYPE}"}
-    if way.version != V01:
+    if way.version in (V03, V10):
         headers["a2a-version"] = way.version
     base = way.url.rstrip("/")
+    message = request["message"] if op in (SEND, STREAM) else None
+    if message is not None and "extensions" in message and way.version == V10:
+        headers["a2a-extensions"] = ",".join(message["extensions"])
     if way.binding == HTTP_JSON:
         return _rest(way, op, request, headers, other)
     if way.binding == SEED and op in _SEED_ROUTES:
@@ -99,7 +133,16 @@ def written(way: Way, op: str, request: Mapping[str, Any], *, other: bool = Fals
     headers["content-type"] = JSON_TYPE
     method, params = way.dialect.params_out(op, request)
     url = way.url if way.binding == JSONRPC else f"{base}/{method}"
-    return Written("POST", url, headers, rpc.request(str(uuid4()), method, params))
+    return Written("POST", url, headers, rpc.request(_id(way, message), method, params))
+
+
+def _id(way: Way, message: Mapping[str, Any] | None) -> rpc.Id:
+    if message is None:
+        return str(uuid4())
+    if way.version in (V03, SEED_03) and skill_of(message):
+        return int(time() * 1000)  # as the seed has it
+    id: str = message["messageId"]  # as good as any
+    return id
 
 
 def _rest(
@@ -135,6 +178,29 @@ def answered(way: Way, op: str, status: int, data: bytes) -> Any:
     return result_in(way, op, value)
 
 
+_WORDS = frozenset(("messageId", "role", "parts"))
+
+
+def words_in(data: bytes) -> dict[str, Any] | None:
+    """The message of an answer to one over JSON-RPC in 1.0 that is some words and nothing else, as
+    it stands; None for any other answer, which is then read with more patience."""
+    try:
+        value = decode_reply(data)
+    except Malformed:
+        return None
+    result = value.get("result") if isinstance(value, dict) and "error" not in value else None
+    message = result.get("message") if isinstance(result, dict) and len(result) == 1 else None
+    if not isinstance(message, dict) or message.keys() != _WORDS or message["role"] != AGENT:
+        return None
+    parts = message["parts"]
+    if not isinstance(parts, list) or not isinstance(message["messageId"], str):
+        return None
+    for part in parts:
+        if type(part) is not dict or len(part) != 1 or type(part.get("text")) is not str:
+            return None
+    return message
+
+
 def result_in(way: Way, op: str, value: Any) -> Any:
     """One result, or one event of a stream, out of its envelope."""
     if isinstance(value, dict) and "error" in value:
@@ -164,9 +230,10 @@ def _opened(way: Way, op: str, value: Any) -> Any:
 def _is_error(way: Way, status: int, value: Mapping[str, Any]) -> bool:
     if "error" in value:
         return True
+    if status < 400 or way.binding != HTTP_JSON:
+        return False
     said = value.get("type"), value.get("code")  # as HTTP+JSON servers of 0.3 put it
-    named = str(said[0]).endswith("Error") or (isinstance(said[1], int) and said[1] < 0)
-    return status >= 400 and way.binding == HTTP_JSON and named
+    return str(said[0]).endswith("Error") or (isinstance(said[1], int) and said[1] < 0)
 
 
 def _raise_error(way: Way, op: str, status: int, value: Mapping[str, Any]) -> NoReturn:
@@ -179,6 +246,8 @@ def _raise_error(way: Way, op: str, status: int, value: Mapping[str, Any]) -> No
         problem = way.dialect.error_in(error)
     if problem.reason in (METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED):
         raise NotTaken(f"{_asked(way, op)} is unknown there: {problem.message[:300]}")
+    if way.binding != HTTP_JSON and not 200 <= status < 300:
+        raise ErrorStatus(problem, status)
     raise problem
 
 
@@ -187,7 +256,7 @@ def _refuse_status(way: Way, op: str, status: int, data: bytes) -> None:
         return
     said = " ".join(data[:300].decode("utf-8", "replace").split())
     if status in (404, 405):
-        raise NotTaken(f"{_asked(way, op)} was answered with HTTP {status}")
+        raise NotTaken(f"{_asked(way, op)} was answered with HTTP {status}", status)
     if status in (401, 403):
         raise HttpStatus(f"{_asked(way, op)} needs credentials (HTTP {status})", status)
     more = f": {said}" if said else ""

@@ -34,7 +34,7 @@ from dragoman.core.call import (
     Updates,
 )
 from dragoman.core.errors import ConfigError, Declined, HubError, InvalidInput, WorkFailed
-from dragoman.core.tool import AgentFacts, Validator
+from dragoman.core.tool import AgentFacts, TargetFacts, Validator
 from dragoman.wire.json import decode_reply, encode
 
 log = logging.getLogger(__name__)
@@ -162,6 +162,8 @@ class Request:
 
 class FunctionAgent:
     """A target that has one tool: to be sent a message."""
+
+    facts = TargetFacts(type="Agent")
 
     def __init__(self, entry: AgentEntry, prefix: str, validate: Validator) -> None:
         self.entry = entry

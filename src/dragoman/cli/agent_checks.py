@@ -22,11 +22,16 @@ def agents(found: Situation) -> Iterator[Finding]:
     for name in state.get("local", ()):
         yield Finding(f"agent {name}", "ok", "it is there")
     for far in state.get("remote", ()):
-        name = f"agent {far['name']}"
-        if far["state"] == "connected":
+        who = clean(far["name"])
+        name = f"agent {who}"
+        if far["state"] == "healthy":
             yield Finding(name, "ok", f"found, speaks {clean(far['dialect'] or 'nothing yet')}")
+        elif far["state"] == "degraded":
+            said = f"it is degraded: {clean(far['reason'])}"
+            yield Finding(name, "warning", said, f'dragoman agents show "{who}"')
         else:
             said = f"it is {far['state']}: {clean(far['reason'] or 'it is being looked for')}"
-            yield Finding(name, "problem" if far["reason"] else "info", said, "check its url")
+            fix = f'see that it runs and its url is right, then: dragoman agents refresh "{who}"'
+            yield Finding(name, "problem" if far["reason"] else "info", said, fix)
         for odd in far["findings"]:
             yield Finding(name, "warning", clean(odd), "tell those who run the agent")

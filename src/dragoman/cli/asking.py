@@ -38,7 +38,8 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
             say(f"visit {clean(question.get('url', ''))}")
             click.prompt("Enter when you are done, Ctrl-D to decline", default="", **_ASIDE)
             return {"action": "accept"}
-        return {"action": "accept", "content": _form(question.get("requestedSchema"))}
+        asked = clean(question.get("message", ""))
+        return {"action": "accept", "content": _form(question.get("requestedSchema"), asked)}
     except click.Abort:
         if _interrupted():
             raise
@@ -54,21 +55,23 @@ def _interrupted() -> bool:
     return isinstance(sys.exc_info()[1].__context__, KeyboardInterrupt)  # type: ignore[union-attr]
 
 
-def _form(schema: Any) -> dict[str, Any]:
+def _form(schema: Any, asked: str) -> dict[str, Any]:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     required = schema.get("required") if isinstance(schema, dict) else None
     content: dict[str, Any] = {}
     for name, about in (properties if isinstance(properties, dict) else {}).items():
         about = about if isinstance(about, dict) else {}
         needed = isinstance(required, list) and name in required
-        value = _field(name, about, needed)
+        value = _field(name, about, needed, asked)
         if value is not None:
             content[name] = value
     return content
 
 
-def _field(name: str, about: Mapping[str, Any], needed: bool) -> Any:
+def _field(name: str, about: Mapping[str, Any], needed: bool, asked: str) -> Any:
     title = clean(about.get("title") or name)
+    if title == asked:  # an agent's question in words has one field, called as it is asked
+        title = "your answer"
     words = [clean(about["description"])] if about.get("description") else []
     if choices := _choices(about):
         words.append("one of " + ", ".join(clean(choice) for choice in choices))

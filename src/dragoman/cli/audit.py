@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dragoman.assembly import AuditReader, Record
 
 PAGE = 1_000
+DECISIONS = ("permit", "deny")
 COLUMNS = ("at", "caller", "door", "verb", "outcome", "duration_ms", "trace")
 OUTCOMES = (
     "completed",
@@ -60,6 +62,15 @@ def audit() -> None:
     help=f"Only calls that ended so: {', '.join(OUTCOMES)}.",
 )
 @click.option("--trace", metavar="ID", help="Only calls of this trace; its beginning will do.")
+@click.option(
+    "--agent", metavar="NAME", help="Only calls to this server or agent, by its name or card id."
+)
+@click.option(
+    "--decision",
+    metavar="WORD",
+    type=click.Choice(DECISIONS),
+    help=f"Only calls of which the policies said so: {', '.join(DECISIONS)}.",
+)
 @home_option
 @json_option
 def tail(
@@ -69,6 +80,8 @@ def tail(
     caller: str | None,
     outcome: str | None,
     trace: str | None,
+    agent: str | None,
+    decision: str | None,
     home: str | None,
     as_json: bool,
 ) -> None:
@@ -77,13 +90,16 @@ def tail(
     \b
     dragoman audit tail -f
     dragoman audit tail --outcome refused -n 100
+    dragoman audit tail --agent vercel_ops --decision deny
     dragoman audit tail --json | jq .message
 
+    Behind the tool: for whom the caller acted, what the policies said, with their ids, and what
+    else refused it. Changes of agents, pins and policies are records too.
     What the arguments were is never recorded, only their hash and size.
     """
     from dragoman.assembly import AuditReader
 
-    wanted = Wanted(verb, caller, outcome, trace)
+    wanted = Wanted(verb, caller, outcome, trace, agent, decision)
     try:
         reader = AuditReader(Path(place_of(home)))
         found = wanted.newest(reader, lines)
@@ -105,18 +121,20 @@ class Wanted:
     caller: str | None
     outcome: str | None
     trace: str | None
+    agent: str | None
+    decision: str | None
 
     def newest(self, reader: AuditReader, lines: int) -> list[Record]:
         """Newest first. Errors and this list show a trace's first 8 letters, so those are enough
         here; the reader knows whole ones only."""
         exact = {"verb": self.verb, "caller": self.caller, "outcome": self.outcome}
-        if self.trace is None:
+        if self.trace is None and self.agent is None and self.decision is None:
             return reader.records(lines, before=None, trace=None, **exact)
         found: list[Record] = []
         before: int | None = None
         while len(found) < lines:
             page = reader.records(PAGE, before=before, trace=None, **exact)
-            found += [record for record in page if self._is_trace(record)]
+            found += [record for record in page if self.includes(record)]
             if len(page) < PAGE:
                 break
             before = page[-1].seq
@@ -128,6 +146,8 @@ class Wanted:
             self.verb in (None, intent.get("verb"))
             and self.caller in (None, intent.get("caller"))
             and self.outcome in (None, record.outcome)
+            and self.agent in (None, intent.get("target"), intent.get("agent"))
+            and self.decision in (None, record.conclusion.get("decision"))
             and self._is_trace(record)
         )
 
@@ -168,9 +188,32 @@ def _line(record: dict[str, Any]) -> str:
     at, caller, door, verb, outcome, duration, trace = (
         clean(record.get(column, "")) for column in COLUMNS
     )
-    return (
+    columns = (
         f"{at:<20}  {caller:<16}  {door:<5}  {outcome:<13}  {duration:>11}  {trace[:8]:<8}  {verb}"
     )
+    return "  ".join([columns, *map(clean, _behind(record))])
+
+
+def _behind(record: dict[str, Any]) -> Iterator[str]:
+    """What most records do not have, or have alike."""
+    verb, asked = str(record.get("verb", "")), str(record.get("asked_as", ""))
+    if asked and asked != verb and "target" not in record:
+        yield asked  # no call, but something that was changed: a pin, an agent
+    for sign, ids in (("+", "added"), ("-", "removed"), ("changed ", "changed")):
+        if verb == "policy.change" and record.get(ids):
+            yield ", ".join(f"{sign}{id}" for id in record[ids])
+    if behalf := record.get("on_behalf_of"):
+        yield f"for {behalf}"
+    if decision := record.get("decision"):
+        yield _decided(str(decision), record.get("policies"))
+    if record.get("outcome") == "refused" and record.get("decision") != "deny":
+        yield str(record.get("error", ""))  # not by a policy: held, too deep, a ring
+    if shadow := record.get("shadow"):
+        yield f"in shadow: {_decided(str(shadow.get('decision')), shadow.get('policies'))}"
+
+
+def _decided(decision: str, policies: list[Any] | None) -> str:
+    return f"{decision} ({', '.join(map(str, policies))})" if policies else decision
 
 
 @audit.command()

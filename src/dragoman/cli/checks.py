@@ -97,18 +97,29 @@ def configuration(found: Situation) -> Iterator[Finding]:
         yield Finding("config", "problem", said, fix)
         return
     if not file.exists():
-        said = f"there is no {file}: no servers, and IDEs see no tools"
+        said = f"there is no {file}: no servers, and IDEs see no tools and skills"
         yield Finding("config", "info", said, "dragoman init writes a commented one")
         return
     count = len(found.config.mcp_servers)
     yield Finding("config", "ok", f"{file} is valid, {count} server{'s' * (count != 1)}")
-    if not count:
-        said = "no servers are configured, so there are no tools"
-        fix = "dragoman import takes over those of an IDE; or write [[mcp_servers]] blocks"
+    if not count and not _has_agents(found):
+        said = "no servers are configured and no agents, so there are no tools"
+        fix = (
+            "dragoman import takes over the servers of an IDE; or write [[mcp_servers]] blocks; or "
+            "dragoman agents add URL"
+        )
         yield Finding("servers", "warning", said, fix)
     if not found.config.mcp.stdio_expose:
-        said = "IDEs see no tools of servers: [mcp] stdio_expose is empty"
+        said = "IDEs see no tools of servers and no skills: [mcp] stdio_expose is empty"
         yield Finding("expose", "warning", said, 'write stdio_expose = ["*"] below [mcp]')
+
+
+def _has_agents(found: Situation) -> bool:
+    from dragoman.assembly import policy_files
+
+    config = found.config
+    configured = config is not None and bool(config.agents or config.a2a.external_agents)
+    return configured or bool(policy_files.registered(found.place))
 
 
 def running_hub(found: Situation) -> Iterator[Finding]:

@@ -41,7 +41,8 @@ class Problem(Exception):
         self.message = str(error.get("message") or f"the hub answered with status {status}")
         self.trace = str(error.get("trace") or "")
         kind = error.get("kind") or ("NotFound" if status == 404 else "")
-        self.code = code_of(str(kind))
+        self.kind = str(kind)
+        self.code = code_of(self.kind)
         super().__init__(self.message)
 
 
@@ -87,6 +88,9 @@ class HubClient:
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None, ANSWER_SECONDS)
 
+    def send(self, method: str, path: str, body: Any = None, seconds: float = 60.0) -> Any:
+        return self._ask(method, path, body, seconds)
+
     def servers(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("/api/mcp/servers")["connected"]
         return found
@@ -117,9 +121,18 @@ class HubClient:
             finally:
                 waiting.done()
 
-    def wait_settled(self, seconds: float = START_SECONDS) -> list[str]:
-        """Until no server is being connected any more, and not for ever: gives those that are."""
-        return self._wait(lambda: False, seconds)
+    def wait_settled(self, seconds: float = START_SECONDS, *, agents: bool = True) -> list[str]:
+        """Until no server is being connected and no agent looked for any more, and not for ever:
+        gives those that are."""
+        return self._wait(lambda: False, seconds, agents)
+
+    def held(self) -> list[dict[str, Any]]:
+        """What waits for approval; nothing where this caller may not know."""
+        try:
+            found: list[dict[str, Any]] = self._try("GET", "/api/pins?state=held", None)["pins"]
+        except Problem:
+            return []
+        return found
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -141,6 +154,8 @@ class HubClient:
             self._give_up(problem, hint() if problem.code == NOT_FOUND else "")
 
     def _give_up(self, problem: Problem, hint: str) -> NoReturn:
+        if problem.kind == "NeedsInput":
+            hint = "call it on a terminal, without --json, to be asked"
         more = f"; {hint}" if hint else ""
         trace = f" (trace {problem.trace[:8]})" if problem.trace else ""
         stop(f"{problem.message}{more}{trace}", problem.code)
@@ -157,26 +172,44 @@ class HubClient:
             return None
 
     def _missing(self, name: str) -> str:
-        """Why a tool is not there: its server is not, or another name was meant."""
+        """Why a tool is not there: its server or agent is not, or another name was meant."""
         for server in self.servers():
             slug = server["name"].lower().replace("-", "_").replace(" ", "_")
             theirs = name.startswith((f"mcp_{slug}_", f"{server['name']}."))
             if theirs and not server["connected"] and not server["tools_count"]:
-                return f'server "{server["name"]}" is not connected: {server["reason"]}'
+                return f'server "{server["name"]}" is not connected: {server.get("reason", "")}'
+        for agent in self.get("/api/a2a/agents")["agents"]:
+            theirs = name.startswith((f"{agent['slug']}.", f"a2a_{agent['slug']}_"))
+            if theirs and not agent["tools"]:
+                state = agent["health"] if agent["enabled"] else "off"
+                why = f": {agent['reason']}" if agent["reason"] else ""
+                return f'agent "{agent["name"]}" is {state}{why}'
         tools = self.get("/api/tools")["tools"]
         near = nearest(name, [known for tool in tools for known in (tool["name"], tool["id"])])
-        return near or ("see: dragoman tools" if tools else "see: dragoman servers")
+        return near or (
+            "see: dragoman tools" if tools else "see: dragoman servers, dragoman agents"
+        )
 
-    def _wait(self, enough: Callable[[], bool], seconds: float = START_SECONDS) -> list[str]:
+    def _wait(
+        self, enough: Callable[[], bool], seconds: float = START_SECONDS, agents: bool = True
+    ) -> list[str]:
         waiting = Waiting()
         until = time.monotonic() + min(seconds, self._patience)
-        starting: list[str] = self.get("/api/status")["servers"]["starting"]
+        starting = self._starting(agents)
         while starting and time.monotonic() < until and not enough():
             waiting.say(f"waiting for {', '.join(starting)} …")
             time.sleep(0.05)
-            starting = self.get("/api/status")["servers"]["starting"]
+            starting = self._starting(agents)
         waiting.done()
         return starting
+
+    def _starting(self, agents: bool) -> list[str]:
+        state = self.get("/api/status")
+        if "servers" not in state:  # the policies let nobody here know
+            return []
+        far = state["agents"]["remote"] if agents else []
+        sought = [agent["name"] for agent in far if agent["state"] == "unknown"]
+        return [*state["servers"]["starting"], *sought]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

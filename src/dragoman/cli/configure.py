@@ -32,7 +32,8 @@ stdio_expose = ["*"]
 tool_timeout_secs = 60     # seconds a tool may take
 result_chars = 50000       # characters of text in a result
 
-# Agents, over A2A and as tools, are at the end; docs/a2a.md explains them.
+# Agents, over A2A and as tools, are at the end; docs/a2a.md explains them. Who may call what is in
+# the folder policies: `dragoman policy init` writes it, docs/policies.md explains it.
 #
 # One block a server. `dragoman import` writes them for the servers your IDE has already.
 #
@@ -62,9 +63,10 @@ result_chars = 50000       # characters of text in a result
 # description = "Greets whoever it is told of."
 # function = "my_agents:greet"             # my_agents.py beside this file
 #
-# [[a2a.external_agents]]
+# [[a2a.external_agents]]                  # or, while the hub runs: dragoman agents add URL
 # name = "research-agent"
 # url = "https://research.example.com"
+# token = "env:RESEARCH_TOKEN"             # a variable of the hub, or a line in the file env
 """
 
 
@@ -124,8 +126,8 @@ def check(home: str | None, as_json: bool) -> None:
     print(f"{file} is fine" if file.exists() else f"there is no {file}; defaults are used")
     print(f"  listens on   {found.server.host} port {found.server.port}")
     print(f"  key          {'api_key is set' if found.api_key else 'none: loopback only'}")
-    shown = ", ".join(found.mcp.stdio_expose) or "agents only (no [mcp] stdio_expose)"
-    print(f"  IDEs see     {shown}")
+    nothing = "agents only, no tools and no skills (no [mcp] stdio_expose)"
+    print(f"  IDEs see     {', '.join(found.mcp.stdio_expose) or nothing}")
     a2a = found.a2a
     print(f"  A2A          {a2a.listen_path if a2a.enabled else 'off ([a2a] enabled)'}")
     for agent in found.agents:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dragoman.cli import agent_checks, checks, server_checks
+from dragoman.cli import agent_checks, checks, guard_checks, server_checks
 from dragoman.cli.client import place_of
 from dragoman.cli.errors import FAILED
 from dragoman.cli.findings import Check, Finding, Situation, look
@@ -24,6 +24,9 @@ CHECKS: tuple[Check, ...] = (
     checks.key,
     server_checks.servers,
     agent_checks.agents,
+    guard_checks.policies,
+    guard_checks.pins,
+    guard_checks.keys_for_others,
     checks.audit,
     checks.disk,
     checks.descriptors,
@@ -46,9 +49,10 @@ MARKS = {
 def doctor(deep: bool, home: str | None, as_json: bool) -> None:
     """Check everything that is known to go wrong, and say how to fix it.
 
-    Looks at this machine, the home, the configuration, each server, the running hub, the record of
-    calls and the IDEs that are here. Changes nothing. Works with no hub, no home and a broken
-    configuration. Exits with 1 if there is a problem; warnings alone do not count.
+    Looks at this machine, the home, the configuration, each server and agent, the policies, what is
+    held, the keys, the running hub, the record of calls and the IDEs that are here. Changes
+    nothing. Works with no hub, no home and a broken configuration. Exits with 1 if there is a
+    problem; warnings alone do not count.
     """
     place = Path(place_of(home))
     findings = examine(look(place, deep))

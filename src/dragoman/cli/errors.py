@@ -15,6 +15,7 @@ import click
 from dragoman.cli.output import clean
 from dragoman.core.errors import (
     AmbiguousName,
+    AuthorizationError,
     BadReply,
     ConfigError,
     Declined,
@@ -22,9 +23,16 @@ from dragoman.core.errors import (
     Full,
     HubError,
     InvalidInput,
+    Looping,
     NeedsInput,
     NotFound,
+    Quarantined,
+    RemoteA2AInvalidResponseError,
+    RemoteA2ATaskFailedError,
+    RemoteA2ATimeoutError,
+    RemoteA2ATransportError,
     TimedOut,
+    TooDeep,
     Unreachable,
     WorkFailed,
 )
@@ -34,6 +42,10 @@ INTERRUPTED = 130
 
 TABLE: dict[type[HubError], int] = {
     Denied: 4,
+    AuthorizationError: 4,
+    TooDeep: 4,
+    Looping: 4,
+    Quarantined: 4,
     Full: 4,
     NotFound: 5,
     AmbiguousName: 2,
@@ -42,6 +54,10 @@ TABLE: dict[type[HubError], int] = {
     TimedOut: 6,
     BadReply: 6,
     WorkFailed: 6,
+    RemoteA2ATransportError: 6,
+    RemoteA2ATimeoutError: 6,
+    RemoteA2AInvalidResponseError: 6,
+    RemoteA2ATaskFailedError: 6,
     NeedsInput: 6,
     Declined: 6,
     ConfigError: 7,

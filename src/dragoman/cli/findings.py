@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +50,8 @@ class Situation:
     """What the running hub says of each."""
     agents: Mapping[str, Any] = field(default_factory=dict)
     """What it says of agents."""
+    held: Sequence[Mapping[str, Any]] = ()
+    """What it holds until somebody approves it."""
 
     def value_of(self, name: str) -> str | None:
         """As a hub that is started here would find it."""
@@ -78,4 +81,7 @@ def look(place: Path, deep: bool) -> Situation:
             found.agents = status.get("agents", {})
         except (NoAnswer, Problem) as error:
             found.silence = str(error)
+        with contextlib.suppress(NoAnswer, Problem):  # who may not administer is not told
+            pins = ask(found.daemon.socket, "GET", "/api/pins?state=held", None, ANSWER_SECONDS)
+            found.held = pins["pins"]
     return found

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +18,7 @@ import click
 from dragoman import __version__, home
 from dragoman.cli.client import HubClient, place_of, running
 from dragoman.cli.errors import FAILED, NO_HUB, stop, stop_for
-from dragoman.cli.output import Waiting, home_option, json_option, print_json
+from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json
 from dragoman.core.errors import HubError
 
 if TYPE_CHECKING:
@@ -84,22 +85,42 @@ def _announce(hub: Instance, quiet: bool, as_json: bool) -> None:
     else:
         servers = "none yet: dragoman import, or edit config.toml"
     a2a = hub.config.a2a
-    serves_a2a = f"{hub.url}{a2a.listen_path}" if a2a.enabled else "off: enabled = true under [a2a]"
+    serves_a2a = (
+        f"{hub.url}{a2a.listen_path}" if a2a.enabled else "not served: enabled = true under [a2a]"
+    )
     if hub.agents.grpc_port is not None:
         serves_a2a += f", gRPC on port {hub.agents.grpc_port}"
-    agents = ", ".join(agent.name for agent in hub.agents.local)
-    print(
-        f"dragoman {__version__} is up\n"
-        f"  MCP over HTTP   {hub.url}/mcp\n"
-        f"  MCP in an IDE   dragoman install cursor | vscode | claude-desktop | claude-code | …\n"
-        f"  A2A             {serves_a2a}\n"
-        f"{f'  agents          {agents}{chr(10)}' if agents else ''}"
-        f"  servers         {servers}\n"
-        f"  configuration   {hub.place / 'config.toml'}\n"
-        f"  stop            Ctrl-C, or dragoman stop",
-        file=sys.stderr,
-        flush=True,
-    )
+    rows = [
+        ("MCP over HTTP", f"{hub.url}/mcp"),
+        ("MCP in an IDE", "dragoman install cursor | vscode | claude-desktop | claude-code | …"),
+        ("A2A", serves_a2a),
+        ("servers", servers),
+        *_where_there_are_any(hub),
+        ("configuration", str(hub.place / "config.toml")),
+        ("stop", "Ctrl-C, or dragoman stop"),
+    ]
+    lines = "".join(f"\n  {name:<15} {words}" for name, words in rows)
+    print(f"dragoman {__version__} is up{lines}", file=sys.stderr, flush=True)
+
+
+def _where_there_are_any(hub: Instance) -> Iterator[tuple[str, str]]:
+    if hub.agents.local:
+        yield "agents", ", ".join(agent.name for agent in hub.agents.local)
+    registry = hub.agents.registry
+    if registry is not None and (names := registry.names()):
+        yield "remote agents", f"{_few(names)}, found in the background (dragoman agents)"
+    policies = hub.guards.policies
+    if not policies.policies.snapshot.default:
+        count = sum(not each.guardrail for each in policies.policies.snapshot.policies)
+        shadow = ", in shadow mode: not enforced" if policies.policies.mode == "shadow" else ""
+        yield "policies", f"{count} in {policies.folder.path}{shadow} (dragoman policy list)"
+    if held := [pin["name"] for pin in hub.guards.approvals.listed("held")]:
+        yield "held", f"{_few(held)}, until you approve it (dragoman pins list)"
+
+
+def _few(names: Sequence[str]) -> str:
+    """All of a few; of more, how many there are."""
+    return clean(", ".join(names)) if len(names) <= 5 else str(len(names))
 
 
 def _up(pid: int, url: str | None, place: str, **more: str) -> dict[str, object]:
@@ -236,19 +257,33 @@ def status(home: str | None, as_json: bool) -> None:
             print_json({"running": False, "home": place})
             raise SystemExit(NO_HUB)
         stop(not_running(place), NO_HUB)
-    state = HubClient(place, daemon.socket).get("/api/status")
+    hub = HubClient(place, daemon.socket)
+    state = hub.get("/api/status")
+    held = hub.held()
     if as_json:
         print_json({"running": True, **state})
         return
+    print(
+        f"dragoman {state['version']}, process {daemon.pid}, up for "
+        f"{_duration(state['uptime_secs'])}"
+    )
+    if "servers" not in state:
+        print('  problem   the policies let you do no "admin", so the hub says no more; edit them')
+        return
     servers, clients = state["servers"], state["clients"]
-    since = _duration(state["uptime_secs"])
-    print(f"dragoman {state['version']}, process {state['pid']}, up for {since}")
     print(f"  home      {state['home']}")
     print(f"  address   {state['url'] or 'none (it runs inside dragoman mcp)'}")
     print(f"  servers   {servers['connected']} of {servers['total']} connected")
     print(f"  tools     {state['tools']}")
     _print_agents(state["agents"])
     print(f"  clients   {clients['stdio']} over stdio, {clients['http_sessions']} HTTP sessions")
+    if held:
+        print(f"  held      {_few([pin['name'] for pin in held])}; see: dragoman pins list")
+    policies = state["policies"]
+    if policies["mode"] == "shadow":
+        print("  policies  in shadow mode: recorded, not enforced")
+    if policies["problem"]:
+        print(f"  problem   {clean(policies['problem'])}; see: dragoman policy check")
     if state["config_problem"]:
         print(f"  problem   config.toml as it is now is not used: {state['config_problem']}")
     if servers["connected"] + len(servers["starting"]) < servers["total"]:
@@ -260,9 +295,10 @@ def _print_agents(agents: dict[str, Any]) -> None:
         print(f"  agents    {', '.join(agents['local'])}")
     for far in agents["remote"]:
         trouble = f": {far['reason']}" if far["reason"] else ""
-        print(f"  agent     {far['name']} at {far['url']} is {far['state']}{trouble}")
+        words = f"{far['name']} at {far['url']} is {far['state']}{trouble}"
+        print(f"  agent     {clean(words)}")
         for finding in far["findings"]:
-            print(f"            {finding}")
+            print(f"            {clean(finding)}")
     for problem in agents["failed"].values():
         print(f"  problem   {problem}")
     if agents["a2a"]:

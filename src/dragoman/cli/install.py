@@ -320,8 +320,13 @@ def _remarks(done: Outcome, home: str | None) -> Iterator[str]:
     except (ConfigError, Unfit) as error:
         yield f"the hub will not start there: {error}"
         return
-    if not config.mcp_servers:
-        yield "the hub has no servers yet, so there are no tools; see: dragoman import"
+    from dragoman.assembly import policy_files
+
+    if not policy_files.targets_at(file.parent):
+        yield (
+            "the hub has no servers yet, and no agents, so there are no tools; see: "
+            "dragoman import, dragoman agents add"
+        )
     elif not config.mcp.stdio_expose:
         yield f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
     client, path = CLIENTS[done.client], Path(done.path)

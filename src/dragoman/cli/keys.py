@@ -6,9 +6,9 @@ import getpass
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -56,27 +56,79 @@ def keys() -> None:
 @click.argument("name")
 @click.option("--expires", default="90d", show_default=True, help="30m, 12h, 90d, 1y, or never.")
 @click.option("--owner", metavar="WHO", help="Whose key it is; default: you.")
+@click.option(
+    "--for",
+    "target",
+    metavar="TARGET",
+    help="The server or agent that calls back with it: what that one asks belongs to the calls "
+    "that it serves, so that no ring goes unseen.",
+)
+@click.option(
+    "--role",
+    "roles",
+    metavar="ROLE",
+    multiple=True,
+    help="A role that policies know it by; may be given again. owner may do all that you may.",
+)
+@click.option(
+    "--scope",
+    "scopes",
+    metavar="SCOPE",
+    multiple=True,
+    help="A scope that policies may ask for, call if none is given; may be given again.",
+)
 @home_option
 @json_option
-def create(name: str, expires: str, owner: str | None, home: str | None, as_json: bool) -> None:
+def create(
+    name: str,
+    expires: str,
+    owner: str | None,
+    target: str | None,
+    roles: tuple[str, ...],
+    scopes: tuple[str, ...],
+    home: str | None,
+    as_json: bool,
+) -> None:
     """Make a key called NAME and print it. It cannot be shown again.
 
     \b
     dragoman keys create laptop --expires 1y
-    KEY=$(dragoman keys create ci --expires 30d)
+    KEY=$(dragoman keys create ci --expires 30d --role deployer)
 
     Callers send it as a header: Authorization: Bearer KEY
+
+    An agent or server that calls the hub back while it serves a call gets a key of its own:
+
+    \b
+    dragoman keys create travel-key --for travel
     """
+    if target == "":
+        stop("--for is empty: name the server or agent that the key is for", USAGE)
     expires_at = _expiry(expires)
+    is_there = True
+    if target:
+        target, is_there = _named(home, target)
     store = _store(home)
     try:
-        key = store.create(name, owner=owner or _user(), expires_at=expires_at, scopes=["call"])
+        key = store.create(
+            name,
+            owner=owner or _user(),
+            expires_at=expires_at,
+            scopes=scopes or ["call"],
+            roles=roles,
+            target=target or "",
+        )
     except HubError as error:
         stop_for(error)
     finally:
         store.close()
+    if not is_there:
+        say(
+            f'no server or agent here is called "{target}": until one is, the key is like any other'
+        )
     if as_json:
-        print_json({"name": name, "key": key, "expires_at": expires_at})
+        made = {"name": name, "key": key, "expires_at": expires_at}
+        print_json({**made, "for": target, "roles": roles, "scopes": scopes or ["call"]})
         return
     print(key)
     say(f'key "{name}" was made and is not shown again; send: Authorization: Bearer {key[:12]}…')
@@ -101,6 +153,9 @@ def list_keys(home: str | None, as_json: bool) -> None:
             "state": record.state(now),
             "expires": _date(record.expires_at) or "never",
             "created": _date(record.created_at),
+            "for": record.target or None,
+            "roles": record.roles,
+            "scopes": record.scopes,
         }
         for record in records
     ]
@@ -109,7 +164,7 @@ def list_keys(home: str | None, as_json: bool) -> None:
     elif not rows:
         print("no keys; make one with: dragoman keys create NAME")
     else:
-        table([key.upper() for key in rows[0]], [list(row.values()) for row in rows])
+        table([key.upper() for key in rows[0]], [_cells(row) for row in rows])
 
 
 @keys.command()
@@ -142,6 +197,25 @@ def _expiry(text: str) -> float | None:
     if seconds > 100 * _UNITS["y"]:
         stop(f'"{text}" is more than a hundred years from now; write never if you mean it', USAGE)
     return time.time() + seconds
+
+
+def _cells(row: Mapping[str, Any]) -> list[Any]:
+    return [", ".join(cell) if isinstance(cell, tuple) else cell for cell in row.values()]
+
+
+def _named(home: str | None, target: str) -> tuple[str, bool]:
+    """The server or agent by its name, which may be given as its tools have it, and whether there
+    is one. What cannot be read is said elsewhere."""
+    from dragoman.assembly import policy_files
+
+    try:
+        known = policy_files.targets_at(Path(place_of(home)))
+    except HubError:
+        return target, True
+    if target in known:
+        return target, True
+    found = next((name for name in known if policy_files.slug_of(name) == target), None)
+    return found or target, found is not None
 
 
 def _user() -> str:

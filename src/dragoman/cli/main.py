@@ -29,6 +29,9 @@ COMMANDS = {
     "tools": ("dragoman.cli.tools", "tools", "The tools, and what they take."),
     "call": ("dragoman.cli.tools", "call", "Call a tool."),
     "a2a": ("dragoman.cli.a2a", "a2a", "Agents: their cards, messages to them, their tasks."),
+    "agents": ("dragoman.cli.agents", "agents", "The agents of others, whose skills are tools."),
+    "pins": ("dragoman.cli.pins", "pins", "What has changed since it was approved."),
+    "policy": ("dragoman.cli.policy", "policy", "Who may call what: files, checks, questions."),
     "keys": ("dragoman.cli.keys", "keys", "Keys for callers over HTTP."),
     "audit": ("dragoman.cli.audit", "audit", "The record of every call, and its proof."),
     "doctor": ("dragoman.cli.doctor", "doctor", "What is wrong, and how to fix it."),
@@ -36,13 +39,14 @@ COMMANDS = {
 }
 """Each with its module, its name there, and its line in the list of commands."""
 
-HELP = """Dragoman, an agent interoperability hub: every MCP server behind one guarded road.
+HELP = """Dragoman, an agent interoperability hub: MCP servers and A2A agents on one guarded road.
 
 \b
 First steps:
   dragoman import            take over the servers of an IDE you already use
   dragoman up                run the hub
   dragoman install cursor    put the hub into an IDE (vscode, claude-desktop, …)
+  dragoman agents add URL    register an A2A agent; each of its skills is a tool
   dragoman tools             what can be called
   dragoman call NAME k=v     call it
 """

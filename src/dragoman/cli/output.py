@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -42,8 +41,10 @@ def print_json(value: Any) -> None:
 
 
 def clean(text: object) -> str:
-    """On one line and without control characters: names and reasons come from other people."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", " ".join(str(text).split()))
+    """On one line, without what a terminal obeys or what turns the direction of writing: names and
+    reasons come from other people."""
+    line = " ".join(str(text).split())
+    return "".join(one if one.isprintable() else "?" for one in line)
 
 
 def styled(text: str, out: TextIO | None = None, **style: Any) -> str:

@@ -28,7 +28,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         return
     with connected(home) as hub:
         # One that runs has mostly tried them already, and then "starting" is an answer.
-        hub.wait_settled(START_SECONDS if hub.own else LOOK_SECONDS)
+        hub.wait_settled(START_SECONDS if hub.own else LOOK_SECONDS, agents=False)
         found = hub.get("/api/mcp/servers")
     if as_json:
         print_json(found)
@@ -53,7 +53,7 @@ def logs(name: str, home: str | None, as_json: bool) -> None:
     """What server NAME wrote to stderr: the last 64 KB since the hub started it."""
     with connected(home) as hub:
         if hub.own:
-            hub.wait_settled()
+            hub.wait_settled(agents=False)
         found = hub.server_log(name)
     if as_json:
         print_json(found)

@@ -23,41 +23,72 @@ MAX_BYTES = 10 * 1024 * 1024
 @click.pass_context
 @home_option
 @json_option
-@click.option("--server", metavar="NAME", help="Only the tools of this server.")
-def tools(ctx: click.Context, home: str | None, as_json: bool, server: str | None) -> None:
+@click.option("--server", "--agent", "of", metavar="NAME",
+              help="Only the tools of this server or agent.")  # fmt: skip
+def tools(ctx: click.Context, home: str | None, as_json: bool, of: str | None) -> None:
     """List the tools; `tools show NAME` shows one with its arguments.
 
-    A tool has two names: mcp_SERVER_TOOL, which is listed, and SERVER.TOOL. Both can be called.
+    \b
+    dragoman tools
+    dragoman tools --agent "Vercel Ops"
+    dragoman tools show vercel_ops.deploy
+
+    A server's tool is listed as mcp_SERVER_TOOL and is also called SERVER.TOOL. An agent's skill is
+    listed as AGENT.SKILL and is also called a2a_AGENT_SKILL. Every one of these names can be used.
     """
     if ctx.invoked_subcommand is not None:
         return
     with connected(home) as hub:
         starting = hub.wait_settled()
-        states = hub.servers()
+        states = [*hub.servers(), *_agents(hub)]
         found = hub.get("/api/tools")["tools"]
-    if server is not None:
-        if server not in (names := [state["name"] for state in states]):
-            hint = nearest(server, names) or "see: dragoman servers"
-            stop(f'there is no server "{server}"; {hint}', NOT_FOUND)
-        found = [tool for tool in found if tool["server"] == server]
-        states = [state for state in states if state["name"] == server]
+        held = hub.held()
+    if of is not None:
+        of = _whose(of, states, found)
+        found = [tool for tool in found if tool["server"] == of]
+        states = [state for state in states if state["name"] == of]
+        held = [pin for pin in held if pin["target"] == of]
     if as_json:
         print_json(found)
     elif found:
         table(["NAME", "DESCRIPTION"], [(tool["name"], tool["description"]) for tool in found])
     elif not states:
-        print("no tools, because no servers are configured; see: dragoman import")
+        print("no tools: there are no servers and no agents; see: dragoman import, dragoman agents")
     else:
         print("no tools")
     _say_missing(states, starting)
+    if held:
+        names = ", ".join(pin["name"] for pin in held[:5]) + (" …" if len(held) > 5 else "")
+        say(f"held until approved, so not here: {names}; see: dragoman pins list")
+
+
+def _agents(hub: HubClient) -> list[dict[str, Any]]:
+    """In the words that servers have."""
+    return [
+        {**agent, "what": "agent", "failed": agent["health"] == "unreachable"}
+        for agent in hub.get("/api/a2a/agents")["agents"]
+    ]
+
+
+def _whose(of: str, states: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
+    """The name of the server or agent; an agent may be given by its slug."""
+    names = {state["name"] for state in states} | {tool["server"] for tool in found}
+    if of in names:
+        return of
+    slugs = {state["slug"]: str(state["name"]) for state in states if "slug" in state}
+    if of in slugs:
+        return slugs[of]
+    hint = nearest(of, sorted(names)) or "see: dragoman servers, dragoman agents"
+    stop(f'there is no server or agent "{of}"; {hint}', NOT_FOUND)
 
 
 def _say_missing(states: list[dict[str, Any]], starting: list[str]) -> None:
     for state in states:
+        who = f'{state.get("what", "server")} "{state["name"]}"'
         if state["name"] in starting:
-            say(f'server "{state["name"]}" is still being connected, its tools may be missing here')
-        elif state["state"] == "failed":
-            say(f'server "{state["name"]}" is not connected: {state["reason"]}')
+            say(f"{who} is still being connected, its tools may be missing here")
+        elif state.get("failed") or state.get("state") == "failed":
+            say(f"{who} is not connected: {state.get('reason', '')}")
 
 
 @tools.command()
@@ -71,7 +102,9 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     if as_json:
         print_json(tool)
         return
-    print(f"{clean(tool['name'])}  (id {clean(tool['id'])}, server {clean(tool['server'])})")
+    kind = "agent" if tool["source"] in ("a2a", "agent") else "server"
+    id = f"id {clean(tool['id'])}, " if tool["id"] != tool["name"] else ""
+    print(f"{clean(tool['name'])}  ({id}{kind} {clean(tool['server'])})")
     if tool["description"]:
         print(f"  {clean(tool['description'])}")
     properties, required = _properties(tool), _required(tool)
@@ -82,7 +115,9 @@ def show(name: str, home: str | None, as_json: bool) -> None:
         )
         print(f"  {words}".rstrip())
     if not properties:
-        print("  takes no arguments that it tells of")
+        anything = _schema(tool).get("additionalProperties") is True
+        what = "any arguments; it does not say which" if anything else "no arguments it tells of"
+        print(f"  takes {what}")
     example = " ".join(f"{clean(argument)}=…" for argument in required)
     print(f"  try: dragoman call {clean(tool['name'])} {example}".rstrip())
 

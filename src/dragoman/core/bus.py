@@ -1,64 +1,209 @@
-"""Carries events to those who look on (observers) and those who may refuse (gates).
+"""Carries events to those who look on (observers, followers) and those who may refuse (gates).
 
-An observer that fails hurts nobody. A gate that fails, or takes too long, refuses.
+An observer is told at once, in the middle of the call, and must be quick; a follower takes its time
+and gets its events from a queue of its own. One that fails hurts nobody; one that fails again and
+again is let go. A gate that fails, or takes too long, refuses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from dragoman.core.errors import Denied
-from dragoman.core.events import Event, PreVerb
+from dragoman.core.events import Event, PreVerb, ToolCall, ToolResult
 
 log = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Event)
 Observer = Callable[[Any], None]
+Follow = Callable[[Any], Awaitable[None]]
 Gate = Callable[[PreVerb], Awaitable[None]]
+End = Callable[[], None]
 
 GATE_SECONDS = 0.25
+MAX_WAITING = 512
+"""Events that wait for one follower; further ones are dropped."""
+MAX_FAILURES = 100
+"""So often in a row, and an observer is not told any more."""
+CLOSE_SECONDS, CANCEL_SECONDS = 1.0, 0.1
+
+FAILURES = (Exception, asyncio.CancelledError, SystemExit)
+"""What other people's code may raise. Nothing cancels an observer, so it is its own doing."""
+
+
+class _Seat:
+    """An observer's place, and how it does there."""
+
+    __slots__ = ("failures", "hear", "kinds", "name")
+
+    def __init__(self, name: str, kinds: tuple[type[Event], ...], hear: Observer) -> None:
+        self.name = name
+        self.kinds = kinds
+        self.hear = hear
+        self.failures = 0
+
+
+class Follower:
+    """One that is told of events by a task of its own."""
+
+    def __init__(self, name: str, follow: Follow, most: int) -> None:
+        self.name = name
+        self._follow = follow
+        self._most = most
+        self._waiting: deque[Event] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._leave: End = lambda: None
+        self.dropped = 0
+        """Events that it was not told of because it is too slow."""
+
+    def join(self, bus: Bus, kinds: Iterable[type[Event]]) -> None:
+        self._leave = bus.seat(_Seat(self.name, tuple(kinds), self._hear))
+
+    def _hear(self, event: Event) -> None:
+        if len(self._waiting) >= self._most:
+            self.dropped += 1
+            if self.dropped.bit_count() == 1:  # 1, 2, 4, 8 and so on
+                log.warning("%s is too slow: %d events were dropped", self.name, self.dropped)
+            return
+        self._waiting.append(event)
+        if self._task is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work())
+        self._task.add_done_callback(self._rests)
+
+    def _rests(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if self._waiting and not task.cancelled():  # it came when the last was just done
+            self._begin()
+
+    async def _work(self) -> None:
+        while self._waiting:
+            event = self._waiting.popleft()
+            try:
+                await self._follow(event)
+                self._failures = 0
+            except FAILURES as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                    raise  # the hub ends it
+                self._failures += 1
+                log.exception("%s failed at %s", self.name, type(event).__name__)
+                if self._failures >= MAX_FAILURES:
+                    self._leave()
+                    self._waiting.clear()
+                    log.error("%s failed %d times in a row: no more", self.name, self._failures)
+
+    async def close(self) -> None:
+        """Lets it take what waits, for a moment."""
+        self._leave()
+        for seconds in (CLOSE_SECONDS, CANCEL_SECONDS):
+            if self._task is not None:
+                await asyncio.wait([self._task], timeout=seconds)
+            self._waiting.clear()
+            if self._task is not None:
+                self._task.cancel()
 
 
 class Bus:
-    def __init__(self) -> None:
-        self._observers: dict[type[Event], list[Observer]] = {}
+    def __init__(self, gate_seconds: float = GATE_SECONDS) -> None:
+        self._gate_seconds = gate_seconds
+        self._seats: dict[type[Event], tuple[_Seat, ...]] = {}
+        self._followers: list[Follower] = []
         self._gates: list[tuple[str, Gate]] = []
         self.attended = False
         """Whether anybody hears of calls before they are made, so that nothing is made for nobody.
         """
 
-    def observe(self, kind: type[E], observer: Callable[[E], None]) -> None:
-        self._observers.setdefault(kind, []).append(observer)
-        self.attended |= kind is PreVerb
+    def observe(
+        self, kind: type[E], observer: Callable[[E], None], name: str = "an observer"
+    ) -> End:
+        """`observer` is told of every event of that kind, at once; what is returned ends that."""
+        if inspect.iscoroutinefunction(observer):
+            raise TypeError(f"{name} is async and would never be awaited; use follow")
+        return self.seat(_Seat(name, (kind,), observer))
+
+    def follow(
+        self, kinds: Iterable[type[Event]], name: str, follow: Follow, most: int = MAX_WAITING
+    ) -> Follower:
+        """`follow` is awaited with one event after the other, and no call waits for it. What more
+        than `most` come meanwhile are dropped, and counted."""
+        follower = Follower(name, follow, most)
+        self._followers.append(follower)
+        follower.join(self, kinds)
+        return follower
+
+    def seat(self, seat: _Seat) -> End:
+        for kind in seat.kinds:
+            self._seats[kind] = (*self._seats.get(kind, ()), seat)
+        self._count()
+        return lambda: self._unseat(seat)
+
+    def _unseat(self, seat: _Seat) -> None:
+        for kind in seat.kinds:
+            left = tuple(one for one in self._seats.get(kind, ()) if one is not seat)
+            if left:
+                self._seats[kind] = left
+            else:
+                self._seats.pop(kind, None)
+        self._count()
+
+    @property
+    def gated(self) -> bool:
+        return bool(self._gates)
+
+    def _count(self) -> None:
+        told = self._seats.keys() & {PreVerb, ToolCall, ToolResult}
+        self.attended = bool(told or self._gates)
 
     def gate(self, name: str, gate: Gate) -> None:
         """`gate` hears of every call before it is made and refuses it by raising `Denied`."""
         self._gates.append((name, gate))
-        self.attended = True
+        self._count()
 
     def heard(self, kind: type[Event]) -> bool:
         """Whether anybody listens, so that nothing is made for nobody."""
-        return kind in self._observers
+        return kind in self._seats
 
     def emit(self, event: Event) -> None:
-        for observer in self._observers.get(type(event), ()):
+        for seat in self._seats.get(type(event), ()):
             try:
-                observer(event)
-            except Exception:
-                log.exception("an observer of %s failed", type(event).__name__)
+                seat.hear(event)
+                if seat.failures:
+                    seat.failures = 0
+            except FAILURES:
+                self._failed(seat, event)
+
+    def _failed(self, seat: _Seat, event: Event) -> None:
+        seat.failures += 1
+        kind = type(event).__name__
+        log.exception("%s of %s failed", seat.name, kind)
+        if seat.failures >= MAX_FAILURES:
+            self._unseat(seat)
+            log.error("%s of %s failed %d times in a row: no more", seat.name, kind, seat.failures)
 
     async def ask(self, event: PreVerb) -> None:
         """Puts `event` to every gate; returns if all let it pass."""
         for name, gate in self._gates:
             try:
-                async with asyncio.timeout(GATE_SECONDS):
+                async with asyncio.timeout(self._gate_seconds) as limit:
                     await gate(event)
+                if limit.expired():  # it has caught what was to end it, and said nothing in time
+                    raise TimeoutError
             except Denied:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 log.exception("gate %s failed, the call is refused", name)
                 verb = event.call.tool.name
                 raise Denied(f'"{verb}" was refused: the gate "{name}" failed') from error
+
+    async def close(self) -> None:
+        """Ends the followers."""
+        await asyncio.gather(*(follower.close() for follower in self._followers))

@@ -151,6 +151,8 @@ class Call:
     """On a continued call, to the questions of the one before, by their names there."""
     handle: str | None = None
     """What came with those questions: sealed, and behind the stage that opens it, the target's."""
+    noted: dict[str, Any] = field(default_factory=dict)
+    """What stages and target have to say of it for the record; they write into it."""
 
 
 @record(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,31 @@ its whole offer at once; a name that two targets claim belongs to the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dragoman.core.errors import AmbiguousName, ConfigError
-from dragoman.core.tool import TOOL, Tool, tool_nowhere, unknown
+from dragoman.core.errors import ConfigError, Quarantined
+from dragoman.core.tool import TOOL, Tool, ambiguous, tool_nowhere, unknown
 from dragoman.core.view import View
+
+Review = Callable[[str, Sequence[Tool]], tuple[Sequence[Tool], Mapping[str, str]]]
+"""A target and what it offers in; what of it may be offered, and why the rest is held, by name."""
+
+
+def admit_all(target: str, tools: Sequence[Tool]) -> tuple[Sequence[Tool], Mapping[str, str]]:
+    """The review of a catalog that needs none."""
+    return tools, {}
 
 
 class Catalog:
-    def __init__(self, kind: str = TOOL) -> None:
+    def __init__(self, kind: str = TOOL, review: Review = admit_all) -> None:
         self.kind = kind
+        self.review = review
+        """Sees what is offered before anybody else does."""
+        self._brought: dict[str, tuple[Tool, ...]] = {}
+        """What each target offered last, as it did."""
+        self._held: dict[str, Tool] = {}
+        """What is not offered, as tools nowhere, by all of its names."""
+        self._held_of: dict[str, list[str]] = {}
         self.version = 0
         """Moves with every change, so that whoever keeps something made from it can tell."""
         self._offers: dict[str, tuple[Tool, ...]] = {}
@@ -27,9 +42,11 @@ class Catalog:
     def offer(self, target: str, tools: Iterable[Tool]) -> None:
         """Put `tools` in the place of all that `target` offered before."""
         new = tuple(tools)
-        names = [tool.name for tool in new]
-        if len(set(names)) != len(names):
+        if len({tool.name for tool in new}) != len(new):
             raise ConfigError(f"target {target!r} offers a name twice")
+        self._brought[target] = new
+        new = self._reviewed(target, new)
+        names = [tool.name for tool in new]
         for tool in self._offers.get(target, ()):
             del self._by_name[tool.name]
             for alias in _aliases(tool):
@@ -50,10 +67,31 @@ class Catalog:
                 f"target {target!r} offers names that others hold: {', '.join(taken)}"
             )
 
+    def _reviewed(self, target: str, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+        for name in self._held_of.pop(target, ()):
+            self._held.pop(name, None)
+        admitted, held = self.review(target, tools)
+        names = []
+        for tool in tools:
+            if (why := held.get(tool.name)) is not None:
+                nowhere = tool_nowhere(tool.name, Quarantined(why), self.kind, (tool,))
+                for name in (tool.name, *_aliases(tool)):
+                    self._held[name] = nowhere
+                    names.append(name)
+        if names:
+            self._held_of[target] = names
+        return tuple(admitted)
+
+    def review_again(self, target: str) -> None:
+        """After what decides of it has changed."""
+        if target in self._brought:
+            self.offer(target, self._brought[target])
+
     def withdraw(self, target: str) -> None:
-        if self._offers.get(target):
+        if self._offers.get(target) or self._held_of.get(target):
             self.offer(target, ())
         self._offers.pop(target, None)
+        self._brought.pop(target, None)
 
     def find(self, name: str) -> Tool:
         """The tool that `name` stands for; a tool nowhere if it stands for none or for several."""
@@ -72,12 +110,8 @@ class Catalog:
 
     def _of(self, name: str, sharers: Sequence[Tool]) -> Tool:
         if not sharers:
-            return unknown(name, self.kind)
-        if len(sharers) == 1:
-            return sharers[0]
-        full = ", ".join(f'"{tool.name}"' for tool in sorted(sharers, key=lambda tool: tool.name))
-        problem = f'"{name}" stands for several {self.kind}s; ask for one by its full name: {full}'
-        return tool_nowhere(name, AmbiguousName(problem), self.kind)
+            return self._held.get(name) or unknown(name, self.kind)
+        return sharers[0] if len(sharers) == 1 else ambiguous(name, sharers, self.kind)
 
     def shown(self, tool: Tool, style: str = "") -> str:
         """What a list calls it in that style of naming. Where that is another's name too, it is
@@ -103,6 +137,10 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    def touch(self) -> None:
+        """What is in it is judged anew: whoever keeps something made from it looks again."""
+        self._changed()
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls `listener` after every change; what is returned ends that."""

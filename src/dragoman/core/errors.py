@@ -3,15 +3,23 @@
     HubError
     ├─ Refused         nothing left the hub; it may be tried again when the reason is gone
     │  ├─ Denied         a gate said no
+    │  │  └─ AuthorizationError  no policy permits it, or one forbids it
+    │  ├─ TooDeep        a chain of calls is too deep, too long or has made too many
+    │  ├─ Looping        a call came back to what its own chain is waiting for
+    │  ├─ Quarantined    its definition is not the one that was approved
     │  └─ Full           too much is under way, or the hub is going down
     ├─ NotFound        no such tool, server or key
     ├─ InvalidInput    the arguments do not fit
     │  └─ AmbiguousName  the name stands for several tools
     ├─ TargetFailed    something left, and went wrong there; it may or may not have happened
     │  ├─ Unreachable    no connection, or it was lost
+    │  │  └─ RemoteA2ATransportError        the same of an agent's skill
     │  ├─ TimedOut       no answer in time
+    │  │  └─ RemoteA2ATimeoutError          the same of an agent's skill
     │  ├─ BadReply       an answer that is none, or too large
+    │  │  └─ RemoteA2AInvalidResponseError  the same of an agent's skill
     │  ├─ WorkFailed     the far side answered with an error of its own
+    │  │  └─ RemoteA2ATaskFailedError       the same of an agent's skill
     │  ├─ Declined       the far side would not do it
     │  └─ NeedsInput     the far side asks what this caller cannot be asked
     └─ ConfigError     the configuration cannot be used
@@ -42,6 +50,22 @@ class Refused(HubError):
 
 class Denied(Refused):
     """A gate said no, or failed: gates fail closed."""
+
+
+class AuthorizationError(Denied):
+    """No policy permits the caller to do it, or one forbids it; or that could not be decided."""
+
+
+class TooDeep(Refused):
+    """The chain of calls it belongs to is too deep, goes on for too long or has made too many."""
+
+
+class Looping(Refused):
+    """It came back to a target which its own chain of calls is waiting for."""
+
+
+class Quarantined(Refused):
+    """What it calls has changed since it was approved, or was never approved."""
 
 
 class Full(Refused):
@@ -75,12 +99,26 @@ class Unreachable(TargetFailed):
         self.sent = sent
 
 
+class RemoteA2ATransportError(Unreachable):
+    """There is no connection to the agent whose skill was called, or it was lost; or whatever is
+    there answered with an HTTP status that says no."""
+
+
 class TimedOut(TargetFailed):
     """The target did not answer in time; it was told to stop."""
 
 
+class RemoteA2ATimeoutError(TimedOut):
+    """The agent whose skill was called did not answer in time. Where it has made a task of the
+    call, which goes on, the message names it."""
+
+
 class BadReply(TargetFailed):
     """The target answered with something that is no answer, or is too large."""
+
+
+class RemoteA2AInvalidResponseError(BadReply):
+    """The agent whose skill was called answered with something that is no answer."""
 
 
 class WorkFailed(TargetFailed):
@@ -89,6 +127,10 @@ class WorkFailed(TargetFailed):
     def __init__(self, message: str, native: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.native = native
+
+
+class RemoteA2ATaskFailedError(WorkFailed):
+    """The agent whose skill was called says that its task has failed."""
 
 
 class Declined(TargetFailed):

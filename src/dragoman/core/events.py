@@ -1,10 +1,23 @@
-"""What the hub announces. Each event's docstring is its documentation."""
+"""What the hub announces. Each event's docstring is its documentation.
+
+Made only where somebody hears them. What they look like outside the process is in `verbs`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from time import time
+from typing import Any
+from uuid import uuid4
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import HubError
 from dragoman.core.record import record
+
+
+def _name() -> str:
+    return str(uuid4())
 
 
 @record(frozen=True, slots=True)
@@ -17,17 +30,21 @@ class PreVerb(Event):
     """A call is about to be judged and made. Gates hear this and may refuse; observers may look."""
 
     call: Call
+    at: float = field(default_factory=time, compare=False)
 
 
 @record(frozen=True, slots=True)
 class PostVerb(Event):
-    """A call has ended: `outcome` is `completed` or `failed`. A refusal counts as failed."""
+    """A call has ended: `outcome` is `completed` or `failed`. A refusal counts as failed, and so
+    does one that was `cancelled`."""
 
     call: Call
     outcome: str
     duration_ms: float
     result: Result | None
     error: HubError | None
+    cancelled: bool = False
+    at: float = field(default_factory=time, compare=False)
 
 
 @record(frozen=True, slots=True)
@@ -36,6 +53,39 @@ class VerbError(Event):
 
     call: Call
     error: HubError
+    at: float = field(default_factory=time, compare=False)
+
+
+@record(frozen=True, slots=True)
+class ToolCall(Event):
+    """`EXEC:TOOL_CALL`: an agent or a server calls, by its own credential or for another call that
+    is under way. Follows the pre-verb."""
+
+    call: Call
+    id: str = field(default_factory=_name, compare=False)
+    at: float = field(default_factory=time, compare=False)
+
+
+@record(frozen=True, slots=True)
+class ToolResult(Event):
+    """`EXEC:TOOL_RESULT`: what came of such a call; `call_id` is the id of its `ToolCall`."""
+
+    call: Call
+    call_id: str
+    result: Result | None
+    error: HubError | None
+    cancelled: bool = False
+    id: str = field(default_factory=_name, compare=False)
+    at: float = field(default_factory=time, compare=False)
+
+
+@record(frozen=True, slots=True)
+class CostReported(Event):
+    """The far side of a call has said what it used: numbers by name, such as tokens."""
+
+    call: Call
+    usage: Mapping[str, Any]
+    at: float = field(default_factory=time, compare=False)
 
 
 @record(frozen=True, slots=True)
@@ -45,6 +95,34 @@ class ServerChanged(Event):
     server: str
     state: str
     reason: str
+
+
+@record(frozen=True, slots=True)
+class AgentChanged(Event):
+    """A registered agent's state moved: `healthy`, `degraded`, `unreachable`, `unknown` or
+    `removed`, and why."""
+
+    agent: str
+    state: str
+    reason: str
+
+
+@record(frozen=True, slots=True)
+class PolicyChanged(Event):
+    """Another set of policies is in force, `snapshot` in short; or, with a `problem`, it is still
+    that one because the new one cannot be used."""
+
+    snapshot: str
+    problem: str
+
+
+@record(frozen=True, slots=True)
+class PinHeld(Event):
+    """Something that `target` offers is not offered on until it is approved, and why."""
+
+    target: str
+    name: str
+    why: str
 
 
 @record(frozen=True, slots=True)

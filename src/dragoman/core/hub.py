@@ -9,8 +9,10 @@ from typing import Any
 from dragoman.core.bus import Bus
 from dragoman.core.call import NO_UPDATES, NOTHING, Call, Result, Updates, Wanted, discard
 from dragoman.core.catalog import Catalog
+from dragoman.core.chains import Chains
 from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.pipeline import Stage, compose
+from dragoman.core.ports import Authorizer
 from dragoman.core.principal import Principal
 from dragoman.core.templates import Owners
 from dragoman.core.tool import (
@@ -22,9 +24,11 @@ from dragoman.core.tool import (
     TOOL,
     Nowhere,
     Tool,
+    ambiguous,
     anything,
+    unknown,
 )
-from dragoman.core.trace import Trace, new_trace
+from dragoman.core.trace import Carried
 from dragoman.core.view import EVERYTHING, View
 
 
@@ -39,9 +43,18 @@ async def _run(call: Call) -> Result:
 
 
 class Hub:
-    def __init__(self, catalog: Catalog, bus: Bus, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        bus: Bus,
+        stages: Sequence[Stage],
+        chains: Chains,
+        authorizer: Authorizer,
+    ) -> None:
         self.catalog = catalog
         """Of tools."""
+        self.chains = chains
+        self.authorizer = authorizer
         self.catalogs: Mapping[str, Catalog] = {
             TOOL: catalog,
             PROMPT: Catalog(PROMPT),
@@ -62,7 +75,7 @@ class Hub:
         door: str,
         view: View,
         kind: str = TOOL,
-        trace: Trace | None = None,
+        carried: Carried | None = None,
         extra: Mapping[str, Any] = NOTHING,
         updates: Updates = discard,
         wanted: Wanted = NO_UPDATES,
@@ -71,11 +84,13 @@ class Hub:
         answers: Mapping[str, Any] | None = None,
         handle: str | None = None,
     ) -> Result:
-        """Faces, the command line and tests all come here; no target can be reached otherwise."""
-        trace = trace or new_trace()
+        """Faces, the command line and tests all come here; no target can be reached otherwise.
+        `carried` is what the request brought of a trace."""
+        tool = self.find_for(caller, name, view, kind)
+        trace = self.chains.trace(caller, tool.name, tool.target.name, carried, handle)
         call = Call(
             caller=caller,
-            tool=self.find(name, view, kind),
+            tool=tool,
             asked_as=name,
             arguments=arguments,
             trace=trace,
@@ -94,12 +109,36 @@ class Hub:
             error.trace = trace.id
             raise
 
-    def tools(self, caller: Principal, view: View, kind: str = TOOL) -> Sequence[Tool]:
-        """What `caller` may see of `view`, in the order of the names."""
-        catalog = self.catalogs[kind]
-        if view is EVERYTHING:
-            return catalog.tools()
-        return [tool for tool in catalog.tools() if view.includes(tool)]
+    def tools(self, caller: Principal, view: View, kind: str = TOOL, door: str = "") -> list[Tool]:
+        """What `caller` may see of `view` by that door, in the order of the names."""
+        sees = self.authorizer.sees
+        return [
+            tool
+            for tool in self.catalogs[kind].tools()
+            if (view is EVERYTHING or view.includes(tool)) and sees(caller, tool, door)
+        ]
+
+    def may_task(self, caller: Principal, action: str, name: str, view: View) -> bool:
+        """Whether the policies permit `action` on a task of the caller's own, made by calling what
+        is called so. Of what is not there any more there is nothing to judge: whose the task is
+        decides then."""
+        tool = self.find(name, view)
+        if isinstance(tool.target, Nowhere):
+            return True
+        return self.authorizer.may(caller, action, tool, owner=True).allowed
+
+    def find_for(self, caller: Principal, name: str, view: View, kind: str = TOOL) -> Tool:
+        """The same as `find`, for one to whom a name stands for nothing that it may not list."""
+        tool = self.find(name, view, kind)
+        target = tool.target
+        if not isinstance(target, Nowhere) or not target.stands_for:
+            return tool
+        known = [one for one in target.stands_for if self.authorizer.lists(caller, one)]
+        if not known:
+            return unknown(name, kind)
+        if len(known) == len(target.stands_for):
+            return tool
+        return known[0] if len(known) == 1 else ambiguous(name, known, kind)
 
     def find(self, name: str, view: View, kind: str = TOOL) -> Tool:
         """What a call of `kind` by that name leads to; a tool nowhere if to nothing."""

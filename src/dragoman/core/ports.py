@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dragoman.core.principal import Principal
 from dragoman.core.record import record
 from dragoman.core.tool import Validator
+from dragoman.core.trace import headers_of, lines_of
 
 if TYPE_CHECKING:
+    from dragoman.core.call import Call
     from dragoman.core.tasks import Entry
+    from dragoman.core.tool import Tool
 
 
 class AuditLog(Protocol):
@@ -23,6 +26,51 @@ class AuditLog(Protocol):
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
         """Writes what came of entry `intent`, with the next intent or soon after."""
+
+
+@record(frozen=True, slots=True)
+class Decision:
+    """What the policies say to one request."""
+
+    allowed: bool
+    policies: tuple[str, ...] = ()
+    """The ids of those that decided; none where nothing permits it."""
+    snapshot: str = ""
+    """Which set of policies it was, in short."""
+    errors: tuple[str, ...] = ()
+    """Why it could not be decided; then it is not allowed."""
+    shadow: Decision | None = None
+    """What the policies would have said where they are not in force yet."""
+
+
+A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN = "a2a_discover", "task_read", "task_cancel", "admin"
+"""What is judged beside calls and lists."""
+
+
+class Authorizer(Protocol):
+    """Judges who may do what. Never raises: what cannot be decided is denied."""
+
+    @property
+    def version(self) -> int:
+        """Moves whenever a decision may have become another."""
+
+    def decide(self, call: Call) -> Decision:
+        """Whether the call may be made: `mcp_call`, or `a2a_invoke` for an agent of others."""
+
+    def lists(self, caller: Principal, tool: Tool) -> bool:
+        """Whether `list` is permitted, which alone does not make it listed."""
+
+    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
+        """Whether it is listed: `list` and the call, as a first one by that door, are permitted."""
+
+    def group(self, caller: Principal) -> Hashable:
+        """The same for all callers to whom all decisions on calls and lists are the same."""
+
+    def may(
+        self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
+    ) -> Decision:
+        """Of the other actions; without a tool, on the hub as a whole. `owner`: whether a task is
+        the caller's own."""
 
 
 @record(frozen=True, slots=True)
@@ -98,6 +146,73 @@ class TaskStore(Protocol):
     def delete_push(self, task: int, id: str) -> None: ...
 
 
+@record(frozen=True, slots=True)
+class Pin:
+    """What is kept of a definition that was seen, without what it said."""
+
+    target: str
+    kind: str
+    id: str
+    """What its target calls it."""
+    name: str
+    """What it is called here."""
+    mark: bytes = b""
+    """Of the form in which the approved one was seen last; empty where none is."""
+    approved_at: float = 0.0
+    approved_by: str = ""
+    held_mark: bytes = b""
+    """Of what is offered instead of the approved one; empty where that is offered."""
+    held_at: float = 0.0
+    rejected_at: float = 0.0
+    rejected_by: str = ""
+    """Who has said no to what is held; empty where nobody has."""
+    size: int = 0
+    """Bytes that the approved one takes."""
+    held_size: int = 0
+
+
+@record(frozen=True, slots=True)
+class PinChange:
+    pin: Pin
+    approved: bytes | None = None
+    """What the approved one says; None: as it was."""
+    held: bytes | None = None
+
+
+@record(frozen=True, slots=True)
+class PinDecision:
+    """What somebody has said about a definition."""
+
+    at: float
+    by: str
+    action: str
+    """`approve`, `reject`, or `forget`, which is of all of a target."""
+    target: str
+    kind: str
+    id: str
+    name: str
+    digest: str
+
+
+class PinStore(Protocol):
+    """Where pins are kept. All its methods work at once and may raise `Full`."""
+
+    def load(self, target: str | None) -> list[Pin]:
+        """Those of a target; None: of all, in the order of their names."""
+
+    def bodies(self, pin: Pin) -> tuple[bytes, bytes]:
+        """What the approved one says and what the held one does; empty where there is none."""
+
+    def save(self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]) -> None:
+        """All or none, and kept when this returns. What a pin holds no longer is dropped."""
+
+    def decisions(self, pin: Pin, most: int) -> list[PinDecision]:
+        """The newest first."""
+
+    def forget(self, target: str, decision: PinDecision) -> None:
+        """All pins of a target."""
+
+
 class SchemaCompiler(Protocol):
     """Makes a validator of a JSON Schema and fetches nothing; ValueError for a bad schema."""
 
@@ -132,6 +247,23 @@ class FixedHeaders(dict[str, str]):
     __slots__ = ("encoded",)
 
     encoded: bytes
+
+    def traced(self, beside: Mapping[str, Any]) -> FixedHeaders:
+        """With those of a trace behind the others: how these are written need not be found out
+        again after the first time. A redirect to another origin takes no trace along."""
+        headers = FixedHeaders(self)
+        written = getattr(self, "encoded", None)
+        if written is None:
+            headers.update(headers_of(beside))
+        else:
+            headers.encoded = written + lines_of(beside)
+        return headers
+
+    def learn(self, traced: Mapping[str, str]) -> None:
+        """How these are written, once others were that begin with them."""
+        if not hasattr(self, "encoded") and (written := getattr(traced, "encoded", None)):
+            lines = written.split(b"\r\n")[: len(self)]
+            self.encoded = b"".join(line + b"\r\n" for line in lines)
 
 
 class HttpClient(Protocol):

@@ -7,11 +7,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set) or `key`."""
+    """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set) or `key`. Those
+    of one kind, id and org are one, whatever else is known of them."""
 
     kind: str
     id: str
     org: str = "default"
+    roles: tuple[str, ...] = field(default=(), compare=False)
+    """What policies know it by beside its name; `owner` may do what the owner may."""
+    scopes: tuple[str, ...] = field(default=(), compare=False)
+    behalf: str = field(default="", compare=False)
+    """For whom it acts, where it says so: the owner of a key."""
+    serves: str = field(default="", compare=False)
+    """The target whose own credential it came with: a server or an agent that calls back."""
     label: str = field(init=False, compare=False, repr=False)
     """Both in one word, `kind:id`: every call's record has it."""
 
@@ -29,4 +37,6 @@ class Principal:
         return self.label
 
 
-OWNER = Principal("owner", "owner")
+OWNER = Principal("owner", "owner", roles=("owner",))
+LOCAL = Principal("local", "local", roles=("owner",))
+"""Whoever is on this machine, where the hub asks for no key."""

@@ -40,7 +40,9 @@ class Handles:
         """`state` is the target's own; it comes back to it as it is."""
         expiry = self._clock() + self._seconds
         body = json.dumps([token_hex(8), round(expiry, 3), state]).encode()
-        text = base64.urlsafe_b64encode(self._mac(call, body) + body).decode()
+        id = call.trace.id
+        text = base64.urlsafe_b64encode(self._mac(call, id, body) + body).decode()
+        text = f"{id}.{text}"  # what continues the call goes on in its trace
         if len(text) > MAX_HANDLE:
             raise Full(f'"{call.tool.name}" asks with a state of more than {MAX_HANDLE} bytes')
         return text
@@ -49,11 +51,12 @@ class Handles:
         """The state behind the handle of `call`; it cannot be opened again."""
         handle = call.handle or ""
         try:
-            raw = base64.b64decode(handle[:MAX_HANDLE], b"-_", validate=True)
+            id, _, sealed = handle[:MAX_HANDLE].rpartition(".")
+            raw = base64.b64decode(sealed, b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise _not_yours() from None
         mac, body = raw[:32], raw[32:]
-        if not hmac.compare_digest(mac, self._mac(call, body)):
+        if not hmac.compare_digest(mac, self._mac(call, id, body)):
             raise _not_yours()
         nonce, expiry, state = json.loads(body)
         now = self._clock()
@@ -69,9 +72,9 @@ class Handles:
         used[nonce] = expiry
         return str(state)
 
-    def _mac(self, call: Call, body: bytes) -> bytes:
+    def _mac(self, call: Call, id: str, body: bytes) -> bytes:
         caller = call.caller
-        bound = [caller.kind, caller.org, caller.id, call.tool.kind, call.tool.name]
+        bound = [id, caller.kind, caller.org, caller.id, call.tool.kind, call.tool.name]
         arguments = json.dumps(call.arguments, sort_keys=True, default=repr)
         bound.append(hashlib.sha256(arguments.encode("utf-8", "replace")).hexdigest())
         return hmac.digest(self._key, json.dumps(bound).encode() + b"\n" + body, "sha256")

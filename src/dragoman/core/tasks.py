@@ -347,7 +347,7 @@ class Tasks:
     def find(self, owner: Principal, id: Any) -> Task:
         task = self._tasks.get(id) if isinstance(id, str) else None
         if task is None or task.owner != owner:
-            raise NotFound(f'there is no task "{str(id)[:100]}", or its time is over')
+            raise no_task(id)
         return task
 
     def of(self, owner: Principal) -> list[Task]:
@@ -411,3 +411,8 @@ def _weight(result: Result) -> int:
     if result.size >= 0:
         return result.size
     return len(repr(result.content)) + len(repr(result.structured)) + len(repr(result.extra))
+
+
+def no_task(id: Any) -> NotFound:
+    """For one that there is not, and for one that somebody may not know of."""
+    return NotFound(f'there is no task "{str(id)[:100]}", or its time is over')

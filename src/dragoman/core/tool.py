@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from dragoman.core.call import Call, Result, nothing
-from dragoman.core.errors import HubError, NotFound
+from dragoman.core.errors import AmbiguousName, HubError, NotFound
 
 TOOL, PROMPT, RESOURCE, TEMPLATE = "tool", "prompt", "resource", "template"
 """The kinds there is a catalog of."""
@@ -54,6 +54,41 @@ class AgentFacts:
     """Whether a further message to it is a call of its own, that needs no handle."""
 
 
+EXTERNAL, TRUSTED = 1, 2
+"""How far a target is trusted; more is more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """What policies may know of a target: an attribute `facts` of it, which may change."""
+
+    type: str
+    """`Server`, `RemoteAgent` or `Agent` (one of the hub's own)."""
+    org: str = "default"
+    trust: int = TRUSTED
+    transport: str = ""
+    signed: bool = False
+    """Whether its card is signed by a key that is known here."""
+    healthy: bool = True
+    pinned: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bridged:
+    """What is said of the skill of a registered agent, wherever it is spoken of."""
+
+    agent: str
+    """The name that the agent has here."""
+    card_id: str
+    url: str
+    skill_id: str
+    alias: str
+    """`a2a_{slug}_{skill}`"""
+
+
+NO_FLOWS: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """Anything callable by name: a tool, a prompt to be filled in, a resource to be read."""
@@ -74,6 +109,14 @@ class Tool:
     validate: Validator = anything
     agent: AgentFacts | None = None
     """Of an agent, which takes a message, works by judgement and may take its time."""
+    bridged: Bridged | None = None
+    """Of a skill of a registered agent."""
+    sources: frozenset[str] = NO_FLOWS
+    """The labels of what comes out of it."""
+    sinks: frozenset[str] = NO_FLOWS
+    """Where what goes into it may end: `exec`, `write`, `net`, `agent`."""
+    destructive: bool = False
+    """Whether it says of itself that it may destroy."""
     target: Target
 
 
@@ -82,8 +125,10 @@ class Nowhere:
 
     name = "nowhere"
 
-    def __init__(self, error: HubError) -> None:
+    def __init__(self, error: HubError, stands_for: Sequence[Tool] = ()) -> None:
         self.error = error
+        self.stands_for = stands_for
+        """What the error speaks of: there is no such thing for those who may not know of it."""
 
     async def run(self, call: Call) -> NoReturn:
         # A new one: raised, it holds on to its frames, and they to the call that leads here.
@@ -94,7 +139,14 @@ def unknown(asked_as: str, kind: str = TOOL) -> Tool:
     return tool_nowhere(asked_as, NotFound(f'there is no {kind} "{asked_as[:200]}"'), kind)
 
 
-def tool_nowhere(asked_as: str, error: HubError, kind: str = TOOL) -> Tool:
-    return Tool(
-        name=asked_as, alias=asked_as, remote_name=asked_as, kind=kind, target=Nowhere(error)
-    )
+def tool_nowhere(
+    asked_as: str, error: HubError, kind: str = TOOL, stands_for: Sequence[Tool] = ()
+) -> Tool:
+    target = Nowhere(error, stands_for)
+    return Tool(name=asked_as, alias=asked_as, remote_name=asked_as, kind=kind, target=target)
+
+
+def ambiguous(asked_as: str, sharers: Sequence[Tool], kind: str = TOOL) -> Tool:
+    full = ", ".join(f'"{tool.name}"' for tool in sorted(sharers, key=lambda tool: tool.name))
+    problem = f'"{asked_as}" stands for several {kind}s; ask for one by its full name: {full}'
+    return tool_nowhere(asked_as, AmbiguousName(problem), kind, sharers)

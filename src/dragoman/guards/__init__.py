@@ -6,24 +6,36 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dragoman.core.bus import Bus
+    from dragoman.core.chains import Chains
     from dragoman.core.pipeline import Stage
-    from dragoman.core.ports import AuditLog
+    from dragoman.core.ports import AuditLog, Authorizer
     from dragoman.core.questions import Handles
     from dragoman.guards.config import Limits
 
 
-def standard(audit: AuditLog, bus: Bus, limits: Limits, handles: Handles) -> list[Stage]:
+def standard(
+    audit: AuditLog,
+    bus: Bus,
+    limits: Limits,
+    handles: Handles,
+    chains: Chains,
+    authorizer: Authorizer,
+) -> list[Stage]:
     # Imported here: whoever only reads `[limits]` need not load a schema engine.
     from dragoman.guards.announce import Announce
     from dragoman.guards.audit import Audit
+    from dragoman.guards.authorize import Authorize
     from dragoman.guards.cut import Cut
     from dragoman.guards.questions import Questions
+    from dragoman.guards.recursion import Recursion
     from dragoman.guards.time import Time
     from dragoman.guards.validate import Validate
 
     return [
         Audit(audit),  # one record of every call, refused and unknown ones too
         Announce(bus, limits.calls_in_flight),  # pre-verb, then post-verb; gates may refuse
+        Recursion(chains),  # free to check: a ring must not cost a decision
+        Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(),  # arguments against the tool's schema, offline
         Questions(handles),  # before anything leaves; and what comes back may be a question
         Cut(limits.result_chars),  # on the way back

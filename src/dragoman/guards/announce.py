@@ -5,13 +5,22 @@ Also keeps count of the calls under way: one more than the limit is refused.
 
 from __future__ import annotations
 
+import asyncio
 from time import perf_counter
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import Full, HubError
-from dragoman.core.events import PostVerb, PreVerb, VerbError
+from dragoman.core.events import (
+    CostReported,
+    PostVerb,
+    PreVerb,
+    ToolCall,
+    ToolResult,
+    VerbError,
+)
 from dragoman.core.pipeline import Next
+from dragoman.core.redaction import numbers
 
 
 class Announce:
@@ -23,6 +32,7 @@ class Announce:
     async def __call__(self, call: Call, next: Next) -> Result:
         begun = perf_counter()
         self.under_way += 1
+        told: ToolCall | None = None
         try:
             if self.under_way > self.limit:
                 raise Full(
@@ -32,24 +42,51 @@ class Announce:
             if self.bus.attended:
                 event = PreVerb(call)
                 self.bus.emit(event)
-                await self.bus.ask(event)
+                if call.caller.serves or call.trace.chain:
+                    told = ToolCall(call)
+                    self.bus.emit(told)
+                if self.bus.gated:
+                    await self.bus.ask(event)
             result = await next(call)
         except HubError as error:
             self._after(call, begun, None, error)
             self.bus.emit(VerbError(call, error))
+            self._conclude(call, told, None, error)
             raise
-        except BaseException:
-            self._after(call, begun, None, None)
+        except BaseException as error:
+            cancelled = isinstance(error, asyncio.CancelledError)
+            self._after(call, begun, None, None, cancelled)
+            self._conclude(call, told, None, None, cancelled)
             raise
         finally:
             self.under_way -= 1
         self._after(call, begun, result, None)
+        if told is not None or "usage" in call.noted:
+            self._conclude(call, told, result, None)
         return result
 
     def _after(
-        self, call: Call, begun: float, result: Result | None, error: HubError | None
+        self,
+        call: Call,
+        begun: float,
+        result: Result | None,
+        error: HubError | None,
+        cancelled: bool = False,
     ) -> None:
         if self.bus.heard(PostVerb):
             outcome = "completed" if result is not None and not result.failed else "failed"
             duration = (perf_counter() - begun) * 1000
-            self.bus.emit(PostVerb(call, outcome, duration, result, error))
+            self.bus.emit(PostVerb(call, outcome, duration, result, error, cancelled))
+
+    def _conclude(
+        self,
+        call: Call,
+        told: ToolCall | None,
+        result: Result | None,
+        error: HubError | None,
+        cancelled: bool = False,
+    ) -> None:
+        if told is not None:
+            self.bus.emit(ToolResult(call, told.id, result, error, cancelled))
+        if "usage" in call.noted and (usage := numbers(call.noted["usage"])):
+            self.bus.emit(CostReported(call, usage))

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -27,7 +26,9 @@ from dragoman.core.errors import (
 )
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import AuditLog
+from dragoman.core.redaction import MAX_NAME, message_without_values, numbers, short
 from dragoman.core.tool import TOOL
+from dragoman.core.trace import Trace
 
 OUTCOMES: tuple[tuple[type[HubError], str], ...] = (
     (Refused, "refused"),
@@ -36,12 +37,8 @@ OUTCOMES: tuple[tuple[type[HubError], str], ...] = (
     (TargetFailed, "target_failed"),
 )
 
-MAX_NAME = 200
-MAX_MESSAGE = 300
-MAX_SEARCHED = 16_384
-MAX_VALUES = 200
-TELLING = 12
-"""So many characters of a value are enough to know it again where it was cut short."""
+MAX_LISTED = 32
+"""Of policies, labels and the verbs of a chain; further ones are counted."""
 
 _encode = msgspec.json.Encoder().encode
 _sha256 = sha256()
@@ -59,7 +56,7 @@ class Audit:
         except HubError:
             raise
         except Exception as error:
-            raise Full(f'"{_short(call.asked_as)}" was refused: it cannot be recorded') from error
+            raise Full(f'"{short(call.asked_as)}" was refused: it cannot be recorded') from error
         try:
             result = await next(call)
         except BaseException as error:
@@ -67,14 +64,16 @@ class Audit:
             try:
                 conclusion = conclusion_from_error(error, call)
             finally:
-                self._conclude(seq, conclusion, started)
+                self._conclude(seq, conclusion, started, call)
             raise
         outcome = "asked" if result.questions else "failed" if result.failed else "completed"
-        self._conclude(seq, {"outcome": outcome}, started)
+        self._conclude(seq, {"outcome": outcome}, started, call)
         return result
 
-    def _conclude(self, seq: int, conclusion: dict[str, Any], started: float) -> None:
+    def _conclude(self, seq: int, conclusion: dict[str, Any], started: float, call: Call) -> None:
         conclusion["duration_ms"] = round((time.perf_counter() - started) * 1000, 3)
+        if call.noted:
+            _add_noted(conclusion, call.noted)
         self._log.conclude(seq, conclusion)
 
 
@@ -90,7 +89,7 @@ def intent_from_call(call: Call) -> dict[str, Any]:
     if len(verb) + len(asked) + len(label) > MAX_NAME or not (
         verb.isascii() and asked.isascii() and label.isascii()
     ):
-        verb, asked, label = _short(verb), _short(asked), _short(label)
+        verb, asked, label = short(verb), short(asked), short(label)
     entry = {
         "verb": verb,
         "asked_as": asked,
@@ -99,12 +98,52 @@ def intent_from_call(call: Call) -> dict[str, Any]:
         "door": call.door,
         "trace": trace.id,
         "depth": len(trace.chain),
+        "target": call.tool.target.name,
         "args_sha256": digest.hexdigest(),
         "args_bytes": len(arguments),
     }
-    if call.tool.kind != TOOL:
-        entry["kind"] = call.tool.kind
+    tool = call.tool
+    if tool.kind != TOOL:
+        entry["kind"] = tool.kind
+    if tool.bridged is not None:
+        entry["agent"] = short(tool.bridged.card_id)
+    if trace.above is not None or trace.chain:
+        _add_chain(entry, trace)
+    if behalf := trace.origin or caller.behalf:
+        entry["on_behalf_of"] = short(behalf)
     return entry
+
+
+def _add_chain(entry: dict[str, Any], trace: Trace) -> None:
+    if trace.chain:
+        entry["chain"] = _listed(trace.chain)
+    if trace.labels:
+        entry["labels"] = _listed(sorted(trace.labels))
+
+
+def _add_noted(conclusion: dict[str, Any], noted: Mapping[str, Any]) -> None:
+    """Ids of policies and of tasks, and what a far side says, are other people's: bounded."""
+    for name, value in noted.items():
+        if name == "decision" or name == "policy_set":
+            conclusion[name] = value
+        elif name in ("policies", "policy_errors"):
+            conclusion[name] = _listed(value)
+        elif name == "shadow":
+            policies = _listed(value.get("policies", ()))
+            conclusion[name] = {"decision": value.get("decision"), "policies": policies}
+        elif name == "usage":
+            conclusion[name] = numbers(value)
+        elif name == "far_task":
+            conclusion[name] = short(str(value))
+
+
+def _listed(words: Sequence[str]) -> list[str]:
+    if len(words) == 1:  # as mostly
+        return [short(words[0])]
+    listed = [short(word) for word in words[:MAX_LISTED]]
+    if len(words) > MAX_LISTED:
+        listed.append(f"… and {len(words) - MAX_LISTED} more")
+    return listed
 
 
 def conclusion_from_error(error: BaseException, call: Call) -> dict[str, Any]:
@@ -114,68 +153,6 @@ def conclusion_from_error(error: BaseException, call: Call) -> dict[str, Any]:
         return {"outcome": "crashed"}
     for kind, outcome in OUTCOMES:
         if isinstance(error, kind):
-            message = _message_without_values(str(error), call.arguments)
+            message = message_without_values(str(error), call.arguments)
             return {"outcome": outcome, "error": error.kind, "message": message}
     return {"outcome": "crashed", "error": type(error).__name__}
-
-
-def _short(text: str) -> str:
-    """Names come from callers: bounded, and such that it can be stored."""
-    if len(text) > MAX_NAME:
-        text = text[: MAX_NAME - 1] + "…"
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _message_without_values(message: str, arguments: Any) -> str:
-    """Validators and far sides repeat what they were given; the audit must not."""
-    if len(message) > MAX_SEARCHED:
-        return f"(not kept: a message of {len(message)} characters)"
-    values: set[str | int | float] = set()
-    for value in _values(arguments):
-        if len(values) >= MAX_VALUES:
-            return "(not kept: too many arguments to look for in it)"
-        values.add(value)
-    forms = {form for value in values for form in _written(value)}
-    for form in sorted(forms, key=len, reverse=True):
-        message = _without(message, form)
-    message = message.encode("utf-8", "replace").decode()
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
-
-
-def _values(value: Any) -> Iterator[str | int | float]:
-    """Every text and number in the arguments, without recursion: callers choose the depth."""
-    left = [value]
-    while left:
-        value = left.pop()
-        if isinstance(value, Mapping):
-            left += value.values()
-        elif isinstance(value, list | tuple):
-            left += value
-        elif isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
-            yield value
-
-
-def _written(value: str | int | float) -> Iterator[str]:
-    """The ways a value is likely to be written in a message."""
-    if not isinstance(value, str):
-        yield repr(value)
-        return
-    yield value
-    yield json.dumps(value)[1:-1]
-    yield json.dumps(value, ensure_ascii=False)[1:-1]
-    yield repr(value)[1:-1]
-
-
-def _without(message: str, form: str) -> str:
-    if form[:TELLING] not in message:
-        return message  # as nearly always: an expression costs a hundred times more
-    if len(form) < TELLING:
-        return re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "…", message)
-    pieces = []
-    rest = message
-    while (at := rest.find(form[:TELLING])) >= 0:
-        pieces.append(rest[:at])
-        rest = rest[at:]
-        same = (n for n, (one, other) in enumerate(zip(rest, form, strict=False)) if one != other)
-        rest = rest[next(same, min(len(rest), len(form))) :]
-    return "…".join([*pieces, rest])

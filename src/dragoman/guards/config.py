@@ -1,4 +1,4 @@
-"""`[limits]`: how much, how long, how many."""
+"""`[limits]`: how much, how long, how many. `[bus]`: who else hears of calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,40 @@ class Limits(Struct, frozen=True, kw_only=True):
     calls_in_flight: Annotated[
         int, Meta(ge=1, description="Calls under way at once; one more is refused.")
     ] = 1_000
+    chain_depth: Annotated[
+        int,
+        Meta(ge=0, le=63, description="How deep calls may be that are made on behalf of others."),
+    ] = 5
+    chain_calls: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Calls that may come of one call, all in all.")
+    ] = 64
+    chain_secs: Annotated[
+        float,
+        Meta(gt=0, le=604_800, description="Seconds in which a call may lead to further ones."),
+    ] = 300
+    target_calls: Annotated[
+        int,
+        Meta(
+            ge=2,
+            description="Calls to one server or agent under way at once; one caller has at most "
+            "half of them.",
+        ),
+    ] = 400
     question_secs: Annotated[
         float,
         Meta(gt=0, le=86_400, description="Seconds in which a question of a tool can be answered."),
     ] = 600
+
+
+class BusSettings(Struct, frozen=True, kw_only=True):
+    plugins: Annotated[
+        list[str],
+        Meta(
+            description="Entry points of the group dragoman.bus, in packages installed beside the "
+            "hub, that are told of events or may refuse calls."
+        ),
+    ] = []
+    gate_secs: Annotated[
+        float,
+        Meta(gt=0, le=60, description="Seconds a gate has to decide; then the call is refused."),
+    ] = 0.25

@@ -2,7 +2,8 @@
 
 A target that reports progress is given its time again, up to a maximum, and one that says that the
 far side has made a task of the call has the time of a task, as agents have from the start. While
-a question is open no call is under way, so no clock runs.
+a question is open no call is under way, so no clock runs. The skill of an agent is timed by its
+target, which may leave the work to go on; what is here is longer than that target's `patience`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from dataclasses import replace
 
 from dragoman.core.call import NO_UPDATES, Artifact, Call, Lasting, Progress, Result, Update
 from dragoman.core.deadlines import Deadlines
-from dragoman.core.errors import TimedOut
+from dragoman.core.errors import RemoteA2ATimeoutError, TimedOut
 from dragoman.core.pipeline import Next
+
+MARGIN = 5.0
+"""Seconds that the outer of two limits has more than the inner."""
 
 
 class Time:
@@ -29,12 +33,16 @@ class Time:
         self._deadlines_as_task = Deadlines(self.as_task)
 
     def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
-        if call.tool.agent is not None:
+        tool, wanted = call.tool, call.wanted
+        if tool.agent is not None:
             return self._within(self._deadlines_as_task, call, next)
-        wanted = call.wanted
-        if wanted is not NO_UPDATES and (wanted.progress or wanted.lasting):
-            return _Clock(self).run(call, next)
-        if getattr(call.tool.target, "may_last", False):
+        more = wanted is not NO_UPDATES and (wanted.progress or wanted.lasting)
+        if tool.bridged is not None:
+            inner = getattr(tool.target, "patience", self.seconds) + MARGIN
+            if more or inner > self.as_task:
+                return _Clock(self, inner).run(call, next)
+            return self._within(self._deadlines_as_task, call, next)
+        if more or getattr(tool.target, "may_last", False):
             return _Clock(self).run(call, next)
         return self._within(self._deadlines, call, next)
 
@@ -69,11 +77,13 @@ class Time:
 class _Clock:
     """The time of one call that may be given more of it."""
 
-    def __init__(self, limits: Time) -> None:
+    def __init__(self, limits: Time, at_least: float = 0.0) -> None:
+        """`at_least` is what is given anyhow, and anew with progress."""
         self._limits = limits
+        self._step = max(limits.seconds, at_least)
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
-        self._seconds = limits.seconds
+        self._seconds = self._step
         """From the beginning."""
         self._setting = "tool_timeout_secs"
         self._timing = asyncio.timeout_at(self._begun + self._seconds)
@@ -101,9 +111,9 @@ class _Clock:
         if self._over or self._timing.expired():
             return
         if isinstance(update, Lasting):
-            seconds, setting = limits.as_task, "task_timeout_secs"
+            seconds, setting = max(limits.as_task, self._step), "task_timeout_secs"
         elif isinstance(update, Progress | Artifact) and self._seconds < limits.with_progress:
-            seconds, setting = self._loop.time() - self._begun + limits.seconds, self._setting
+            seconds, setting = self._loop.time() - self._begun + self._step, self._setting
             if seconds >= limits.with_progress:
                 seconds, setting = limits.with_progress, "progress_timeout_secs"
         else:
@@ -113,7 +123,8 @@ class _Clock:
 
 
 def _too_long(call: Call, seconds: float, setting: str) -> TimedOut:
-    return TimedOut(
+    kind = TimedOut if call.tool.bridged is None else RemoteA2ATimeoutError
+    return kind(
         f'"{call.tool.name}" took longer than {round(seconds, 2):g} s and was told to stop; '
         f"raise [limits] {setting} if it needs more"
     )

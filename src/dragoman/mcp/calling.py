@@ -23,6 +23,7 @@ from dragoman.core.call import (
 from dragoman.core.errors import HubError, InvalidInput, WorkFailed
 from dragoman.core.hub import Hub
 from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere
+from dragoman.core.trace import Carried
 from dragoman.core.view import View
 from dragoman.mcp import asking, showing
 from dragoman.mcp.errors import as_error, as_result, understood
@@ -46,8 +47,11 @@ log = logging.getLogger(__name__)
 
 
 class Calling:
-    def __init__(self, hub: Hub, question_seconds: float, tasks: TaskFace) -> None:
+    def __init__(
+        self, hub: Hub, question_seconds: float, tasks: TaskFace, bridge_errors: str = "auto"
+    ) -> None:
         self.hub = hub
+        self._bridge_errors = bridge_errors
         self._tasks = tasks
         self._question_seconds = question_seconds
         self._endings: set[asyncio.Task[None]] = set()
@@ -60,6 +64,7 @@ class Calling:
         peer: Peer,
         revision: int,
         push: Push | None,
+        carried: Carried | None,
     ) -> bytes:
         asked = showing.asked_for(kind, params, revision)
         if isinstance(asked, str):
@@ -73,7 +78,7 @@ class Calling:
         extra = {"_meta": meta_to_pass(params)}
         try:
             if kind == TOOL and _may_last(params, features, revision):
-                how = _how(kind, peer, extra, updates, wanted, features)
+                how = _how(kind, peer, carried, extra, updates, wanted, features)
                 brought = answers, handle
                 made = await self._as_task(id, *asked, how, params, peer, revision, brought)
                 if isinstance(made, bytes):
@@ -87,6 +92,7 @@ class Calling:
                     kind=kind,
                     door=peer.door,
                     view=peer.view,
+                    carried=carried,
                     extra=extra,
                     updates=updates,
                     wanted=wanted,
@@ -101,7 +107,7 @@ class Calling:
                 if revision == R2607 and kind != COMPLETION:
                     asks = asking.input_required(result.questions, result.handle, features)
                     return rpc.result(id, asks)
-                how = _how(kind, peer, extra, updates, wanted, features)
+                how = _how(kind, peer, carried, extra, updates, wanted, features)
                 result = await self._driven(result, name, arguments, how, peer, revision, push)
             if kind == TOOL:
                 return rpc.result(id, self._shown(result, name, peer.view, revision))
@@ -109,7 +115,7 @@ class Calling:
             return rpc.result(id, value)
         except HubError as error:
             error = understood(error, revision, peer.features)
-            return _failed(id, kind, name, error, revision, handle is not None)
+            return self._failed(id, kind, name, error, revision, handle is not None)
         except Exception:
             log.exception("a call of %r crashed", name)
             problem = f'"{name[:200]}" failed inside the hub; see its log'
@@ -146,7 +152,7 @@ class Calling:
         def show(result: Result, revision: int) -> dict[str, Any]:
             return self._shown(result, name, view, revision)
 
-        task = ToolTask(peer.principal, work, show, how["features"], told)
+        task = ToolTask(peer.principal, work, show, how["features"], told, name)
         if revision == R2607:
             made = await self._tasks.call(task, *brought)
             return rpc.result(id, made) if isinstance(made, dict) else made
@@ -217,20 +223,32 @@ class Calling:
             wrapped = is_wrapped(schema, revision)
         return shape_result(mcp_from_result(result), revision, wrapped)
 
+    def _failed(
+        self, id: rpc.Id, kind: str, name: str, error: HubError, revision: int, continued: bool
+    ) -> bytes:
+        if kind == TOOL:
+            shown = as_result(error, revision, self._bridge_errors)
+            # A bad handle is no matter for a model: 2026-07-28, MRTR, such state must be rejected.
+            if shown is not None and not (continued and isinstance(error, InvalidInput)):
+                return rpc.result(id, shape_result(shown, revision))
+        return as_error(id, error, revision, name if kind == RESOURCE else None)
+
 
 def _how(
     kind: str,
     peer: Peer,
+    carried: Carried | None,
     extra: Mapping[str, Any],
     updates: Updates,
     wanted: Wanted,
     features: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What a call says beside what it asks for."""
+    """What a call says beside what it asks for; so do the further rounds of it."""
     return {
         "kind": kind,
         "door": peer.door,
         "view": peer.view,
+        "carried": carried,
         "extra": extra,
         "updates": updates,
         "wanted": wanted,
@@ -242,17 +260,6 @@ def _how(
 async def _quietly(work: Awaitable[Any]) -> None:
     with contextlib.suppress(HubError):
         await work
-
-
-def _failed(
-    id: rpc.Id, kind: str, name: str, error: HubError, revision: int, continued: bool
-) -> bytes:
-    if kind == TOOL:
-        shown = as_result(error, revision)
-        # A bad handle is no matter for a model: 2026-07-28, MRTR, such state must be rejected.
-        if shown is not None and not (continued and isinstance(error, InvalidInput)):
-            return rpc.result(id, shape_result(shown, revision))
-    return as_error(id, error, revision, name if kind == RESOURCE else None)
 
 
 def _may_last(params: Mapping[str, Any], features: Mapping[str, Any], revision: int) -> bool:

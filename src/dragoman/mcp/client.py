@@ -14,6 +14,7 @@ from typing import Any
 from dragoman import __version__
 from dragoman.core.call import LEVELS, NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.core.trace import new_trace
 from dragoman.mcp.client_http import HttpStatus, HttpWire, SessionExpired
 from dragoman.mcp.duplex import Wire
 from dragoman.mcp.hearing import GRAVITY, Listener
@@ -129,7 +130,8 @@ class Session:
         if isinstance(self.wire, HttpWire):
             self.wire.speak(R2607)
         try:
-            result, _ = await self.wire.request("server/discover", {"_meta": MODERN_META}, timeout)
+            params = {"_meta": {**MODERN_META, **new_trace().carried()}}
+            result, _ = await self.wire.request("server/discover", params, timeout)
         except WorkFailed as error:
             if not _is_modern(error):
                 return False
@@ -152,6 +154,7 @@ class Session:
             "protocolVersion": NAMES[LATEST_HANDSHAKE],
             "capabilities": dict(self.declared),
             "clientInfo": CLIENT_INFO,
+            "_meta": new_trace().carried(),
         }
         result, _ = await self.wire.request("initialize", params, timeout)
         if not isinstance(result, dict):
@@ -186,9 +189,11 @@ class Session:
         a server that has forgotten the session has done nothing with it."""
         if self._reopening is not None:
             await self._reopen(timeout)
+        given = params.get("_meta")
+        if given is None:  # it is the hub's own affair
+            given = params["_meta"] = new_trace().carried()
         if self.modern:
-            given = params.get("_meta")
-            params["_meta"] = {**given, **meta} if given else meta
+            params["_meta"] = {**given, **meta}
         opening = self.openings
         try:
             return await self.wire.request(method, params, timeout, listener, headers)

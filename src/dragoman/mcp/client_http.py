@@ -11,8 +11,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
+from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
+from dragoman.core.trace import HEADERS as TRACE_HEADERS
+from dragoman.core.trace import headers_of, new_trace
 from dragoman.mcp.duplex import LINES_AN_EVENT, Pace, failure, is_failure, put, unanswered
 from dragoman.mcp.hearing import (
     ACKNOWLEDGED,
@@ -83,7 +86,9 @@ class HttpWire:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._http = http
-        self._fixed = dict(headers)
+        self._fixed = {
+            name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
+        }
         self._heard = heard
         self._next = 0
         self._kept: dict[tuple[str, str | None], FixedHeaders] = {}
@@ -117,7 +122,10 @@ class HttpWire:
         try:
             deadline = self._loop.time() + timeout
             message = rpc.request(id, method, params)
-            reply = await self._post({**sent, **headers} if headers else sent, message, timeout)
+            meta = params.get("_meta", NOTHING)
+            traced = {**sent, **headers_of(meta), **headers} if headers else sent.traced(meta)
+            reply = await self._post(traced, message, timeout)
+            sent.learn(traced)
             if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
                 if method == "initialize":
                     self._note_session(reply)
@@ -145,7 +153,7 @@ class HttpWire:
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         message = rpc.notification(method, params)
         async with asyncio.timeout(10):
-            reply = await self._post(self._headers(method, None), message, 10)
+            reply = await self._post(self._alone(method), message, 10)
             reply.body.close()
 
     async def listen(
@@ -160,12 +168,13 @@ class HttpWire:
         Calls `opened` once there is one, and returns when the server ends it; raises
         `SessionExpired`, or `HttpStatus` where there is no such stream.
         """
-        headers = dict(self._headers(method, None))
+        headers = self._alone(method)
         if params is None:
             headers["accept"] = STREAM_TYPE
             reply = await self._http.request("GET", self.url, headers, timeout=30)
         else:
             self._next += 1
+            headers.update(headers_of(params.get("_meta", NOTHING)))
             message = rpc.request(self._next, method, params)
             reply = await self._http.request("POST", self.url, headers, message, timeout=30)
         try:
@@ -188,7 +197,7 @@ class HttpWire:
         if self.session is not None and not self.lost.done():
             with contextlib.suppress(HubError, TimeoutError):
                 async with asyncio.timeout(1):
-                    headers = self._headers("", None)
+                    headers = self._alone("")
                     reply = await self._http.request("DELETE", self.url, headers, timeout=1)
                     reply.body.close()
         self.lose("it was closed")
@@ -235,6 +244,10 @@ class HttpWire:
             self._kept.clear()
         self._kept[method, name] = headers
         return headers
+
+    def _alone(self, method: str) -> dict[str, str]:
+        """Headers of what is sent for nobody in particular."""
+        return {**self._headers(method, None), **new_trace().headers()}
 
     def _cancel(self, id: int, method: str, reason: str) -> None:
         """In the old era a message; in the new one the closed connection says it."""
@@ -355,7 +368,7 @@ class HttpWire:
 
     async def _resume(self, mark: Mark, method: str) -> Reply:
         """The rest of a stream that ended early. Whoever waits for it keeps the time."""
-        headers = dict(self._headers("", None))
+        headers = self._alone("")
         headers["accept"] = STREAM_TYPE
         headers["last-event-id"] = mark.id or ""
         pause = mark.pause
@@ -430,7 +443,7 @@ class HttpWire:
         self._errand(self._deliver(message))
 
     async def _deliver(self, message: bytes) -> None:
-        reply = await self._post(self._headers("", None), message, 10)
+        reply = await self._post(self._alone(""), message, 10)
         reply.body.close()
 
 

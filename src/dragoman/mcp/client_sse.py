@@ -10,6 +10,8 @@ from urllib.parse import urljoin, urlsplit
 
 from dragoman.core.errors import BadReply, HubError, Unreachable
 from dragoman.core.ports import HttpClient, Reply
+from dragoman.core.trace import HEADERS as TRACE_HEADERS
+from dragoman.core.trace import headers_of, new_trace
 from dragoman.mcp.client_http import JSON_TYPE, STREAM_TYPE, HttpStatus
 from dragoman.mcp.duplex import LINES_AN_EVENT, Duplex, Pace
 from dragoman.mcp.hearing import Heard, Listener
@@ -31,9 +33,12 @@ class SseWire:
         self.url = url
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._http = http
-        self._headers = dict(headers)
+        self._headers = {
+            name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
+        }
         self._duplex = Duplex(server, self._send, heard)
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[bytes, dict[str, str]]] = asyncio.Queue()
+        """Messages, and the headers of the trace that each belongs to."""
         self._unsent = 0
         self._endpoint = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -42,7 +47,7 @@ class SseWire:
 
     async def start(self) -> None:
         """Opens the stream; `HttpStatus` or `BadReply` where this is no HTTP+SSE server."""
-        headers = {**self._headers, "accept": STREAM_TYPE}
+        headers = {**self._headers, **new_trace().headers(), "accept": STREAM_TYPE}
         reply = await self._http.request("GET", self.url, headers, timeout=10)
         if reply.status != 200 or not reply.headers.get("content-type", "").startswith(STREAM_TYPE):
             reply.body.close()
@@ -92,27 +97,27 @@ class SseWire:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
         if self.lost.done():
             raise Unreachable(f'server "{self.server}" is gone: {self.lost.result()}', sent=False)
         if self._unsent + len(message) > UNSENT_BYTES:
             raise Unreachable(f'server "{self.server}" does not take what it is sent', sent=False)
         self._unsent += len(message)
-        self._outbox.put_nowait(message)
+        self._outbox.put_nowait((message, headers_of(meta) or new_trace().headers()))
 
     async def _write(self) -> None:
         """Begins to post in the order of sending. The handshake goes one by one, the rest together:
         a server may take its time over a message before it says that it has it."""
         for _ in range(2):
-            await self._post(await self._outbox.get())
+            await self._post(*await self._outbox.get())
         while True:
             await self._room.acquire()
             try:
-                message = await self._outbox.get()
+                message, trace = await self._outbox.get()
             except BaseException:
                 self._room.release()
                 raise
-            task = asyncio.get_running_loop().create_task(self._post(message))
+            task = asyncio.get_running_loop().create_task(self._post(message, trace))
             self._posts.add(task)
             task.add_done_callback(self._posted)
 
@@ -120,8 +125,8 @@ class SseWire:
         self._posts.discard(task)
         self._room.release()
 
-    async def _post(self, message: bytes) -> None:
-        headers = {**self._headers, "content-type": JSON_TYPE}
+    async def _post(self, message: bytes, trace: Mapping[str, str]) -> None:
+        headers = {**self._headers, **trace, "content-type": JSON_TYPE}
         try:
             reply = await self._http.request("POST", self._endpoint, headers, message, timeout=30)
         except HubError as error:

@@ -53,7 +53,7 @@ class StdioWire:
         if self._child is not None:
             await self._child.end()
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
         if self._child is None:
             raise Unreachable(f'server "{self.server}" has not started', sent=False)
         try:

@@ -61,6 +61,13 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
             '"" passes its names through untouched.',
         ),
     ] = None
+    pin: Annotated[
+        Literal["strict", "first", "off"],
+        Meta(
+            description="What it offers is held until it is approved: from the start (strict), "
+            "when it has changed since it was first seen (first), or never (off)."
+        ),
+    ] = "first"
     interactive: Annotated[
         bool,
         Meta(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
+from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.mcp.framing import PREFIX, peek
 from dragoman.mcp.hearing import (
@@ -161,10 +162,13 @@ class Pending:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Duplex:
-    """`send` puts one message, without framing, on the stream or raises `Unreachable`."""
+Send = Callable[[bytes, Mapping[str, Any]], None]
+"""Puts one message, without framing, on the stream or raises `Unreachable`. With it comes what
+stands in its `_meta`, for streams that have another place for that too."""
 
-    def __init__(self, server: str, send: Callable[[bytes], None], heard: Heard) -> None:
+
+class Duplex:
+    def __init__(self, server: str, send: Send, heard: Heard) -> None:
         self.server = server
         self._send = send
         self._heard = heard
@@ -190,7 +194,7 @@ class Duplex:
         pending = Pending(method, self._loop.create_future(), timeout, listener)
         if listener is not None and listener.progress:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
-        self._send(rpc.request(id, method, params))
+        self._send(rpc.request(id, method, params), params.get("_meta", NOTHING))
         self._pending[id] = pending
         pending.timer = self._loop.call_later(timeout, self._expire, id)
         try:
@@ -204,7 +208,7 @@ class Duplex:
             self._pending.pop(id, None)
 
     def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
-        self._send(rpc.notification(method, params))
+        self._send(rpc.notification(method, params), NOTHING)
 
     def fail(self, error: Callable[[], HubError]) -> None:
         """Nothing more will come: everyone who waits is told, each with an error of its own."""
@@ -296,7 +300,7 @@ class Duplex:
 
     def _reply(self, message: bytes) -> None:
         with contextlib.suppress(Unreachable):
-            self._send(message)
+            self._send(message, NOTHING)
 
     def _put(self, asked: Asked) -> None:
         """A question names no request either: it is the newest call's that can be asked at all, and

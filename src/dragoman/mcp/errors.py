@@ -9,6 +9,7 @@ from typing import Any
 from dragoman.core.call import URL
 from dragoman.core.errors import (
     AmbiguousName,
+    AuthorizationError,
     BadReply,
     ConfigError,
     Declined,
@@ -16,9 +17,16 @@ from dragoman.core.errors import (
     Full,
     HubError,
     InvalidInput,
+    Looping,
     NeedsInput,
     NotFound,
+    Quarantined,
+    RemoteA2AInvalidResponseError,
+    RemoteA2ATaskFailedError,
+    RemoteA2ATimeoutError,
+    RemoteA2ATransportError,
     TimedOut,
+    TooDeep,
     Unreachable,
     WorkFailed,
 )
@@ -44,10 +52,17 @@ class Row:
     """The code from 2026-07-28 on, whose own range is not ours to use."""
     result_until: int = R2607
     """The last one."""
+    bridge: bool = False
+    """Whether `[bridge] errors` has a say; its results have the code in `_meta`."""
 
 
 TABLE: dict[type[HubError], Row] = {
     Denied: Row(NEVER, legacy=-32003, modern=40300),
+    AuthorizationError: Row(R2607, legacy=-32003, bridge=True),
+    # A model that reads why can do something else.
+    TooDeep: Row(R2024),
+    Looping: Row(R2024),
+    Quarantined: Row(R2024),
     Full: Row(NEVER, legacy=-32000, modern=42900),
     NotFound: Row(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
     AmbiguousName: Row(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
@@ -57,6 +72,11 @@ TABLE: dict[type[HubError], Row] = {
     TimedOut: Row(R2024),
     BadReply: Row(R2024),
     WorkFailed: Row(R2024),
+    # The bridge's own codes, which 2026-07-28 reserves: from then on they stand in the result.
+    RemoteA2ATimeoutError: Row(R2607, legacy=-32201, bridge=True),
+    RemoteA2ATransportError: Row(R2607, legacy=-32202, bridge=True),
+    RemoteA2AInvalidResponseError: Row(R2607, legacy=-32203, bridge=True),
+    RemoteA2ATaskFailedError: Row(R2607, legacy=-32204, bridge=True),
     Declined: Row(R2024),
     # 2026-07-28: MissingRequiredClientCapability; older clients' models read what was asked
     NeedsInput: Row(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
@@ -95,17 +115,20 @@ def understood(error: HubError, revision: int, features: Mapping[str, Any]) -> H
     return needs
 
 
-def as_result(error: HubError, revision: int) -> dict[str, Any] | None:
-    """The error as a tool's result, where this client gets one."""
+def as_result(error: HubError, revision: int, bridge: str = "auto") -> dict[str, Any] | None:
+    """The error as a tool's result, where this client gets one. `bridge` is `[bridge] errors`."""
     if isinstance(error, WorkFailed) and error.native is not None:
         return None  # the server's own error goes through as it is
     row = row_of(error)
-    if not row.result_since <= revision <= row.result_until:
+    shown = row.result_since <= revision <= row.result_until
+    if row.bridge and bridge != "auto":
+        shown = bridge == "result"
+    if not shown:
         return None
     return {
         "content": [{"type": "text", "text": words(error)}],
         "isError": True,
-        "_meta": {ERROR_KEY: _kind(error)},
+        "_meta": {ERROR_KEY: _kind(error) | ({"code": row.legacy} if row.bridge else {})},
     }
 
 
@@ -114,7 +137,7 @@ def as_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = None)
     if isinstance(error, WorkFailed) and error.native is not None:
         return _as_native(id, error, error.native, revision, uri)
     row = row_of(error)
-    code = row.modern if revision >= R2607 else row.legacy
+    code = row.modern if revision >= R2607 and not row.bridge else row.legacy
     data = _kind(error)
     if isinstance(error, NotFound) and uri is not None:
         data["uri"] = uri

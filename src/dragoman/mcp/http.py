@@ -72,9 +72,10 @@ class HttpFace:
             for item in message:
                 _cancel(item, peer)
             running = peer.running if isinstance(peer, Session) else None
-            await way.run(answer_batch(self.face, message, peer, push, running), None)
+            work = answer_batch(self.face, message, peer, push, running, request.fields)
+            await way.run(work, None)
             return
-        begun = self.face.begin(message, peer, push)
+        begun = self.face.begin(message, peer, push, request.fields)
         if begun is None:
             _cancel(message, peer)
             await way.finish(None)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from dragoman.core.errors import Full, HubError
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.hub import Hub
+from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
+from dragoman.core.view import View
 from dragoman.mcp import asking
 from dragoman.mcp.errors import as_error
+from dragoman.mcp.lists import Lists
 from dragoman.mcp.peer import Peer, Push
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
@@ -62,6 +65,10 @@ _FILTER = {
     "resourcesListChanged": _CHANGED[RESOURCE],
 }
 _UPDATED = "notifications/resources/updated"
+MAX_JUDGED = 64
+"""So many are looked at, of whom each may see something else; the rest is told and looks itself."""
+Seen = tuple[tuple[Tool, ...], int]
+"""What a catalog has, and the version of how it is judged."""
 
 
 class Stream:
@@ -90,14 +97,15 @@ class Stream:
 
 
 class Listening:
-    def __init__(self, hub: Hub, tasks: TaskFace) -> None:
+    def __init__(self, hub: Hub, tasks: TaskFace, lists: Lists) -> None:
         self._hub = hub
+        self._lists = lists
         self._tasks = tasks
         self._joined: set[Peer] = set()
         self._streams: set[Stream] = set()
         self._followers: dict[str, dict[Peer | Stream, str]] = {}
         """Who follows each resource, and what it calls it."""
-        self._known: dict[str, tuple[Tool, ...]] = {}
+        self._known: dict[str, Seen] = {}
         """Each list as it was told of last."""
         self._changed: set[str] = set()
         self._telling: asyncio.TimerHandle | None = None
@@ -332,7 +340,10 @@ class Listening:
     def _look(self) -> None:
         """Before the first listener: changes are told from here on."""
         if not self._joined and not self._streams:
-            self._known = {kind: found.tools() for kind, found in self._hub.catalogs.items()}
+            self._known = {kind: self._seen(kind) for kind in self._hub.catalogs}
+
+    def _seen(self, kind: str) -> Seen:
+        return self._hub.catalogs[kind].tools(), self._hub.authorizer.version
 
     def _on_change(self, kind: str) -> None:
         if self._joined or self._streams:
@@ -344,19 +355,39 @@ class Listening:
 
     def _tell_changes(self) -> None:
         self._telling = None
-        methods = set()
+        changed: dict[str, bool] = {}
+        """The methods, and whether it is certain that everybody sees something else."""
         for kind in self._changed:
-            now = self._hub.catalogs[kind].tools()
-            if now != self._known.get(kind):
-                self._known[kind] = now
-                methods.add(_CHANGED[kind])
+            before, now = self._known.get(kind), self._seen(kind)
+            if now == before:
+                continue
+            self._known[kind] = now
+            other = before is None or before[0] != now[0]
+            changed[_CHANGED[kind]] = changed.get(_CHANGED[kind], False) or other
         self._changed.clear()
-        for method in sorted(methods):
+        for method in sorted(changed):
+            concerns = _everybody if changed[method] else self._concerned(method)
             for peer in tuple(self._joined):
-                peer.tell(_ENCODED[method])
+                if concerns(peer):
+                    peer.tell(_ENCODED[method])
             for stream in tuple(self._streams):
-                if method in stream.kinds and stream.early is None:
+                if method in stream.kinds and stream.early is None and concerns(stream.peer):
                     self._send(stream, stream.message(method))
+
+    def _concerned(self, method: str) -> Callable[[Peer], bool]:
+        """Who sees something else where nothing but the judgement has changed."""
+        kinds = [kind for kind, name in _CHANGED.items() if name == method]
+        found: dict[tuple[Principal, str, View], bool] = {}
+
+        def concerned(peer: Peer) -> bool:
+            key = peer.principal, peer.door, peer.view
+            if key not in found:
+                found[key] = len(found) >= MAX_JUDGED or any(
+                    self._lists.differs(kind, *key) for kind in kinds
+                )
+            return found[key]
+
+        return concerned
 
     def _updated(self, event: ResourceUpdated) -> None:
         name = next((one for one in _above(event.name) if one in self._followers), None)
@@ -429,3 +460,7 @@ def _above(name: str) -> Iterator[str]:
         if end + 1 < len(name):
             yield name[: end + 1]
         yield name[:end]
+
+
+def _everybody(peer: Peer) -> bool:
+    return True

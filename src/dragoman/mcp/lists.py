@@ -1,5 +1,5 @@
-"""The four lists, as a client sees them: encoded once for each view, revision and style of naming,
-and kept until that catalog changes. Knows nothing of who asks beyond that.
+"""The four lists, as a client sees them: encoded once for all who see the same in the same words,
+and kept until that catalog changes or is judged in another way.
 
 A list is one page unless it would pass the size of a message. A cursor names the last entry that
 was given, so that it holds while entries come and go; it is sealed, so that nobody makes one up.
@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 from dragoman.core.hub import Hub
@@ -23,6 +24,7 @@ from dragoman.wire.json import encode
 PAGE_BYTES = 8 * 1024 * 1024
 MAX_KEPT = 64
 """Forms of one list that are kept; in use there are a few."""
+MAX_SIGHTS = 10_000
 MAC_BYTES = 16
 
 METHODS = {
@@ -48,20 +50,38 @@ _NAMED = {TOOL: "name", PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"
 
 Pages = list[tuple[str, bytes]]
 """Encoded results, each with the name of its last entry."""
+Names = tuple[str, ...]
+Sight = tuple[Principal, str, View]
+"""Who looks, by which door, at what."""
 
 
 class Lists:
-    def __init__(self, hub: Hub, key: bytes) -> None:
+    def __init__(self, hub: Hub, key: bytes, aliases: bool = False) -> None:
+        """`aliases`: whether what has an alias is listed by that too."""
         self._hub = hub
+        self._aliases = aliases
         self._key = hmac.digest(key, b"cursors of lists", "sha256")
-        self._kept: dict[str, dict[tuple[View, int, str], Pages]] = {kind: {} for kind in _MEMBER}
-        self._kept_of = dict.fromkeys(_MEMBER, -1)
+        self._kept: dict[str, dict[tuple[Hashable, ...], tuple[Pages, Names]]] = {
+            kind: {} for kind in _MEMBER
+        }
+        self._sights: dict[str, OrderedDict[Sight, Names]] = {
+            kind: OrderedDict() for kind in _MEMBER
+        }
+        """What each was shown last."""
+        self._kept_of = dict.fromkeys(_MEMBER, (-1, -1))
 
     def page(
-        self, kind: str, cursor: Any, caller: Principal, view: View, revision: int, style: str
+        self,
+        kind: str,
+        cursor: Any,
+        caller: Principal,
+        view: View,
+        revision: int,
+        style: str,
+        door: str = "",
     ) -> bytes | None:
         """The encoded result; None for a cursor that is none of ours."""
-        pages = self.pages(kind, caller, view, revision, style)
+        pages = self.pages(kind, caller, view, revision, style, door)
         if cursor is None:
             return pages[0][1]
         after = self._opened(cursor, kind)
@@ -69,24 +89,46 @@ class Lists:
             return None
         return next((page for last, page in pages if last > after), pages[-1][1])
 
-    def pages(self, kind: str, caller: Principal, view: View, revision: int, style: str) -> Pages:
-        version = self._hub.catalogs[kind].version
+    def pages(
+        self, kind: str, caller: Principal, view: View, revision: int, style: str, door: str = ""
+    ) -> Pages:
+        judge = self._hub.authorizer
+        version = self._hub.catalogs[kind].version, judge.version
         kept = self._kept[kind]
         if self._kept_of[kind] != version or len(kept) > MAX_KEPT:
             kept.clear()
             self._kept_of[kind] = version
-        key = (view, revision, style)
-        pages = kept.get(key)
-        if pages is None:
+        key = (judge.group(caller), door, view, revision, style)
+        found = kept.get(key)
+        if found is None:
+            tools = self._hub.tools(caller, view, kind, door)
             entries = [
-                (tool.name, encode(self._shown(tool, kind, revision, style)))
-                for tool in self._hub.tools(caller, view, kind)
+                (tool.name, encode(self._shown(tool, name, kind, revision)))
+                for tool in tools
+                for name in self._names(tool, kind, style)
             ]
-            pages = kept[key] = self._paged(kind, entries, list_tail(revision))
-        return pages
+            pages = self._paged(kind, entries, list_tail(revision))
+            found = kept[key] = pages, tuple(tool.name for tool in tools)
+        sights = self._sights[kind]
+        sights[caller, door, view] = found[1]
+        if len(sights) > MAX_SIGHTS:
+            sights.popitem(last=False)
+        return found[0]
 
-    def _shown(self, tool: Tool, kind: str, revision: int, style: str) -> dict[str, Any]:
+    def differs(self, kind: str, caller: Principal, door: str, view: View) -> bool:
+        """Whether it would see something else than the last time, which at first was nothing."""
+        before = self._sights[kind].get((caller, door, view), ())
+        tools = self._hub.tools(caller, view, kind, door)
+        return before != tuple(tool.name for tool in tools)
+
+    def _names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
         shown = self._hub.catalogs[kind].shown(tool, style)
+        yield shown
+        alias = tool.other_names.get("alias", shown) if self._aliases else shown
+        if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
+            yield alias
+
+    def _shown(self, tool: Tool, shown: str, kind: str, revision: int) -> dict[str, Any]:
         definition = {"name": shown, **tool.definition, _NAMED[kind]: shown}
         if tool.description or kind == TOOL:
             definition["description"] = tool.description

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
 
 from dragoman.core.call import LEVELS
 from dragoman.core.hub import Hub
 from dragoman.core.tasks import Tasks
+from dragoman.core.trace import carried_in
 from dragoman.mcp import asking, lists, showing
 from dragoman.mcp.calling import Calling
 from dragoman.mcp.headers import version_named
@@ -43,6 +45,8 @@ UNSUPPORTED_VERSION = -32022
 LIST_CHANGED = rpc.notification("notifications/tools/list_changed")
 MAX_INFO = 200
 MAX_BATCH = 100
+NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
+"""Of what came by a transport that has no headers."""
 Begun = bytes | Coroutine[Any, Any, bytes] | None
 
 
@@ -55,26 +59,46 @@ class Face:
         question_seconds: float = 600.0,
         tasks: Tasks | None = None,
         task_after: float = 5.0,
+        bridge_errors: str = "auto",
+        list_aliases: bool = False,
     ) -> None:
         """`key` seals cursors: without one they are good until the hub ends. `style_of` says how
         names are written for the client that calls itself so. After `task_after` seconds a call
         becomes a task, for a client that knows these."""
         self.hub = hub
-        self.lists = lists.Lists(hub, key or os.urandom(32))
-        self.tasks = TaskFace(few_tasks() if tasks is None else tasks, task_after, question_seconds)
-        self.listening = Listening(hub, self.tasks)
-        self.calling = Calling(hub, question_seconds, self.tasks)
+        self.lists = lists.Lists(hub, key or os.urandom(32), list_aliases)
+        self.tasks = TaskFace(
+            few_tasks() if tasks is None else tasks, task_after, question_seconds, self._permits
+        )
+        self.listening = Listening(hub, self.tasks, self.lists)
+        self.calling = Calling(hub, question_seconds, self.tasks, bridge_errors)
         self._style_of = style_of
 
-    async def answer(self, message: Any, peer: Peer, push: Push | None = None) -> bytes | None:
+    def _permits(self, peer: Peer, action: str, name: str) -> bool:
+        return self.hub.may_task(peer.principal, action, name, peer.view)
+
+    async def answer(
+        self,
+        message: Any,
+        peer: Peer,
+        push: Push | None = None,
+        fields: Mapping[bytes, bytes] = NO_FIELDS,
+    ) -> bytes | None:
         """The encoded answer; None where none is due."""
-        begun = self.begin(message, peer, push)
+        begun = self.begin(message, peer, push, fields)
         return begun if begun is None or isinstance(begun, bytes) else await begun
 
-    def begin(self, message: Any, peer: Peer, push: Push | None = None) -> Begun:
+    def begin(
+        self,
+        message: Any,
+        peer: Peer,
+        push: Push | None = None,
+        fields: Mapping[bytes, bytes] = NO_FIELDS,
+    ) -> Begun:
         """Bytes are the answer; None, that none is due (a notification, or the client's answer to
         what was pushed to it, which has reached who waits for it by now). What takes time (calls,
-        reads, subscriptions) is still to be awaited; cancelling that ends it."""
+        reads, subscriptions) is still to be awaited; cancelling that ends it. `fields` are the
+        headers that the message came with."""
         problem = rpc.flaw(message)
         if problem is not None:
             return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
@@ -93,7 +117,8 @@ class Face:
             return rpc.error(id, rpc.METHOD_NOT_FOUND, f'method "{method[:100]}" is not known here')
         kind = showing.METHODS.get(method)
         if kind is not None:
-            return self.calling.call(id, kind, params, peer, revision, push)
+            carried = carried_in(fields, _beside(params))
+            return self.calling.call(id, kind, params, peer, revision, push, carried)
         return self._other(id, method, params, peer, revision, push)
 
     def _other(
@@ -130,7 +155,8 @@ class Face:
     ) -> bytes:
         style = self._style_of(peer.info if revision < R2607 else _name_in(params))
         cursor = params.get("cursor")
-        page = self.lists.page(kind, cursor, peer.principal, peer.view, revision, style)
+        caller, view = peer.principal, peer.view
+        page = self.lists.page(kind, cursor, caller, view, revision, style, peer.door)
         if page is None:
             return rpc.error(id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here')
         return rpc.result_encoded(id, page)
@@ -160,6 +186,11 @@ def revision_of(params: Mapping[str, Any], peer: Peer) -> int | None:
     if version is None:
         return peer.revision
     return NUMBERS[version] if version in MODERN else None
+
+
+def _beside(params: Mapping[str, Any]) -> dict[str, Any] | None:
+    meta = params.get("_meta")
+    return meta if isinstance(meta, dict) else None
 
 
 def _lacking(params: Mapping[str, Any]) -> str | None:
@@ -219,6 +250,7 @@ async def answer_batch(
     peer: Peer,
     push: Push | None = None,
     running: MutableMapping[Any, Callable[[], Any]] | None = None,
+    fields: Mapping[bytes, bytes] = NO_FIELDS,
 ) -> bytes | None:
     """2025-03-26 alone has batches; from a client of another revision a list is no message.
     `running` is given how to cancel each request that takes time, by the key of its id."""
@@ -227,7 +259,7 @@ async def answer_batch(
     if len(messages) > MAX_BATCH:
         return rpc.error(None, rpc.INVALID_REQUEST, f"a batch holds at most {MAX_BATCH} messages")
     answers = await asyncio.gather(
-        *(_answer_one(face, item, peer, push, running) for item in messages)
+        *(_answer_one(face, item, peer, push, running, fields) for item in messages)
     )
     due = [answer for answer in answers if answer is not None]
     return b"[" + b",".join(due) + b"]" if due else None
@@ -239,12 +271,13 @@ async def _answer_one(
     peer: Peer,
     push: Push | None,
     running: MutableMapping[Any, Callable[[], Any]] | None,
+    fields: Mapping[bytes, bytes],
 ) -> bytes | None:
     if version_named(message) is not None and "id" in message:
         # Its headers have to say what it is, and nobody has looked at those.
         problem = "2026-07-28 has no batches; send this request by itself"
         return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
-    begun = face.begin(message, peer, push)
+    begun = face.begin(message, peer, push, fields)
     if begun is None or isinstance(begun, bytes):
         return begun
     if running is None:

@@ -68,6 +68,9 @@ class Servers:
     def starting(self) -> list[str]:
         return [name for name, upstream in self._running.items() if upstream.state == "starting"]
 
+    def find(self, name: str) -> Upstream | None:
+        return self._running.get(name)
+
     def count(self, state: str) -> int:
         return sum(upstream.state == state for upstream in self._running.values())
 

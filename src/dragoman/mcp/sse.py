@@ -168,10 +168,11 @@ class SseFace:
             problem = "too much is under way for this client, or it does not read its stream"
             refuse(request, 503, problem, rpc.id_of(message))
             return
+        fields = request.fields
         request.reply(202, [(b"content-type", b"text/plain")], b"Accepted")
-        await self._take(message, client)
+        await self._take(message, client, fields)
 
-    async def _take(self, message: Any, client: Client) -> None:
+    async def _take(self, message: Any, client: Client, fields: Mapping[bytes, bytes]) -> None:
         items = message if isinstance(message, list) else [message]
         if any(version_named(item) is not None for item in items):
             await client.answer(_too_new(message))
@@ -179,9 +180,10 @@ class SseFace:
         for item in items:
             self._hear(item, client)
         if isinstance(message, list):
-            client.run(object(), answer_batch(self.face, message, client, client.push))
+            batch = answer_batch(self.face, message, client, client.push, fields=fields)
+            client.run(object(), batch)
             return
-        begun = self.face.begin(message, client, client.push)
+        begun = self.face.begin(message, client, client.push, fields)
         if begun is None or isinstance(begun, bytes):
             await client.answer(begun)
             return

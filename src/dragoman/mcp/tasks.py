@@ -16,9 +16,19 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.call import Progress, Result, Update, Updates, discard
-from dragoman.core.errors import Full, HubError, NotFound
+from dragoman.core.errors import AuthorizationError, Full, HubError, NotFound
+from dragoman.core.ports import TASK_CANCEL, TASK_READ
 from dragoman.core.principal import Principal
-from dragoman.core.tasks import CANCELLED, COMPLETED, INPUT_REQUIRED, WORKING, Task, Tasks, Work
+from dragoman.core.tasks import (
+    CANCELLED,
+    COMPLETED,
+    INPUT_REQUIRED,
+    WORKING,
+    Task,
+    Tasks,
+    Work,
+    no_task,
+)
 from dragoman.mcp import asking
 from dragoman.mcp.errors import MISSING_CAPABILITY, as_error, as_result, understood
 from dragoman.mcp.peer import Peer, Push
@@ -53,8 +63,11 @@ class ToolTask(Task):
         show: Show,
         features: Mapping[str, Any],
         updates: Updates = discard,
+        tool: str = "",
     ) -> None:
         super().__init__(owner, work)
+        self.tool = tool
+        """What was called, by the name it was asked by."""
         self.show = show
         self.features = features
         """What its client can be asked."""
@@ -77,9 +90,16 @@ def few_tasks() -> Tasks:
     return Tasks(most=100, most_each=100, ttl=7_200.0)
 
 
+Permits = Callable[[Peer, str, str], bool]
+"""Whether the client may do that with a task of its own that came of calling what is called so."""
+
+
 class TaskFace:
-    def __init__(self, tasks: Tasks, after: float, question_seconds: float) -> None:
+    def __init__(
+        self, tasks: Tasks, after: float, question_seconds: float, permits: Permits
+    ) -> None:
         self._tasks = tasks
+        self._permits = permits
         self._after = after
         """Seconds until a call becomes a task."""
         self._question_seconds = question_seconds
@@ -178,6 +198,9 @@ class TaskFace:
             if isinstance(brought, str):
                 return rpc.error(id, rpc.INVALID_PARAMS, brought)
             task.answer(brought[0])
+        elif not self._permits(peer, TASK_CANCEL, task.tool):
+            refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
+            return as_error(id, refused, revision)
         elif not task.cancel() and revision < R2607:
             problem = f'the task cannot be cancelled: it is "{_legacy(task, revision)["status"]}"'
             return rpc.error(id, rpc.INVALID_PARAMS, problem)
@@ -189,10 +212,16 @@ class TaskFace:
         task = self._tasks.find(peer.principal, id)
         if not isinstance(task, ToolTask):
             raise NotFound(f'task "{task.id}" is none of an MCP client')
+        if not self._permits(peer, TASK_READ, task.tool):
+            raise no_task(task.id)
         return task
 
     def _list(self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: int) -> bytes:
-        tasks = [task for task in self._tasks.of(peer.principal) if isinstance(task, ToolTask)]
+        tasks = [
+            task
+            for task in self._tasks.of(peer.principal)
+            if isinstance(task, ToolTask) and self._permits(peer, TASK_READ, task.tool)
+        ]
         start, cursor = 0, params.get("cursor")
         if cursor is not None:
             places = [place for place, task in enumerate(tasks) if task.id == cursor]

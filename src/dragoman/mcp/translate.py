@@ -58,8 +58,17 @@ def tool_from_definition(
         description=f"[MCP:{target.name}] {description or ''}".rstrip(),
         definition=definition,
         validate=validate,
+        destructive=_is_destructive(definition),
         target=target,
     )
+
+
+def _is_destructive(definition: Mapping[str, Any]) -> bool:
+    """By its own word: what says nothing of that is not taken for it."""
+    hints = definition.get("annotations")
+    if not isinstance(hints, dict) or hints.get("readOnlyHint") is True:
+        return False
+    return hints.get("destructiveHint") is True
 
 
 def names_of(
@@ -99,8 +108,8 @@ def request_from_call(call: Call, revision: int) -> dict[str, Any]:
         params = {"ref": _reference(tool), "argument": arguments.get("argument")}
         if revision >= R2506 and isinstance(arguments.get("context"), dict):
             params["context"] = arguments["context"]
-    if meta := call.extra.get("_meta"):
-        params["_meta"] = meta
+    meta, carried = call.extra.get("_meta"), call.trace.carried()
+    params["_meta"] = {**meta, **carried} if meta else carried  # the trace is the hub's
     return params
 
 

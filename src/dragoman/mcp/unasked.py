@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import BadReply, HubError, InvalidInput, TargetFailed, TimedOut
+from dragoman.core.trace import new_trace
 from dragoman.mcp.client_http import HttpStatus, HttpWire, SessionExpired
 from dragoman.mcp.hearing import LISTEN, Listener
 
@@ -134,7 +135,8 @@ class Unasked:
         wanted: dict[str, Any] = dict(self._lists())
         if uris:
             wanted["resourceSubscriptions"] = sorted(uris)
-        return {"notifications": wanted, "_meta": self._session.meta}
+        meta = {**self._session.meta, **new_trace().carried()}
+        return {"notifications": wanted, "_meta": meta}
 
     def _listener(self, ready: asyncio.Future[frozenset[str]] | None) -> Listener:
         def acknowledged(params: Mapping[str, Any]) -> None:

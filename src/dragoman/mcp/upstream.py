@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from dragoman.core.bus import Bus
 from dragoman.core.call import NOTHING, Call, Result
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import HubError, TimedOut, Unreachable
+from dragoman.core.errors import HubError, Quarantined, TimedOut, Unreachable
 from dragoman.core.events import ResourceUpdated, ServerChanged
 from dragoman.core.ports import SchemaCompiler
-from dragoman.core.tool import SUBSCRIPTION, TOOL
+from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.config import ServerEntry, StdioTransport
@@ -82,6 +82,11 @@ class Upstream:
     ) -> None:
         self.entry = entry
         self.name = entry.name
+        self.facts = TargetFacts(
+            type="Server",
+            transport=str(entry.transport.__struct_config__.tag),
+            pinned=entry.pin != "off",
+        )
         self.state = "starting"
         self.reason = ""
         self.stderr = Ring()
@@ -110,6 +115,7 @@ class Upstream:
             self._connected,
             entry.interactive,
         )
+        self._catalogs = catalogs
         self._connect = connect
         self._bus = bus
         self._task: asyncio.Task[None] | None = None
@@ -153,7 +159,7 @@ class Upstream:
                 await asyncio.wait([self._leave(None, call)])  # or it is asked for again, for ever
                 return Result()
             make = self._subscribe
-        session = self.session or await self._wait()
+        session = self.session or await self._back(call)
         self._in_flight += 1
         try:
             try:
@@ -164,10 +170,20 @@ class Upstream:
                     raise
             # Nothing has left: that the server is gone was found out only now.
             again = self.session if self.session is not session else None
-            return await make(again or await self._wait(), call)
+            return await make(again or await self._back(call), call)
         finally:
             self._in_flight -= 1
             self._used_at = monotonic()
+
+    async def _back(self, call: Call) -> Session:
+        """The session, once there is one again. What the server offers was looked at when it came
+        back, and may be held by now: what was judged before that is not what would be called."""
+        session = await self._wait()
+        catalog = self._catalogs.get(call.tool.kind)
+        found = catalog.find(call.tool.name).target if catalog is not None else None
+        if isinstance(found, Nowhere) and isinstance(found.error, Quarantined):
+            raise Quarantined(str(found.error))
+        return session
 
     async def _subscribe(self, session: Session, call: Call) -> Result:
         if not _follows(call):

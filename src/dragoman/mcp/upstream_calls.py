@@ -137,7 +137,7 @@ class Calls:
             kind, params = call.tool.kind, self._params(own, call)
             value, size = await own.request(METHODS[kind], params, FOR_EVER, listener)
             if self.lasts and kind == TOOL and is_task(value):
-                ask = _asker_on(own, listener)
+                ask = _asker_on(own, listener, call.trace.carried())
                 watched = call.wanted.progress
                 return await self._tasks.outcome(value, listener.updates, ask, watched=watched)
             return value, size
@@ -182,10 +182,12 @@ class Calls:
     def _asker(self, call: Call) -> Ask:
         """Sends the requests by which a task is followed, over whatever connection there is."""
         features = with_waiting(call.features)
+        carried = call.trace.carried()
 
         async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
             session = await self._connected()
             meta = session.meta_for(features, None)
+            params["_meta"] = carried
             return await session.request(method, params, timeout, meta=meta)
 
         return ask
@@ -244,7 +246,7 @@ class Calls:
         return Result(extra=value, size=size)  # of an extension that both ends know
 
 
-def _asker_on(own: Session, listener: Listener) -> Ask:
+def _asker_on(own: Session, listener: Listener, carried: Mapping[str, Any]) -> Ask:
     """The same for a session of a client's own; what the task asks is asked meanwhile."""
     heard = Listener(
         listener.updates, notes=listener.notes, client=listener.client, ask=listener.ask
@@ -252,6 +254,7 @@ def _asker_on(own: Session, listener: Listener) -> Ask:
 
     async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
         asking = heard if method == "tasks/result" else None
+        params["_meta"] = carried
         return await own.request(method, params, timeout, asking)
 
     return ask

@@ -38,16 +38,28 @@ MIGRATIONS = (
         revoked_at REAL
     );
     """,
+    """
+    ALTER TABLE keys ADD COLUMN roles TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE keys ADD COLUMN target TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 LOOK_SECONDS = 1.0
 """How long a change that another process made may go unseen."""
+MISS_SECONDS = 0.02
+"""The same for a key that nobody knows, however often strangers try."""
 MAX_SCOPES = 100
+"""And as many roles."""
+
+RESERVED = frozenset({"api_key"})
+"""Callers of one name are one caller."""
 
 PREFIX = "dgm_"
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _KEY = re.compile(r"dgm_([a-z0-9]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
+"""Policies name them."""
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 
 
@@ -64,6 +76,10 @@ class KeyRecord:
     expires_at: float | None
     """None: until it is revoked."""
     revoked_at: float | None
+    roles: tuple[str, ...] = ()
+    target: str = ""
+    """The server or agent whose own it is: what is asked with it while that one serves a call
+    belongs to the call. Empty for a person's or a program's."""
 
     def state(self, now: float) -> str:
         if self.revoked_at is not None:
@@ -90,31 +106,32 @@ class KeyStore:
         expires_at: float | None,
         scopes: Sequence[str],
         org: str = "default",
+        roles: Sequence[str] = (),
+        target: str = "",
     ) -> str:
-        """The new key, which nobody can be told again. `expires_at` None: until it is revoked."""
+        """The new key, which nobody can be told again. `expires_at` None: until it is revoked;
+        `target` empty: it is no server's or agent's."""
         now = time.time()
         if not _NAME.fullmatch(name):
             raise InvalidInput(
                 f"{name!r} cannot name a key: use up to 64 letters, digits, dots, hyphens and "
                 "underscores, beginning with a letter or a digit"
             )
-        if isinstance(scopes, str) or len(scopes) > MAX_SCOPES:
-            raise InvalidInput(f'the scopes of key "{name}" must be a list of at most {MAX_SCOPES}')
-        for what, text in (("owner", owner), ("org", org), *(("scope", each) for each in scopes)):
-            if not _TEXT.fullmatch(text):
-                raise InvalidInput(
-                    f"{text!r} cannot be the {what} of a key: use 1 to 200 characters"
-                )
+        if name in RESERVED:
+            raise InvalidInput(
+                f'"{name}" is what the key in config.toml is called; choose another name'
+            )
+        _check(name, owner, org, scopes, roles, target)
         if expires_at is not None and not now < expires_at < float("inf"):
             raise InvalidInput(f'key "{name}" would have expired already; choose a later time')
         id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
         key = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
-        scope_list = msgspec.json.encode(list(scopes)).decode()
-        row = (name, id, _hash(key), owner, org, scope_list, now, expires_at)
+        lists = [msgspec.json.encode(list(each)).decode() for each in (scopes, roles)]
+        row = (name, id, _hash(key), owner, org, *lists, target, now, expires_at)
         try:
             self._db.execute(
-                "INSERT INTO keys (name, id, hash, owner, org, scopes, created_at, expires_at) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, created_at, "
+                "expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
         except sqlite3.IntegrityError as error:
@@ -150,6 +167,9 @@ class KeyStore:
             return None
         self._look()
         record = self._by_id.get(shape[1])
+        if record is None:  # perhaps it was just made
+            self._look(MISS_SECONDS)
+            record = self._by_id.get(shape[1])
         if record is None or not hmac.compare_digest(record.hash, _hash(key)):
             return None
         return record if record.state(time.time()) == "active" else None
@@ -168,9 +188,9 @@ class KeyStore:
     def close(self) -> None:
         self._db.close()
 
-    def _look(self) -> None:
+    def _look(self, pause: float = LOOK_SECONDS) -> None:
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < pause:
             return
         try:
             changed = self._data_version() != self._version
@@ -185,8 +205,8 @@ class KeyStore:
             # Asked first: a change that comes in between is then seen at the next look.
             version = self._data_version()
             rows = self._db.execute(
-                "SELECT name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at "
-                "FROM keys"
+                "SELECT name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at, "
+                "roles, target FROM keys"
             ).fetchall()
             self._by_id = {row[1]: _record_from_row(row) for row in rows}
         except (sqlite3.Error, msgspec.DecodeError) as error:
@@ -204,14 +224,34 @@ class KeyStore:
         return Full(f'the key was not stored: "{self._path}" cannot be written ({error})')
 
 
+def _check(
+    name: str, owner: str, org: str, scopes: Sequence[str], roles: Sequence[str], target: str
+) -> None:
+    for what, given in (("scopes", scopes), ("roles", roles)):
+        if isinstance(given, str) or len(given) > MAX_SCOPES:
+            raise InvalidInput(f'the {what} of key "{name}" must be a list of at most {MAX_SCOPES}')
+    texts = [("owner", owner), ("org", org), *(("scope", each) for each in scopes)]
+    for what, text in [*texts, ("target", target)] if target else texts:
+        if not _TEXT.fullmatch(text):
+            raise InvalidInput(f"{text!r} cannot be the {what} of a key: use 1 to 200 characters")
+    for role in roles:
+        if not _ROLE.fullmatch(role):
+            raise InvalidInput(
+                f"{role!r} cannot be a role of a key: use up to 64 letters, digits, dots, colons, "
+                "hyphens and underscores, beginning with a letter or a digit"
+            )
+
+
 def _hash(key: str) -> bytes:
     # Plain SHA-256 will do: a key is 256 random bits, nothing that could be guessed.
     return hashlib.sha256(key.encode()).digest()
 
 
 def _record_from_row(
-    row: tuple[str, str, bytes, str, str, str, float, float | None, float | None],
+    row: tuple[str, str, bytes, str, str, str, float, float | None, float | None, str, str],
 ) -> KeyRecord:
-    name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at = row
-    scope_list = msgspec.json.decode(scopes, type=tuple[str, ...])
-    return KeyRecord(name, id, hash, owner, org, scope_list, created_at, expires_at, revoked_at)
+    return KeyRecord(*row[:5], _texts(row[5]), *row[6:9], _texts(row[9]), row[10])
+
+
+def _texts(listed: str) -> tuple[str, ...]:
+    return msgspec.json.decode(listed, type=tuple[str, ...])

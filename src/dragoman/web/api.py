@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from dragoman.core.call import ABSENT, NOTHING, Result
-from dragoman.core.errors import HubError, InvalidInput
+from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound
 from dragoman.core.hub import Hub
+from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.trace import carried_in
 from dragoman.core.view import EVERYTHING
 from dragoman.web.errors import status_of
 from dragoman.web.openapi import document
@@ -33,6 +35,10 @@ def problem(status: int, message: str, **more: Any) -> Response:
 
 def ok(value: Any) -> Response:
     return Response(200, encode(value))
+
+
+EVERYBODYS = frozenset({"version", "mode", "started_at", "uptime_secs"})
+"""What of the hub's status is told to those who do not run it."""
 
 
 class Sources(Protocol):
@@ -56,15 +62,34 @@ class Request:
     names: tuple[str, ...]
     fields: Mapping[bytes, bytes]
     body: bytes
+    query: Mapping[str, str]
+    """What follows the question mark; where something is named twice, the last."""
 
 
 Respond = Callable[[Request], Awaitable[Response]]
+Route = tuple[str, str, Respond]
+"""A method, the pattern of a path, and what answers."""
+
+
+class Part(Protocol):
+    """A part of the API that lives in a file of its own."""
+
+    @property
+    def routes(self) -> Iterable[Route]: ...
 
 
 class Api:
-    def __init__(self, hub: Hub, sources: Sources, features: Mapping[str, Any] = NOTHING) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        sources: Sources,
+        features: Mapping[str, Any] = NOTHING,
+        parts: Sequence[Part] = (),
+        operations: Sequence[tuple[Any, ...]] = (),
+    ) -> None:
         """`features` are those of everybody who calls by this door; what more a caller can do, it
-        says with its call."""
+        says with its call. `operations` describe the parts."""
+        self._operations = operations
         self._hub = hub
         self._features = features
         self._sources = sources
@@ -81,6 +106,7 @@ class Api:
                 ("GET", r"/api/tools", self._tools),
                 ("GET", r"/api/tools/([^/]+)", self._tool),
                 ("POST", r"/api/tools/([^/]+)/call", self._call),
+                *(route for part in parts for route in part.routes),
             )
         ]
 
@@ -91,6 +117,7 @@ class Api:
         fields: Mapping[bytes, bytes],
         principal: Principal | None,
         body: bytes,
+        query: bytes = b"",
     ) -> Response:
         allowed = set()
         for wanted, pattern, respond in self._routes:
@@ -99,7 +126,11 @@ class Api:
                 continue
             if wanted == method or (wanted == "GET" and method == "HEAD"):
                 names = tuple(unquote(name) for name in match.groups())
-                return await respond(Request(principal, names, fields, body))
+                try:
+                    asked = Request(principal, names, fields, body, query_of(query))
+                    return await respond(asked)
+                except HubError as error:
+                    return refusal(error)
             allowed.add(wanted)
         if allowed:
             allow = (b"allow", ", ".join(sorted(allowed)).encode())
@@ -120,15 +151,50 @@ class Api:
         return Response(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, request: Request) -> Response:
-        return ok(document())
+        return ok(document(self._operations))
 
     async def _status(self, request: Request) -> Response:
-        return ok(self._sources.status())
+        status = self._sources.status()
+        if self._admin(request):
+            return ok(status)
+        return ok({name: value for name, value in status.items() if name in EVERYBODYS})
 
     async def _servers(self, request: Request) -> Response:
-        return ok(self._sources.server_states())
+        states = self._sources.server_states()
+        return ok(states if self._admin(request) else self._servers_seen(request, states))
+
+    def _servers_seen(self, request: Request, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Without how they are started, for those who do not run the hub: the servers of which they
+        see tools, and these."""
+        assert request.principal is not None
+        seen: dict[str, list[dict[str, Any]]] = {}
+        for tool in self._hub.tools(request.principal, EVERYTHING, door="api"):
+            shown = {"name": self._hub.catalog.shown(tool), "description": tool.description}
+            seen.setdefault(tool.target.name, []).append(shown)
+        connected = [
+            {
+                "name": state["name"],
+                "tools_count": len(seen[state["name"]]),
+                "tools": seen[state["name"]],
+                "connected": state["connected"],
+                "state": state["state"],
+            }
+            for state in states["connected"]
+            if state["name"] in seen
+        ]
+        return {
+            "configured": [{"name": state["name"]} for state in connected],
+            "connected": connected,
+            "total_configured": len(connected),
+            "total_connected": sum(state["connected"] for state in connected),
+        }
+
+    def _admin(self, request: Request) -> bool:
+        who = request.principal
+        return who is not None and self._hub.authorizer.may(who, ADMIN).allowed
 
     async def _server_log(self, request: Request) -> Response:
+        demand_admin(self._hub, request.principal)  # whoever called it may have left something
         text = self._sources.server_log(request.names[0])
         if text is None:
             return problem(404, f'there is no server "{request.names[0]}"')
@@ -136,13 +202,16 @@ class Api:
 
     async def _tools(self, request: Request) -> Response:
         assert request.principal is not None
-        tools = self._hub.tools(request.principal, EVERYTHING)
+        tools = self._hub.tools(request.principal, EVERYTHING, door="api")
         return ok({"tools": [self._summary(tool) for tool in tools], "total": len(tools)})
 
     async def _tool(self, request: Request) -> Response:
-        tool = self._hub.catalog.find(request.names[0])
+        assert request.principal is not None
+        tool = self._hub.find_for(request.principal, request.names[0], EVERYTHING)
         if isinstance(tool.target, Nowhere):
-            return _refusal(tool.target.error)
+            return refusal(tool.target.error)
+        if not self._hub.authorizer.sees(request.principal, tool, "api"):
+            raise NotFound(f'there is no tool "{request.names[0][:200]}"')
         return ok({**self._summary(tool), "definition": tool.definition})
 
     async def _call(self, request: Request) -> Response:
@@ -155,12 +224,13 @@ class Api:
                 asked.arguments,
                 door="api",
                 view=EVERYTHING,
+                carried=carried_in(request.fields),
                 features=asked.features or self._features,
                 answers=asked.answers,
                 handle=asked.handle,
             )
         except HubError as error:
-            return _refusal(error)
+            return refusal(error)
         return ok(result_as_json(result))
 
     def _summary(self, tool: Tool) -> dict[str, Any]:
@@ -168,9 +238,15 @@ class Api:
             "name": self._hub.catalog.shown(tool),
             "id": tool.name,
             "description": tool.description,
-            "source": "mcp",
+            "source": _source(tool),
             "server": tool.target.name,
         }
+
+
+def _source(tool: Tool) -> str:
+    if tool.bridged is not None:
+        return "a2a"
+    return "agent" if tool.agent is not None else "mcp"
 
 
 def result_as_json(result: Result) -> dict[str, Any]:
@@ -188,7 +264,40 @@ def result_as_json(result: Result) -> dict[str, Any]:
     return value
 
 
-def _refusal(error: HubError) -> Response:
+def query_of(query: bytes) -> dict[str, str]:
+    """At most a hundred of them; what is no UTF-8 is nothing that is asked for here."""
+    text = query.decode("latin-1")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=100, errors="strict"))
+    except ValueError:
+        raise InvalidInput("what follows the question mark cannot be read") from None
+
+
+def object_in(request: Request) -> dict[str, Any]:
+    """The body, which must be a JSON object; an empty one where there is none."""
+    if request.body.strip() and not request.fields.get(b"content-type", b"").startswith(
+        b"application/json"
+    ):
+        raise InvalidInput("send the body as content-type application/json")
+    try:
+        given = decode(request.body) if request.body.strip() else {}
+    except Malformed as error:
+        raise InvalidInput(str(error)) from None
+    if not isinstance(given, dict):
+        raise InvalidInput("the body must be a JSON object")
+    return given
+
+
+def demand_admin(hub: Hub, principal: Principal | None) -> None:
+    """For what only those may do who run the hub."""
+    if principal is None or not hub.authorizer.may(principal, ADMIN).allowed:
+        who = principal.label if principal is not None else "nobody"
+        raise AuthorizationError(
+            f'"{who}" may not do this: it needs a policy that permits the action "admin"'
+        )
+
+
+def refusal(error: HubError) -> Response:
     response = problem(status_of(error), str(error), kind=error.kind, trace=error.trace)
     if response.status == 503:
         response.headers.append((b"retry-after", b"1"))

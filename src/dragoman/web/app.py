@@ -153,7 +153,14 @@ async def _respond(request: Request, api: Api) -> None:
         reply(request, _TOO_LARGE)
         return
     work = asyncio.get_running_loop().create_task(
-        api.respond(request.method, request.path, request.fields, request.principal, request.body)
+        api.respond(
+            request.method,
+            request.path,
+            request.fields,
+            request.principal,
+            request.body,
+            request.query,
+        )
     )
     gone: asyncio.Future[Any] = request.gone
     try:
@@ -200,7 +207,7 @@ _TOO_LARGE = Response(
 
 _CORS: Headers = [
     (b"vary", b"Origin"),
-    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+    (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
     (b"access-control-expose-headers", b"mcp-session-id, www-authenticate, a2a-extensions"),
 ]
 _ALLOWED = (

@@ -10,9 +10,8 @@ import hmac
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from dragoman.core.principal import Principal
+from dragoman.core.principal import LOCAL, Principal
 
-LOCAL = Principal("local", "local")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 FindKey = Callable[[str], Principal | None]
@@ -39,7 +38,7 @@ class Authenticator:
         if scheme.lower() != b"bearer" or not token:
             return None if self.required else LOCAL
         if self._api_key is not None and hmac.compare_digest(token, self._api_key):
-            return Principal("key", "api_key")
+            return Principal("key", "api_key", roles=("owner",))
         try:
             found = self._find(token.decode("ascii"))
         except UnicodeDecodeError:

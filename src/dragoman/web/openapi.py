@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dragoman import __version__
 
 
-def document() -> dict[str, Any]:
+def document(more: Sequence[tuple[Any, ...]] = ()) -> dict[str, Any]:
+    """`more` are the operations of the parts that have files of their own."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -20,8 +22,15 @@ def document() -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "schemas": _SCHEMAS,
         },
-        "paths": {path: {method: _operation(path, *about)} for path, method, *about in _OPERATIONS},
+        "paths": _paths(more),
     }
+
+
+def _paths(more: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for path, method, *about in [*_OPERATIONS, *more]:
+        paths.setdefault(path, {})[method] = _operation(path, *about)
+    return paths
 
 
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -103,7 +112,7 @@ _OPERATIONS: list[tuple[Any, ...]] = [
     ("/openapi.json", "get", "This document", "Object", []),
     ("/api/status", "get", "The hub: version, uptime, counts", "Object", []),
     ("/api/mcp/servers", "get", "MCP servers, configured and connected", "Object", []),
-    ("/api/mcp/servers/{name}/logs", "get", "The end of a server's stderr", "Object", [404]),
+    ("/api/mcp/servers/{name}/logs", "get", "The end of a server's stderr", "Object", [403, 404]),
     ("/api/tools", "get", "All tools", "Tools", []),
     ("/api/tools/{name}", "get", "One tool, by name or id", "Tool", [404, 409]),
     (

@@ -7,15 +7,16 @@ knows that there are several.
     v10  1.0          the hub's form, so hardly anything to do
     v03  0.2 and 0.3  `kind`, lower case
     v01  0.1          `tasks/send`, `type`, the seed's bare task; python_a2a beside it
+    seed 0.3          with the bare calls of skills, to agents that are registered so
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from dragoman.a2a.dialects import v01, v03, v10
+from dragoman.a2a.dialects import seed, v01, v03, v10
 from dragoman.a2a.dialects.ops import (
     CANCEL,
     CARD,
@@ -27,6 +28,7 @@ from dragoman.a2a.dialects.ops import (
     PUSH_LIST,
     PUSH_SET,
     RESPONSE,
+    SEED_03,
     SEND,
     STREAM,
     STREAMING,
@@ -39,6 +41,7 @@ from dragoman.a2a.dialects.ops import (
     Route,
     Routes,
 )
+from dragoman.a2a.dialects.shapes import part_out
 from dragoman.a2a.errors import VERSION_NOT_SUPPORTED, A2aError
 
 __all__ = [
@@ -55,6 +58,7 @@ __all__ = [
     "RESPONSE",
     "SEND",
     "SHARED",
+    "SPOKEN",
     "STREAM",
     "STREAMING",
     "SUBSCRIBE",
@@ -67,6 +71,7 @@ __all__ = [
     "Route",
     "Routes",
     "choose",
+    "parts_out",
 ]
 
 
@@ -116,10 +121,21 @@ class Dialect(Protocol):
 
 
 BY_VERSION: Mapping[str, Dialect] = {V01: v01, "0.2": v03, V03: v03, V10: v10}
+SPOKEN: Mapping[str, Dialect] = {**BY_VERSION, SEED_03: seed}
+"""To others; one of them nobody can ask for."""
 
 SHARED = frozenset(v01.METHODS) & frozenset(v03.METHODS)
 """Methods of 0.1 as of 0.3, whose parameters do not tell which: the dialect that the task was made
 in says how its answer looks, and `choose` says 0.3."""
+
+_MARKS: Mapping[str, str] = {V01: "type", V03: "kind", SEED_03: "kind"}
+
+
+def parts_out(version: str, parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Parts of the hub's form in a dialect's own words."""
+    mark = _MARKS.get(version)
+    return list(parts) if mark is None else [part_out(part, mark) for part in parts]
+
 
 _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(?:\.\d{1,3})?")
 

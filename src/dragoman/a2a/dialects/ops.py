@@ -44,7 +44,9 @@ __all__ = [
     "PUSH_SET",
     "REJECTED",
     "RESPONSE",
+    "SEED_03",
     "SEND",
+    "SKILL",
     "STATES",
     "STREAM",
     "STREAMING",
@@ -65,6 +67,12 @@ __all__ = [
 V01: Final = "0.1"
 V03: Final = "0.3"
 V10: Final = "1.0"
+SEED_03: Final = "0.3 (seed)"
+"""0.3 with the seed's bare way to ask for a skill."""
+
+SKILL: Final = "urn:dragoman:a2a:skill:v1"
+"""The extension by which a message names the skill that it is for: `{"skillId": …}`, and where it
+is a call of one, `correlationId`, by which both sides know it."""
 
 Op = str
 SEND: Final = "SendMessage"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dragoman.a2a import reading
-from dragoman.a2a.dialects.ops import PUSH_DELETE, PUSH_LIST, Op
+from dragoman.a2a.dialects.ops import PUSH_DELETE, PUSH_LIST, SKILL, Op
 from dragoman.a2a.dialects.shapes import (
     ROLES_IN,
     ROLES_OUT,
@@ -178,3 +178,29 @@ def send_out(request: Mapping[str, Any]) -> dict[str, Any]:
         said["pushNotificationConfig"] = config_out(configuration["taskPushNotificationConfig"])
     out["configuration"] = said
     return put(out, metadata=request.get("metadata"))
+
+
+def skill_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The skill that a message of the hub's calls, and what the call is known by."""
+    metadata = message.get("metadata")
+    named = metadata.get(SKILL) if isinstance(metadata, dict) else None
+    if not isinstance(named, dict) or "correlationId" not in named:
+        return None
+    return named["skillId"], named["correlationId"]
+
+
+def skill_out(params: dict[str, Any]) -> dict[str, Any]:
+    """A call of a skill as the seed has it, where 1.0 has the extension."""
+    called = skill_of(params["message"])
+    if called is None:
+        return params
+    skill, session = called
+    message = dict(params["message"])
+    metadata = {key: value for key, value in message.pop("metadata").items() if key != SKILL}
+    extensions = [uri for uri in message.pop("extensions", ()) if uri != SKILL]
+    if metadata:
+        message["metadata"] = metadata
+    if extensions:
+        message["extensions"] = extensions
+    named = {"message": {"skill": {"skillId": skill}, **message}}
+    return {**params, **named, "correlationId": session, "taskId": session}

@@ -31,6 +31,7 @@ from dragoman.a2a.reading import AGENT, COMPLETED, CONTENT, MAX_ID, PART, USER, 
 
 _NAIVE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?")
 _CONFIG = re.compile(r"tasks/([^/]+)/pushNotificationConfigs/([^/]*)")
+_BARE_MESSAGE = frozenset(("messageId", "role", "parts", "kind"))
 _OF_A_TASK = frozenset(
     ("artifacts", "history", "messages", "contextId", "context_id", "sessionId", "message")
 )
@@ -88,6 +89,8 @@ def part(value: Any) -> dict[str, Any]:
     """What is no part that we know goes on as data, so that nothing is lost."""
     if isinstance(value, str):
         return {"text": value}
+    if isinstance(value, dict) and len(value) == 1 and isinstance(value.get("text"), str):
+        return {"text": value["text"]}  # as most are
     found = part_in(value)
     if found is None:
         return {"data": value}
@@ -133,6 +136,8 @@ def message(value: Any) -> dict[str, Any]:
         "role": role_in(value.get("role")),
         "parts": parts(pick(value, "parts", "content")),
     }
+    if value.keys() <= _BARE_MESSAGE:
+        return found
     return put(
         found,
         contextId=_id(value, "contextId", "context_id", "sessionId", "conversation_id"),
@@ -246,6 +251,8 @@ def event_in(value: Any) -> dict[str, Any]:
     """A StreamResponse."""
     if not isinstance(value, dict):
         raise _no_answer("an event")
+    if len(value) == 1 and isinstance(value.get("message"), dict):
+        return {"message": message(value["message"])}
     for name, inner in _WRAPPERS:
         if isinstance(value.get(name), dict):
             return _of_kind(inner, value[name])

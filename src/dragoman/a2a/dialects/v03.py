@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dragoman.a2a import reading
+from dragoman.a2a.dialects import tolerant
 from dragoman.a2a.dialects.failures import error_in, rest_error_in
 from dragoman.a2a.dialects.ops import (
     CANCEL,
@@ -47,6 +48,7 @@ from dragoman.a2a.dialects.shapes03 import (
     push_set_in,
     send_in,
     send_out,
+    skill_out,
     status_out,
     task_out,
 )
@@ -77,8 +79,22 @@ __all__ = [
 
 VERSION: Final = V03
 
-# Either form of 0.3 is read by the same: they differ in members that only one of them has.
-result_in, event_in = rest_result_in, rest_event_in
+_KINDS = frozenset(("task", "message", "status-update", "artifact-update"))
+
+
+def result_in(op: Op, value: Any) -> Any:
+    """Of either form of 0.3: they differ in members that only one of them has, and one that says
+    its kind is JSON-RPC's."""
+    if isinstance(value, dict) and value.get("kind") in _KINDS:
+        return tolerant.result_in(op, value)
+    return rest_result_in(op, value)
+
+
+def event_in(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict) and value.get("kind") in _KINDS:
+        return tolerant.event_in(value)
+    return rest_event_in(value)
+
 
 METHODS: Mapping[str, Op] = {
     "message/send": SEND,
@@ -174,7 +190,7 @@ def params_out(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _params_out(op: Op, request: Mapping[str, Any]) -> Any:
     if op in (SEND, STREAM):
-        return send_out(request)
+        return skill_out(send_out(request))
     if op == PUSH_SET:
         return push_config_out(request)
     if op in (PUSH_GET, PUSH_LIST, PUSH_DELETE):

@@ -1,0 +1,135 @@
+"""What an agent of others is shown to prove who asks: kept as references, looked up when it leaves.
+
+`env:NAME` and `${NAME}` are in the environment or the home's env file, `file:PATH` is a private
+file. To whom such a header goes the client decides, which sends it to the registered origin alone;
+here its value is put in. Nothing of this is ever shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from dragoman.core.errors import ConfigError, Unreachable
+from dragoman.core.ports import HttpClient, Reply
+
+MAX_FILE_BYTES = 8 * 1024
+HELD = "(held)"
+"""What stands for a value until it leaves."""
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_VISIBLE = re.compile(r"[\x21-\x7e]+")
+_OWN = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
+"""Files of the home that are somebody else's secrets."""
+
+
+class Credentials:
+    def __init__(
+        self,
+        agent: str,
+        token: str | None,
+        headers: Mapping[str, str],
+        lookup: Mapping[str, str],
+        home: Path,
+        *,
+        anywhere: bool,
+    ) -> None:
+        """`anywhere` says whether a file may be outside of the home: whoever wrote the
+        configuration can read it anyway, whoever uses the API perhaps not."""
+        self._whose = f'agent "{agent}"'
+        self._token = token
+        self._headers = {name.lower(): value for name, value in headers.items()}
+        self._lookup = lookup
+        self._home = home
+        self._anywhere = anywhere
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Their names, as the client is given them."""
+        names = [*self._headers, *(["authorization"] if self._token is not None else [])]
+        return dict.fromkeys(names, HELD)
+
+    def values(self) -> dict[str, str]:
+        """As they are now. Raises `ConfigError` where one cannot be had."""
+        found = {name: self._expanded(value) for name, value in self._headers.items()}
+        if self._token is not None:
+            found["authorization"] = f"Bearer {self._value(self._token)}"
+        return found
+
+    def _expanded(self, value: str) -> str:
+        return _REFERENCE.sub(lambda match: self._named(match[1]), value)
+
+    def _named(self, name: str) -> str:
+        """One that is not set is an error, not an empty secret."""
+        if name not in self._lookup:
+            raise ConfigError(
+                f"{self._whose} needs the environment variable {name}, which is not set; set "
+                "it for the hub or put it into the env file in its home"
+            )
+        return self._lookup[name]
+
+    def _value(self, reference: str) -> str:
+        kind, _, rest = reference.partition(":")
+        token = self._named(rest) if kind == "env" else self._read(rest)
+        if not _VISIBLE.fullmatch(token):
+            raise ConfigError(
+                f'{self._whose}: what is at "{reference}" is no token, which has visible ASCII '
+                "characters only"
+            )
+        return token
+
+    def _read(self, name: str) -> str:
+        try:
+            home = self._home.resolve(strict=True)
+            path = (home / name).resolve(strict=True)
+            if not self._anywhere and not path.is_relative_to(home):
+                raise self._unfit(name, "it is outside of the hub's home")
+            if path.parent == home and (path.name in _OWN or path.suffix == ".db"):
+                raise self._unfit(name, "it is one of the hub's own")
+            # Not to wait where it turns out to be a pipe.
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                about = os.fstat(file)
+                if not stat.S_ISREG(about.st_mode):
+                    raise self._unfit(name, "it is no regular file")
+                if about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0):
+                    raise self._unfit(name, "others may read or change it: chmod 600")
+                data = os.read(file, MAX_FILE_BYTES + 1)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise self._unfit(name, str(error.strerror).lower()) from None
+        if len(data) > MAX_FILE_BYTES:
+            raise self._unfit(name, f"it has more than {MAX_FILE_BYTES} bytes")
+        return data.decode("latin-1").strip()
+
+    def _unfit(self, name: str, why: str) -> ConfigError:
+        return ConfigError(f'{self._whose}: the token at "file:{name}" cannot be used: {why}')
+
+
+class Filled:
+    """Implements `ports.HttpClient`: puts the values into the headers that are sent."""
+
+    def __init__(self, http: HttpClient, credentials: Credentials) -> None:
+        self._http = http
+        self._credentials = credentials
+        self._names = frozenset(credentials.headers)
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+    ) -> Reply:
+        if not self._names.isdisjoint(headers):
+            try:
+                values = self._credentials.values()
+            except ConfigError as error:
+                raise Unreachable(str(error), sent=False) from None
+            headers = {name: values.get(name, value) for name, value in headers.items()}
+        return await self._http.request(method, url, headers, body, timeout=timeout)

@@ -1,0 +1,252 @@
+"""Sending a message to an agent and following the task it makes of it, until that is settled: by
+its stream where it has one, by asking where not. Whoever leaves has the task cancelled; whose time
+has run out has not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from dragoman.a2a.client import AT_ONCE, A2aClient
+from dragoman.a2a.dialects.ops import AUTH_REQUIRED, SKILL, TASK_ID, V01
+from dragoman.a2a.errors import A2aError
+from dragoman.a2a.far import FarTask, is_words
+from dragoman.a2a.hearing import EventStream
+from dragoman.a2a.patience import Patience
+from dragoman.a2a.probing import Peer
+from dragoman.a2a.ways import HttpStatus
+from dragoman.core.call import Call, Updates
+from dragoman.core.deadlines import Deadlines
+from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
+from dragoman.core.trace import MEMBERS, headers_of
+from dragoman.core.verbs import session_of
+
+log = logging.getLogger(__name__)
+
+FIRST_POLL, LONGEST_POLL = 0.05, 5.0
+MAX_FAILURES = 5
+"""So often in a row it need not be there before its task is given up."""
+PASSING = frozenset((429, 500, 502, 503, 504))
+"""What a server says that may soon say something else."""
+CANCEL_SECONDS = 5.0
+CLOSE_SECONDS = 0.5
+MAX_CANCELLING = 1_000
+LOGIN_SECONDS = 5.0
+"""How long a task may take to notice that somebody has logged in, before it is told."""
+ROUTED = frozenset(("agent", "skill", "skillId", SKILL, *MEMBERS))
+"""What was said to this hub; another would be sent round by it, or put into another chain."""
+
+
+class Work:
+    """A call under way, and what goes with all that is sent for it."""
+
+    __slots__ = ("_begun", "beside", "call", "patience", "peer", "seconds")
+
+    def __init__(self, call: Call, peer: Peer, seconds: float | None = None) -> None:
+        """`seconds` that it may take for its caller; None where the road alone says so."""
+        self.call = call
+        self.peer = peer
+        self.seconds = seconds
+        self.patience: Patience | None = None
+        self._begun = monotonic()
+        self.beside = call.trace.carried()
+
+    def hurry(self) -> None:
+        """From here on it is timed: one request has its own time, what follows has not."""
+        if self.seconds is not None and self.patience is None:
+            left = self.seconds - (monotonic() - self._begun)
+            self.patience = Patience(Deadlines(self.seconds), self.call, left)
+
+    @property
+    def more(self) -> dict[str, str]:
+        """Headers."""
+        return headers_of(self.beside)
+
+    def address(self, message: dict[str, Any]) -> None:
+        """Puts into it which skill it is for and what chain of calls it belongs to."""
+        call = self.call
+        given = call.extra.get("metadata")
+        metadata: dict[str, Any] = {}
+        if given and isinstance(given, Mapping):
+            metadata = {key: value for key, value in given.items() if key not in ROUTED}
+        if (skill := call.tool.bridged) is not None:
+            named = {"skillId": skill.skill_id, "correlationId": session_of(call)}
+            metadata[SKILL], message["extensions"] = named, [SKILL]
+        elif named_skill := call.extra.get("skill"):
+            metadata[SKILL] = {"skillId": named_skill}
+        metadata.update(self.beside)
+        message["metadata"] = metadata
+
+
+class Following:
+    def __init__(self, name: str, client: A2aClient) -> None:
+        self._name = name
+        self._client = client
+        self._cancelling: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        if self._cancelling:
+            await asyncio.wait(list(self._cancelling), timeout=CLOSE_SECONDS)
+        for task in list(self._cancelling):
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def begun(self, work: Work, message: dict[str, Any]) -> FarTask:
+        """What comes of a message, when that is settled."""
+        peer, client, seconds = work.peer, self._client, work.seconds
+        version = peer.way.version if peer.way is not None else ""
+        id = message.get("taskId", "")
+        if not peer.streams and version != V01 and not id:
+            # Not to wait in one request: the task could not be cancelled before it has a name.
+            answer = await client.say(peer, message, work.beside, seconds)
+            words = is_words(answer)
+            if not words:
+                work.hurry()
+            far = FarTask(self._name, _updates(work))
+            if words:
+                far.message = answer["message"]
+                return far
+            with self._held(far, work):
+                far.hear(answer)
+                await self._follow(far, work)
+            return far
+        work.hurry()
+        request: dict[str, Any] = {"message": message}
+        guess = ""
+        if version == V01:  # there the client names the task
+            guess = request[TASK_ID] = str(uuid4())
+        far = FarTask(self._name, _updates(work), id=id, guess=guess)
+        with self._held(far, work):
+            if peer.streams:
+                stream = await client.stream(peer, request, work.more, seconds)
+                await self._stream(far, work, stream, answered=bool(id))
+            else:
+                request["configuration"] = AT_ONCE
+                far.hear(await client.send(peer, request, work.more, seconds))
+            await self._follow(far, work)
+        return far
+
+    async def gone_on(self, work: Work, task: str, context: str) -> FarTask | None:
+        """The task as it is settled, where it goes on by itself now that somebody has logged in
+        elsewhere (7.6)."""
+        work.hurry()
+        far = FarTask(self._name, _updates(work), id=task, context=context)
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + LOGIN_SECONDS, FIRST_POLL
+        with self._held(far, work):
+            while True:
+                far.see(await self._client.get(work.peer, far.id, more=work.more))
+                if far.state != AUTH_REQUIRED:
+                    await self._follow(far, work)
+                    return far
+                if loop.time() >= until:
+                    return None
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.6, 1.0)
+
+    async def _stream(
+        self, far: FarTask, work: Work, stream: EventStream, answered: bool = False
+    ) -> None:
+        """`answered`: the task may first be shown as it was, still asking what was answered just
+        now (the JavaScript SDK does); what comes after that counts, or that nothing does."""
+        try:
+            async for event in stream:
+                far.hear(event)
+                if far.id:
+                    work.call.noted["far_task"] = far.id
+                as_it_was = answered and "task" in event and not far.over
+                if far.settled and not as_it_was:
+                    return
+                answered = False
+        except (Unreachable, TimedOut) as error:
+            if not far.id:
+                raise Unreachable(f"{error}; it may or may not have been done") from error
+            log.info('the stream of agent "%s" broke: %s', self._name, error)
+        finally:
+            await stream.close()
+        if not far.id and not far.over:
+            raise BadReply(f'agent "{self._name}" ended its stream without an answer')
+
+    async def _follow(self, far: FarTask, work: Work) -> None:
+        """Until the task is settled: by its stream again where that broke, else by asking."""
+        if far.id:
+            work.call.noted["far_task"] = far.id
+        if not far.settled:
+            await self._wait(far, work)
+        if far.bare:
+            far.see(await self._client.get(work.peer, far.id, more=work.more))
+
+    async def _wait(self, far: FarTask, work: Work) -> None:
+        if not far.id:
+            raise BadReply(f'agent "{self._name}" made a task without an id of a message')
+        client, peer, more = self._client, work.peer, work.more
+        if peer.streams:
+            try:
+                await self._stream(far, work, await client.subscribe(peer, far.id, more=more))
+            except (A2aError, Unreachable, TimedOut, BadReply) as error:
+                log.debug('agent "%s" does not go on with its stream: %s', self._name, error)
+        pause, failures = FIRST_POLL, 0
+        while not far.settled:
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.6, LONGEST_POLL)
+            try:
+                far.see(await client.get(peer, far.id, more=more))
+                failures = 0
+            except (Unreachable, TimedOut, HttpStatus) as error:
+                failures += 1
+                passing = not isinstance(error, HttpStatus) or error.status in PASSING
+                if failures >= MAX_FAILURES or not passing:
+                    raise
+
+    # --- leaving ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _held(self, far: FarTask, work: Work) -> Iterator[None]:
+        """Whoever leaves has the task cancelled, unless it is settled or only takes too long."""
+        try:
+            yield
+        except Unreachable as error:
+            if not error.sent and not far.heard:
+                raise
+            self._leave(far, work)
+            if error.sent:
+                raise
+            raise Unreachable(str(error)) from error  # the message itself has left
+        except BaseException:
+            self._leave(far, work)
+            raise
+        finally:
+            if far.usage:
+                work.call.noted["usage"] = far.usage
+
+    def _leave(self, far: FarTask, work: Work) -> None:
+        late = work.patience is not None and work.patience.over
+        if far.id and not far.settled and not late:
+            self.cancel(far.id, work)
+
+    def cancel(self, id: str, work: Work) -> None:
+        """Nobody waits for this: whoever leaves is gone."""
+        if len(self._cancelling) >= MAX_CANCELLING:
+            log.warning('a task of agent "%s" is not cancelled: too many are', self._name)
+            return
+        told = self._tell_cancel(id, work.peer, work.more)
+        task = asyncio.get_running_loop().create_task(told)
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
+
+    async def _tell_cancel(self, id: str, peer: Peer, more: Mapping[str, str]) -> None:
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self._client.cancel(peer, id, more)
+        except (HubError, A2aError, TimeoutError) as error:
+            log.info('a task of agent "%s" could not be cancelled: %s', self._name, error)
+
+
+def _updates(work: Work) -> Updates:
+    return work.call.updates if work.patience is None else work.patience.updates

@@ -1,0 +1,374 @@
+"""The agents of others: those of the configuration, and those that were registered since.
+
+One row, one target and one watch for each. To register is to find the agent first: what cannot be
+found or understood is not kept. Knows no HTTP: `web` and `assembly` hand on what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.discovery import Found, shown
+from dragoman.a2a.errors import A2aError
+from dragoman.a2a.health import UNKNOWN, CardPins, Watch, Watched
+from dragoman.a2a.rows import (
+    API,
+    CONFIG,
+    Row,
+    changed,
+    configured,
+    entry_of,
+    from_stored,
+    given,
+    name_in,
+    registered,
+    stored,
+)
+from dragoman.a2a.skills import slug_of
+from dragoman.core.bus import Bus
+from dragoman.core.errors import (
+    AmbiguousName,
+    ConfigError,
+    Full,
+    HubError,
+    InvalidInput,
+    NotFound,
+)
+from dragoman.core.events import AgentChanged
+from dragoman.core.through import seen_through
+
+log = logging.getLogger(__name__)
+
+MAX_AGENTS = 1_000
+MAX_JOINING = 200
+"""Registrations under way at once."""
+SECONDS = 30.0
+"""For an agent to be found in, where nothing else is said."""
+_IN_PLACE = frozenset({"trust", "pin"})
+"""What may change without another connection."""
+
+
+class AgentStore(Protocol):
+    """Where rows and cards are when the hub is not. May raise `Full`."""
+
+    def rows(self) -> list[dict[str, Any]]: ...
+
+    def save(self, row: Mapping[str, Any]) -> None: ...
+
+    def delete(self, id: str) -> None: ...
+
+    def keep_card(self, agent: str, digest: str, card: bytes, at: float) -> None: ...
+
+    def cards(self, agent: str) -> list[tuple[str, float, int]]:
+        """The digest of each, when it was seen, and its bytes; the newest first."""
+
+    def card(self, agent: str, digest: str) -> bytes | None: ...
+
+
+class Member:
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.watch: Watch | None = None
+        """None for one that is not enabled."""
+
+    @property
+    def name(self) -> str:
+        return self.row.entry.name
+
+
+class Registry:
+    def __init__(
+        self,
+        store: AgentStore,
+        make: Callable[[ExternalAgent, str], Watched],
+        bus: Bus,
+        *,
+        others: Callable[[], Iterable[tuple[str, str]]],
+        pins: CardPins,
+        changed: Callable[[], None],
+        every: float,
+    ) -> None:
+        """`make` makes the target of an entry and its source; `others` are the kinds and names of
+        all else that tools are called by, servers and the hub's own agents; `changed` is called
+        when policies know something else of an agent."""
+        self._store = store
+        self._make = make
+        self._bus = bus
+        self._others = others
+        self._pins = pins
+        self._facts_changed = changed
+        self._every = every
+        self._members: dict[str, Member] = {}
+        """By slug."""
+        self._joining = 0
+        self._changing = asyncio.Lock()
+        self._running = False
+        self.failures: dict[str, str] = {}
+        """The agents that cannot be used, and why."""
+
+    # --- from start to end ---------------------------------------------------------------------
+
+    def load(self, entries: Iterable[ExternalAgent]) -> None:
+        """Those of the configuration first: a name that is in both is theirs."""
+        now = time.time()
+        for entry in entries:
+            self._load(configured(entry, now))
+        for kept in self._store.rows():
+            try:
+                self._load(from_stored(kept))
+            except InvalidInput as error:
+                log.error("%s; the hub runs without it", error)
+
+    def _load(self, row: Row) -> None:
+        try:
+            self._check_free(row.entry.name, row.slug)
+            self._join(row)
+        except (ConfigError, AmbiguousName) as error:
+            self.failures[row.entry.name] = str(error)
+            log.error("%s; the hub runs without it", error)
+
+    def start(self) -> None:
+        self._running = True
+        for member in self._members.values():
+            if member.watch is not None:
+                member.watch.start()
+
+    async def settled(self) -> None:
+        """Until each has been found once, or has failed once."""
+        watches = [one.watch for one in self._members.values() if one.watch is not None]
+        await asyncio.gather(*(watch.tried() for watch in watches))
+
+    async def stop(self) -> None:
+        self._running = False
+        watches = [one.watch for one in self._members.values() if one.watch is not None]
+        await asyncio.gather(*(watch.stop() for watch in watches), return_exceptions=True)
+
+    def _join(self, row: Row) -> Member:
+        """Makes its target and its watch; nothing is done yet."""
+        member = Member(row)
+        if row.entry.enabled:
+            agent = self._make(row.entry, row.source)
+            member.watch = Watch(
+                agent,
+                row.id,
+                every=self._every,
+                pins=self._pins,
+                keep=lambda found: self._keep(row.id, found),
+                told=lambda state, reason: self._told(row.entry.name, state, reason),
+                changed=self._facts_changed,
+            )
+        self._members[row.slug] = member
+        return member
+
+    def _keep(self, id: str, found: Found) -> None:
+        digest = hashlib.sha256(found.data).hexdigest()
+        try:
+            known = self._store.cards(id)
+            if not known or known[0][0] != digest:
+                self._store.keep_card(id, digest, found.data, time.time())
+        except Full as error:
+            log.error('a card of "%s" is not kept: %s', shown(found.url), error)
+
+    def _told(self, name: str, state: str, reason: str) -> None:
+        self._bus.emit(AgentChanged(name, state, reason))
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def _check_free(self, name: str, slug: str, mine: str = "") -> None:
+        """Tools of two owners must not be called alike; `mine` is the id of one that may be."""
+        member = self._members.get(slug)
+        if member is not None and member.row.id != mine:
+            raise AmbiguousName(
+                f'agent "{name}" would have its tools under "{slug}.", and so has agent '
+                f'"{member.name}" at {shown(member.row.entry.url)}; give one of them another name'
+            )
+        for kind, other in self._others():
+            if slug_of(other) == slug:
+                raise AmbiguousName(
+                    f'agent "{name}" would have its tools under "{slug}.", which is the name of '
+                    f'{kind} "{other}"; give one of them another name'
+                )
+
+    def find(self, key: str) -> Member:
+        """By id, slug or name."""
+        for member in self._members.values():
+            if key in (member.row.id, member.row.slug, member.name):
+                return member
+        names = [one.name for one in self._members.values()]
+        near = difflib.get_close_matches(key, names, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise NotFound(f'there is no registered agent "{key[:100]}"{hint}')
+
+    def pin_of(self, name: str) -> str | None:
+        member = self._named(name)
+        return member.row.entry.pin if member is not None else None
+
+    def target(self, name: str) -> Watched | None:
+        member = self._named(name)
+        return member.watch.agent if member is not None and member.watch is not None else None
+
+    def _named(self, name: str) -> Member | None:
+        return next((one for one in self._members.values() if one.name == name), None)
+
+    def names(self) -> list[str]:
+        return [member.name for member in self._members.values()]
+
+    # --- what is asked ---------------------------------------------------------------------------
+
+    async def add(self, body: Mapping[str, Any]) -> Member:
+        """Registering what is there already looks at it again."""
+        values = given(body)
+        known = self._same(values["url"], values.get("name"))
+        if known is not None:
+            return await self._again(known, values)
+        if "name" in values:  # or one would wait for an answer that is known
+            self._check_free(values["name"], slug_of(values["name"]))
+        if len(self._members) >= MAX_AGENTS or self._joining >= MAX_JOINING:
+            raise Full(f"{len(self._members)} agents are registered; remove some, or wait")
+        self._joining += 1
+        try:
+            return await self._find_and_join(values)
+        finally:
+            self._joining -= 1
+
+    async def _again(self, member: Member, values: Mapping[str, Any]) -> Member:
+        entry = member.row.entry
+        wanted = {
+            name: value
+            for name, value in values.items()
+            if name != "url" and getattr(entry, name) != value
+        }
+        if wanted:
+            return await self.change(member.row.id, wanted)
+        return await self.refetch(member.row.id)
+
+    async def _find_and_join(self, values: dict[str, Any]) -> Member:
+        """The agent is found before it has a name, and with that name it is looked at again."""
+        seconds = values.get("timeout_secs", SECONDS)
+        until = asyncio.get_running_loop().time() + seconds
+        found = await self._discovered(values, seconds)
+        row = registered(
+            entry_of(values, values.get("name") or name_in(found.card, values["url"])), time.time()
+        )
+        known = self._same(row.entry.url, row.entry.name)
+        if known is not None:  # meanwhile
+            return known
+        self._check_free(row.entry.name, row.slug)
+        self._store.save(stored(row))
+        member = self._join(row)
+        log.info('agent "%s" at %s is registered', member.name, shown(row.entry.url))
+        self._begin(member)
+        await self._tried(member, until - asyncio.get_running_loop().time())
+        return member
+
+    def _begin(self, member: Member) -> None:
+        if member.watch is not None and self._running:
+            member.watch.start()
+
+    async def _tried(self, member: Member, seconds: float) -> None:
+        """The first look is waited for so long."""
+        if member.watch is not None and self._running:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await member.watch.tried()
+
+    async def _discovered(self, values: Mapping[str, Any], seconds: float) -> Found:
+        url = values["url"]
+        try:
+            probe = self._make(entry_of(values, values.get("name", "(new)")), API)
+            async with asyncio.timeout(seconds):
+                return await probe.client.discover(url)
+        except TimeoutError:
+            why = f"it did not answer within {seconds:g} s"
+        except (HubError, A2aError) as error:
+            why = str(error)
+        raise InvalidInput(f'no agent was registered: "{shown(url)}" cannot be used: {why}')
+
+    def _same(self, url: str, name: str | None) -> Member | None:
+        for member in self._members.values():
+            same = member.row.entry.url.rstrip("/") == url.rstrip("/")
+            if same and name in (None, member.name):
+                return member
+        return None
+
+    async def change(self, key: str, body: Mapping[str, Any]) -> Member:
+        """Whoever leaves before it is done has changed it all the same; and nobody who wants to
+        change another waits for an agent that does not answer."""
+        member = await seen_through(self._change(key, body))
+        await self._tried(member, member.row.entry.timeout_secs)
+        return member
+
+    async def _change(self, key: str, body: Mapping[str, Any]) -> Member:
+        async with self._changing:
+            member = self.find(key)
+            old = member.row
+            if old.source == CONFIG:
+                raise InvalidInput(
+                    f'agent "{member.name}" is in config.toml: change it there, under '
+                    "[[a2a.external_agents]]"
+                )
+            entry = changed(old.entry, body)
+            row = replace(old, entry=entry, updated=time.time())
+            self._store.save(stored(row))
+            fields = entry.__struct_fields__
+            differs = {one for one in fields if getattr(entry, one) != getattr(old.entry, one)}
+            if member.watch is not None and differs <= _IN_PLACE:
+                member.row, member.watch.agent.entry = row, entry
+                member.watch.retrust()
+                if "pin" in differs:
+                    member.watch.repin()
+                return member
+            return await self._replaced(member, row)
+
+    async def _replaced(self, member: Member, row: Row) -> Member:
+        if member.watch is not None:
+            await member.watch.stop()
+        member = self._join(row)
+        if member.watch is None:
+            self._told(member.name, UNKNOWN, "it was disabled")
+        self._begin(member)
+        return member
+
+    async def remove(self, key: str) -> None:
+        await seen_through(self._remove(key))
+
+    async def _remove(self, key: str) -> None:
+        async with self._changing:
+            member = self.find(key)
+            if member.row.source == CONFIG:
+                raise InvalidInput(
+                    f'agent "{member.name}" is in config.toml: remove it there, or set '
+                    "enabled = false"
+                )
+            self._store.delete(member.row.id)
+            self._members.pop(member.row.slug, None)
+            if member.watch is not None:
+                await member.watch.stop()
+            self._told(member.name, "removed", "it was removed")
+
+    async def refetch(self, key: str) -> Member:
+        member = self.find(key)
+        if member.watch is not None:
+            await member.watch.refresh()
+        return member
+
+    def reconsider(self, name: str) -> None:
+        """After what its pins hold was decided on."""
+        member = self._named(name)
+        if member is not None and member.watch is not None:
+            member.watch.reconsider()
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    def all(self) -> list[Member]:
+        """Those of the configuration first, in its order."""
+        return list(self._members.values())

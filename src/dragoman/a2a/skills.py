@@ -1,0 +1,164 @@
+"""The skills of an agent of others as tools: their names, schemas and descriptions.
+
+Pure: made of a card. What is sent for a call of one, and what its answers come to, is
+`skill_calls`'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dragoman.core.ports import SchemaCompiler
+from dragoman.core.tool import Bridged, Target, Tool
+
+MAX_NAME = 128
+"""2025-11-25, server/tools, tool names: 1 to 128 of `A-Z a-z 0-9 _ - .`"""
+MAX_SAFE = 64
+"""What the APIs of most models take, and no dot."""
+OPEN: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
+"""The schema of a skill whose card gives none: whatever the agent makes of it."""
+
+_OTHER = re.compile(r"[^a-z0-9]+")
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def slug_of(name: str) -> str:
+    """`Linear (prod)` is `linear_prod`. Empty for a name that has nothing to make one of."""
+    return _OTHER.sub("_", name.lower()).strip("_")
+
+
+def canonical_name(slug: str, skill: str) -> str:
+    """`slug.skill`, the skill as its card has it as far as a tool can be called so."""
+    return _fit(f"{slug}.{_UNNAMEABLE.sub('_', skill)}", f"{slug}.{skill}", MAX_NAME)
+
+
+def alias_name(slug: str, skill: str) -> str:
+    """`a2a_slug_skill`, both slugs."""
+    name = f"a2a_{slug}_{slug_of(skill)}"
+    return _fit(name, f"{slug}.{skill}", MAX_NAME)
+
+
+def _other_names(slug: str, skill: str, canonical: str) -> dict[str, str]:
+    """What it is called in each style of naming; `safe!` is its own whatever others are called."""
+    safe = _UNSAFE.sub("_", f"{slug}_{skill}")
+    names = {
+        "seed": canonical,
+        "dotted": canonical,
+        "alias": alias_name(slug, skill),
+        "safe": _fit(safe, canonical, MAX_SAFE),
+        "safe!": _told_apart(safe, canonical, MAX_SAFE),
+    }
+    if (verbatim := f"{slug}.{skill}") != canonical:
+        names["verbatim"] = verbatim
+    return names
+
+
+def _fit(name: str, original: str, most: int) -> str:
+    return name if len(name) <= most else _told_apart(name, original, most)
+
+
+def _told_apart(name: str, original: str, most: int = MAX_NAME) -> str:
+    return f"{name[: most - 9]}_{hashlib.sha256(original.encode()).hexdigest()[:8]}"
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+class Owner(NamedTuple):
+    """Whose skills they are."""
+
+    target: Target
+    slug: str
+    card_id: str
+    url: str
+    sources: frozenset[str]
+    sinks: frozenset[str]
+
+
+def skill_tools(
+    owner: Owner,
+    card: Mapping[str, Any],
+    compile_schema: SchemaCompiler,
+    taken: set[str],
+    odd: list[str],
+) -> list[Tool]:
+    """One of each skill on a card of 1.0's form. `taken` are names that the agent has given away
+    already; why a skill is none is added to `odd`."""
+    found = []
+    for skill in card.get("skills") or ():
+        try:
+            tool = _tool(owner, skill, compile_schema, taken)
+        except ValueError as problem:
+            odd.append(f'its skill "{str(skill.get("id"))[:100]}" is not offered: {problem}')
+            continue
+        taken.add(tool.name)
+        found.append(tool)
+    return found
+
+
+def _tool(
+    owner: Owner, skill: Mapping[str, Any], compile_schema: SchemaCompiler, taken: set[str]
+) -> Tool:
+    id = skill["id"]
+    schema = skill.get("inputSchema", OPEN)
+    if schema.get("type", "object") != "object":
+        raise ValueError("its inputSchema is not of type object")
+    try:
+        validate = compile_schema(schema)
+    except ValueError as problem:
+        raise ValueError(f"its inputSchema cannot be used: {problem}") from None
+    name = canonical_name(owner.slug, id)
+    if name in taken:
+        name = _told_apart(name, id)
+    others = _other_names(owner.slug, id, name)
+    description = described(id, owner.target.name, skill)
+    return Tool(
+        name=name,
+        alias=name,
+        other_names=others,
+        remote_name=id,
+        description=description,
+        definition={"name": name, "description": description, "inputSchema": schema},
+        validate=validate,
+        bridged=Bridged(
+            agent=owner.target.name,
+            card_id=owner.card_id,
+            url=owner.url,
+            skill_id=id,
+            alias=others["alias"],
+        ),
+        sources=owner.sources,
+        sinks=owner.sinks,
+        target=owner.target,
+    )
+
+
+def described(id: str, agent: str, skill: Mapping[str, Any]) -> str:
+    words = f"Invokes the {id} skill on remote A2A agent {agent}"
+    own = skill.get("description")
+    # A card that says nothing of a skill is read as saying its name.
+    return f"{words}. {own}" if own and own not in (id, skill.get("name")) else words
+
+
+def text_skills(raw: Mapping[str, Any], card: Mapping[str, Any]) -> frozenset[str]:
+    """Those that take text and have no schema: their arguments are sent as text too, or an agent
+    that reads nothing else would see nothing. Only where the card says what it takes."""
+    said = {one.get("id"): one for one in _objects(raw.get("skills"))}
+    found = []
+    for skill in card.get("skills") or ():
+        own = said.get(skill["id"], {})
+        told = raw.get("defaultInputModes") or own.get("inputModes")
+        modes = skill.get("inputModes") or ()
+        if told and "inputSchema" not in skill and all(mode.startswith("text/") for mode in modes):
+            found.append(skill["id"])
+    return frozenset(found)
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    for one in value if isinstance(value, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("id"), str):
+            yield one

@@ -1,0 +1,348 @@
+"""`agents`: the agents of others that the hub knows, whose skills are its tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from dragoman.cli.agent_calls import calls
+from dragoman.cli.client import HubClient, connected
+from dragoman.cli.errors import USAGE, say, stop
+from dragoman.cli.output import clean, home_option, json_option, print_json, table
+from dragoman.config import load
+from dragoman.core.errors import ConfigError
+
+AGENTS = "/api/a2a/agents"
+ADD_SECONDS = 90_000.0
+"""Longer than the longest time an agent may be given: the hub ends the look, not this."""
+
+CARD = "card"
+
+_AGENT = click.argument("agent", metavar="NAME")
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+@home_option
+@json_option
+def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """The agents of others: their skills are tools of the hub.
+
+    \b
+    dragoman agents add https://agents.example.com/ops           register it by its address
+    dragoman agents add https://… --token env:OPS_TOKEN          with a key, by reference
+    dragoman agents                                              all of them, and how they are
+    dragoman agents show "Vercel Ops"                            one: card, skills, tools, history
+    dragoman agents refresh ops                                  look at it now
+    dragoman agents trust ops trusted                            trust it further
+    dragoman agents approve ops                                  accept what has changed
+    dragoman agents calls ops                                    what was asked of it, by whom
+    dragoman agents remove ops
+
+    \b
+    NAME is a name, a slug or an id. An agent is healthy, degraded (it failed once, answers wrongly
+    or slowly), unreachable (it has no tools until it answers again) or unknown (not tried yet).
+
+    Agents can also be written into config.toml, as [[a2a.external_agents]]. Talking to one is
+    `dragoman a2a`, calling one of its skills `dragoman call`.
+    """
+    if ctx.invoked_subcommand is None:
+        _list(home, as_json)
+
+
+@agents.command("list", short_help="All of them, and how they are.")
+@home_option
+@json_option
+def list_command(home: str | None, as_json: bool) -> None:
+    """List the agents: health, trust, number of skills, when last seen, and what is wrong."""
+    _list(home, as_json)
+
+
+def _list(home: str | None, as_json: bool) -> None:
+    with connected(home) as hub:
+        found = hub.get(AGENTS)
+        if hub.own:
+            found["agents"] = [_looked_at(hub, agent) for agent in found["agents"]]
+        held = hub.held()
+    if as_json:
+        print_json(found)
+        return
+    if not found["agents"]:
+        print("no agents are registered; see: dragoman agents add --help")
+        return
+    rows = [
+        (
+            agent["name"],
+            agent["health"] if agent["enabled"] else "off",
+            agent["trustLevel"],
+            len(agent["skills"]),
+            (agent["lastSeenAt"] or "-").partition(".")[0].replace("T", " "),
+            agent["url"],
+            "; ".join(filter(None, (agent["reason"], _held_of(agent, held)))),
+        )
+        for agent in found["agents"]
+    ]
+    table(["NAME", "HEALTH", "TRUST", "SKILLS", "LAST SEEN", "URL", "REMARKS"], rows, whole=True)
+
+
+def _held_of(agent: dict[str, Any], held: list[dict[str, Any]]) -> str:
+    """What of it is not offered until somebody approves it."""
+    names = [pin["name"] for pin in held if pin["target"] == agent["name"] and pin["kind"] != CARD]
+    if not names:
+        return ""  # of a card its health says so
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"held until approved: {names[0]}{more}; see: dragoman pins diff {names[0]}"
+
+
+def _looked_at(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
+    """A hub that has just been started has not looked yet."""
+    if agent["health"] != "unknown" or not agent["enabled"]:
+        return agent
+    seen: dict[str, Any] = hub.send("POST", f"{_path(agent['id'])}/refetch", {}, ADD_SECONDS)
+    return seen
+
+
+@agents.command(short_help="Register an agent by its address.")
+@click.argument("url")
+@click.option("--name", help="What it is called here; default: as its card says.")
+@click.option("--token", metavar="env:NAME|file:PATH",
+              help="The bearer token, by reference: a variable of the hub's environment or of the "
+              "env file in its home, or a private file in its home.")  # fmt: skip
+@click.option("--header", "headers", multiple=True, metavar="'NAME: ${VARIABLE}'",
+              help="A header with a secret, by reference.")  # fmt: skip
+@click.option("--trust", type=click.Choice(["external", "trusted"]), default=None,
+              help="How far it is trusted; default external.")  # fmt: skip
+@click.option("--pin", type=click.Choice(["strict", "first", "off"]), default=None,
+              help="What is held until it is approved: all (strict), changes (first, the default), "
+              "nothing (off).")  # fmt: skip
+@click.option("--wire", type=click.Choice(["auto", "seed"]), default=None,
+              help="How a skill is asked for: as its card says (auto, the default), or by "
+              "message/send with nothing that 0.3 has added (seed).")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(0.1, 86_400), default=None,
+              help="Seconds to wait for each of its answers; default 30.")  # fmt: skip
+@click.option("--allow-private", is_flag=True,
+              help="The name in URL may lead to a private address.")  # fmt: skip
+@home_option
+@json_option
+def add(
+    url: str,
+    name: str | None,
+    token: str | None,
+    headers: tuple[str, ...],
+    trust: str | None,
+    pin: str | None,
+    wire: str | None,
+    timeout: float | None,
+    allow_private: bool,
+    home: str | None,
+    as_json: bool,
+) -> None:
+    """Register the agent at URL: where its card is, or the address that the card is below.
+
+    \b
+    dragoman agents add https://agents.example.com/vercel-ops
+    dragoman agents add http://localhost:9999 --name local --trust trusted
+    dragoman agents add https://a.example.com --token env:A_TOKEN
+    dragoman agents add https://a.example.com --header 'X-Api-Key: ${A_KEY}'
+
+    Nothing is kept unless the agent is found and its card can be read. To register it again looks
+    at it again. Secrets are never given here, only where they are.
+    """
+    body: dict[str, Any] = {"url": url}
+    options = {"name": name, "token": token, "trust": trust, "pin": pin, "wire": wire}
+    body |= {key: value for key, value in options.items() if value is not None}
+    if headers:
+        body["headers"] = _headers(headers)
+    if timeout is not None:
+        body["timeout_secs"] = timeout
+    if allow_private:
+        body["allow_private"] = True
+    with connected(home) as hub:
+        agent = hub.send("POST", AGENTS, body, ADD_SECONDS)
+        held = hub.held()
+    _done(agent, as_json, "is registered", held)
+    if not as_json and not _exposes(hub.place):
+        say(
+            "an IDE that starts `dragoman mcp` does not see its skills until config.toml has "
+            'stdio_expose = ["*"] below [mcp]; dragoman init writes such a file'
+        )
+
+
+def _exposes(place: str) -> bool:
+    """Whether IDEs are shown anything but agents as such."""
+    try:
+        return bool(load(Path(place) / "config.toml").mcp.stdio_expose)
+    except ConfigError:
+        return True  # that is said elsewhere
+
+
+def _headers(lines: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            stop(f"write a header as 'NAME: ${{VARIABLE}}', not \"{name[:60]}\"", USAGE)
+        found[name.strip()] = value.strip()
+    return found
+
+
+@agents.command(short_help="One agent: its card, skills and tools.")
+@_AGENT
+@click.option("--card", is_flag=True, help="Print its card as it came.")
+@click.option("--cards", is_flag=True, help="List the cards it has had.")
+@click.option("--diff", type=click.IntRange(1, 50), metavar="N",
+              help="How card N differs from the one before it; 1 is the newest.")  # fmt: skip
+@home_option
+@json_option
+def show(
+    agent: str, card: bool, cards: bool, diff: int | None, home: str | None, as_json: bool
+) -> None:
+    """Show the agent NAME: how it is, what it can do, and which tools that makes.
+
+    \b
+    dragoman agents show ops
+    dragoman agents show ops --card > card.json
+    dragoman agents show ops --diff 1            what has changed with the last card
+    """
+    if card + cards + (diff is not None) > 1:
+        stop("--card, --cards and --diff exclude each other", USAGE)
+    with connected(home) as hub:
+        if cards or diff is not None:
+            query = f"?n={diff}" if diff is not None else ""
+            found = hub.get(f"{_path(agent)}/cards{query}")
+        else:
+            found = hub.get(_path(agent))
+            found = _looked_at(hub, found) if hub.own else found
+    if card:
+        print_json(found["card"])
+    elif as_json:
+        print_json(found)
+    elif cards:
+        rows = [(one["n"], one["seenAt"], one["bytes"], one["digest"]) for one in found["cards"]]
+        table(["N", "SEEN", "BYTES", "SHA256"], rows)
+    elif diff is not None:
+        _print_difference(found)
+    else:
+        _print_agent(found)
+
+
+def _print_difference(found: dict[str, Any]) -> None:
+    if "diff" not in found:
+        print("there was no card before this one")
+        return
+    for line in found["diff"].splitlines() or ["it says the same"]:
+        print("".join(sign if sign.isprintable() else "?" for sign in line))
+
+
+def _print_agent(agent: dict[str, Any]) -> None:
+    card = agent["card"] or {}
+    print(f"{clean(agent['name'])} ({agent['slug']}, {agent['id']})")
+    rows = [
+        ("url", agent["url"]),
+        ("health", agent["health"] + (f": {agent['reason']}" if agent["reason"] else "")),
+        ("trust", agent["trustLevel"]),
+        ("speaks", agent["dialect"] or "-"),
+        ("answers in", f"{agent['latencyMs']:g} ms" if agent["latencyMs"] is not None else "-"),
+        ("last seen", agent["lastSeenAt"] or "-"),
+        ("registered", "config.toml" if agent["source"] == "config" else agent["createdAt"]),
+        ("pin", agent["pin"]),
+        ("card", f"{card.get('name', '-')} {card.get('version', '')}"),
+    ]
+    for name, value in rows:
+        print(f"  {name:<11} {clean(value)}")
+    for finding in agent["findings"]:
+        print(f"  {'finding':<11} {clean(finding)}")
+    if agent["skills"]:
+        print()
+        listed = [(one["id"], one["name"], one["description"]) for one in agent["skills"]]
+        table(["SKILL", "NAME", "DESCRIPTION"], listed)
+    if agent["tools"]:
+        print()
+        print("tools: " + ", ".join(clean(tool) for tool in agent["tools"]))
+
+
+@agents.command(short_help="Look at an agent now.")
+@_AGENT
+@home_option
+@json_option
+def refresh(agent: str, home: str | None, as_json: bool) -> None:
+    """Look at the agent NAME now: read its card again and see whether it answers."""
+    with connected(home) as hub:
+        found = hub.send("POST", f"{_path(agent)}/refetch", {}, ADD_SECONDS)
+        held = hub.held()
+    _done(found, as_json, "was looked at", held)
+
+
+@agents.command(short_help="Forget an agent.")
+@_AGENT
+@home_option
+@json_option
+def remove(agent: str, home: str | None, as_json: bool) -> None:
+    """Forget the agent NAME, its tools and its cards. The record of past calls stays."""
+    with connected(home) as hub:
+        found = hub.send("DELETE", _path(agent))
+    if as_json:
+        print_json(found)
+    else:
+        print(f'agent "{clean(found["removed"])}" is removed')
+
+
+@agents.command(short_help="Say how far an agent is trusted.")
+@_AGENT
+@click.argument("level", type=click.Choice(["external", "trusted"]), metavar="LEVEL")
+@home_option
+@json_option
+def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
+    """Trust the agent NAME as LEVEL; policies and labels go by it from the next call on."""
+    with connected(home) as hub:
+        found = hub.send("PATCH", _path(agent), {"trustLevel": level}, ADD_SECONDS)
+        held = hub.held()
+    _done(found, as_json, f"is {level}", held)
+
+
+@agents.command(short_help="Accept what an agent has changed.")
+@_AGENT
+@home_option
+@json_option
+def approve(agent: str, home: str | None, as_json: bool) -> None:
+    """Accept all that is held of the agent NAME: its card, or skills, as they are now.
+
+    What has changed since it was first seen is neither listed nor called until then; see what it
+    is with `dragoman pins diff`. Skills are looked at once the card is accepted: what of them is
+    held then is said, and accepted by the same command.
+    """
+    with connected(home) as hub:
+        found = hub.get(_path(agent))
+        done = hub.send("POST", "/api/pins/approve", {"target": found["name"]})
+        found = hub.send("POST", f"{_path(found['id'])}/refetch", {}, ADD_SECONDS)
+        held = hub.held()
+    if as_json:
+        print_json({"approved": done, "agent": found})
+    else:
+        _done(found, False, "is approved as it is now", held)
+
+
+def _path(agent: str) -> str:
+    return f"{AGENTS}/{quote(agent, safe='')}"
+
+
+def _done(agent: dict[str, Any], as_json: bool, what: str, held: list[dict[str, Any]]) -> None:
+    if as_json:
+        print_json(agent)
+        return
+    name = clean(agent["name"])
+    count = len(agent["tools"])
+    tools = f"{count} tool{'s' * (count != 1)} under {agent['slug']}."
+    print(f'agent "{name}" {what}: {agent["health"]}, {tools}')
+    if waits := _held_of(agent, held):
+        say(f'agent "{name}": {waits}')
+    if agent["reason"]:
+        say(f'agent "{name}": {agent["reason"]}')
+    for finding in agent["findings"]:
+        say(f'agent "{name}": {finding}')
+
+
+agents.add_command(calls)

@@ -1,0 +1,212 @@
+"""`pins`: what is held because it has changed since it was approved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from dragoman.cli.client import HubClient, connected
+from dragoman.cli.errors import USAGE, stop
+from dragoman.cli.output import clean, home_option, json_option, print_json, styled, table
+
+LOOK_SECONDS = 2.0
+
+
+@click.group()
+def pins() -> None:
+    """Tools, prompts, skills and cards that have changed since they were approved.
+
+    A server can change what a tool says of itself after you have looked at it. The hub pins every
+    definition when it first sees it; one that comes back changed is held: not listed, not callable,
+    until you approve it. Keys in another order and white space are no change.
+
+    \b
+    dragoman pins list                       what is held
+    dragoman pins diff files.read_file       how it differs from what was approved
+    dragoman pins approve files.read_file    offer it again, as it is now
+    dragoman pins reject files.read_file     no; and the same whenever it comes again
+
+    Per server and agent, in config.toml: pin = "first" (the default: the first sight counts as
+    approved), "strict" (nothing is offered before you approve it), "off".
+    """
+
+
+@pins.command("list", short_help="What is held.")
+@click.option("--all", "everything", is_flag=True, help="Those that are approved as well.")
+@home_option
+@json_option
+def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
+    """What is held: changed, not approved yet, or rejected.
+
+    \b
+    dragoman pins list
+    dragoman pins list --all --json
+    """
+    with _settled(home) as hub:
+        found = hub.get(f"/api/pins?state={'all' if everything else 'held'}")["pins"]
+    if as_json:
+        print_json(found)
+    elif not found:
+        print("nothing is pinned yet" if everything else "nothing is held")
+    else:
+        table(["NAME", "KIND", "OF", "STATE", "REMARKS"], [_row(pin) for pin in found], whole=True)
+
+
+@pins.command(short_help="How what is held differs from what was approved.")
+@click.argument("name")
+@home_option
+@json_option
+def diff(name: str, home: str | None, as_json: bool) -> None:
+    """How what is held under NAME differs from what was approved, member by member.
+
+    \b
+    dragoman pins diff files.read_file
+    dragoman pins diff weather                   the card of an agent
+    dragoman pins diff prompt:files.read_file    where a tool is called the same
+    """
+    with _settled(home) as hub:
+        found = _shown(hub, name)
+    if as_json:
+        print_json(found)
+        return
+    _print(found)
+    if found["digest"]:
+        print(
+            f"\napprove exactly this: dragoman pins approve {clean(name)} "
+            f"--digest {clean(found['digest'])[:16]}"
+        )
+
+
+@pins.command(short_help="Offer what is held again, as it is now.")
+@click.argument("names", nargs=-1)
+@click.option("--target", metavar="NAME", help="All that waits of one server or agent.")
+@click.option("--all", "everything", is_flag=True, help="All that waits.")
+@click.option("--digest", metavar="HEX", help="Only if that is how its digest begins.")
+@home_option
+@json_option
+def approve(
+    names: tuple[str, ...],
+    target: str | None,
+    everything: bool,
+    digest: str | None,
+    home: str | None,
+    as_json: bool,
+) -> None:
+    """Offer what is held again, as it is now: all NAMES, or all of a target.
+
+    What is approved is shown first: what a server says by the time you type may not be what you
+    have looked at. --digest makes sure of that.
+
+    \b
+    dragoman pins approve files.read_file
+    dragoman pins approve files.read_file --digest 3f1c9a07b2d4e811
+    dragoman pins approve --target files
+    dragoman pins approve --all
+    """
+    if bool(names) + (target is not None) + everything != 1:
+        stop("say what to approve: names, or --target NAME, or --all", USAGE)
+    if digest is not None and len(names) != 1:
+        stop("--digest is of one name", USAGE)
+    with _settled(home) as hub:
+        if names:
+            done = [line for name in names for line in _approve(hub, name, digest, as_json)]
+        else:
+            body = {"target": target} if target is not None else {"all": True}
+            done = hub.send("POST", "/api/pins/approve", body)["approved"]
+    if as_json:
+        print_json({"approved": done})
+    else:
+        print(f"approved: {clean(', '.join(done))}" if done else "nothing was held")
+
+
+@pins.command(short_help="Keep what is held held.")
+@click.argument("name")
+@home_option
+@json_option
+def reject(name: str, home: str | None, as_json: bool) -> None:
+    """Keep what is held under NAME held, and the same whenever it comes again.
+
+    What was approved before is offered as soon as the server goes back to it.
+    """
+    with _settled(home) as hub:
+        done = hub.send("POST", "/api/pins/reject", {"name": name})
+    if as_json:
+        print_json(done)
+    else:
+        print(f"rejected: {clean(', '.join(done['rejected']))}; it stays held")
+
+
+@pins.command(short_help="Forget all pins of a server or agent.")
+@click.argument("target")
+@home_option
+@json_option
+def forget(target: str, home: str | None, as_json: bool) -> None:
+    """Forget all pins of TARGET, a server or agent: what it offers then is seen for the first time.
+
+    With pin = "strict" everything of it waits for approval then; with "first" it is approved as it
+    is, changes included.
+    """
+    with _settled(home) as hub:
+        done = hub.send("POST", "/api/pins/forget", {"target": target})
+    if as_json:
+        print_json(done)
+    else:
+        print(f"{len(done['forgotten'])} pins of {clean(target)} are forgotten")
+
+
+@contextmanager
+def _settled(home: str | None) -> Iterator[HubClient]:
+    """What a server offers is seen when it is connected."""
+    with connected(home) as hub:
+        if hub.own:
+            hub.wait_settled()
+        else:
+            hub.wait_settled(LOOK_SECONDS)
+        yield hub
+
+
+def _shown(hub: HubClient, name: str) -> Any:
+    return hub.get(f"/api/pins/diff?name={quote(name, safe='')}")
+
+
+def _approve(hub: HubClient, name: str, digest: str | None, quiet: bool) -> list[str]:
+    """What is shown is what is approved, or nothing is."""
+    found = _shown(hub, name)
+    if not quiet:
+        _print(found)
+        print()
+    body = {"name": f"{found['kind']}:{found['name']}", "digest": digest or found["digest"]}
+    done: list[str] = hub.send("POST", "/api/pins/approve", body)["approved"]
+    return done
+
+
+def _print(found: Any) -> None:
+    print(clean(found["summary"]))
+    if found["diff"]:
+        print()
+    colours = {"-": "red", "+": "green", "!": "yellow"}
+    for line in str(found["diff"]).split("\n") if found["diff"] else ():
+        safe = "".join(one if one == "\t" or one.isprintable() else "?" for one in line)
+        sign = safe.strip()[:1]
+        indented = safe.startswith("  ")
+        print(styled(safe, fg=colours[sign]) if indented and sign in colours else safe)
+
+
+def _row(pin: Any) -> tuple[Any, ...]:
+    if pin["rejected_by"]:
+        words = f"rejected by {pin['rejected_by']}, {_day(pin['rejected_at'])}"
+    elif pin["held_since"] and pin["approved_at"]:
+        words = f"changed {_day(pin['held_since'])}; approved {_day(pin['approved_at'])}"
+    elif pin["held_since"]:
+        words = f"since {_day(pin['held_since'])}; never approved"
+    else:
+        words = f"by {pin['approved_by']}, {_day(pin['approved_at'])}"
+    return pin["name"], pin["kind"], pin["target"], pin["state"], words
+
+
+def _day(when: Any) -> str:
+    return str(when or "")[:10]

@@ -1,0 +1,369 @@
+"""Which chain a call belongs to, and when a chain has gone far enough.
+
+A call that was made on behalf of another belongs to that one's chain. It says so by what it brings:
+the hub's own signed words, or the span of a call that is under way. Where a peer has stripped or
+forged that, the credential tells: while a target serves calls, what is asked with that target's own
+credential belongs to one of them. Who brings neither begins a chain, and is bounded by the number
+of calls that one target serves at once.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from hashlib import blake2b
+from time import monotonic, time
+from typing import NamedTuple
+
+from dragoman.core.call import Call
+from dragoman.core.errors import Full, Looping, TooDeep
+from dragoman.core.principal import Principal
+from dragoman.core.trace import NO_LABELS, Carried, Trace
+
+MAX_REMEMBERED = 10_000
+"""Chains that are known beyond their calls: what one has begun may go on by itself."""
+NAMED_BYTES = 1_500
+"""What the names in the hub's words about a chain may take: servers refuse long headers."""
+LONGEST_KEPT = 256
+MAX_STATE = 512
+RANDOM_BYTES = 24 * 256
+MAC_BYTES = 16
+_HANDLE = re.compile(r"(?!0{32})([0-9a-f]{32})\.")
+
+
+class Chain:
+    """One beginning and all that came of it."""
+
+    __slots__ = ("begun", "calls", "id", "labels", "origin")
+
+    def __init__(self, id: str, origin: str, begun: float) -> None:
+        self.id = id
+        self.origin = origin
+        self.begun = begun
+        self.calls = 0
+        self.labels = NO_LABELS
+
+
+class Flight:
+    """A call that is under way; or, with no target, the last that is known of one that was."""
+
+    __slots__ = ("above", "caller", "chain", "sources", "target", "trace")
+
+    def __init__(
+        self,
+        trace: Trace,
+        target: str,
+        caller: Principal | None,
+        chain: Chain,
+        above: Flight | None,
+        sources: frozenset[str] = NO_LABELS,
+    ) -> None:
+        self.trace = trace
+        self.sources = sources
+        """The labels of what its target says."""
+        self.target = target
+        self.caller = caller
+        self.chain = chain
+        self.above = above
+        """The one it was made for."""
+
+    @property
+    def labels(self) -> frozenset[str]:
+        return self.chain.labels
+
+    def waiting(self) -> Iterator[Flight]:
+        """Itself, and those that wait for it."""
+        flight: Flight | None = self
+        while flight is not None:
+            yield flight
+            flight = flight.above
+
+
+class Words(NamedTuple):
+    """What the hub has said of a call when it left: of its trace and of its chain."""
+
+    trace: str
+    span: str
+    chain: str
+    begun: int
+    calls: int
+    origin: str
+    verbs: list[str]
+    labels: list[str]
+
+
+class Chains:
+    def __init__(
+        self,
+        key: bytes,
+        *,
+        depth: int = 5,
+        calls: int = 64,
+        seconds: float = 300.0,
+        at_once: int = 400,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`at_once` is how many calls one target serves; one caller has at most half of them."""
+        key = hmac.digest(key, b"chains of calls", "sha256")
+        self._keyed = blake2b(key=key, digest_size=MAC_BYTES)
+        self._mark = f"{self._mac(b'the mark of this hub')[:8]}@dragoman="
+        """How its own entry of a `tracestate` begins: other hubs have others."""
+        self.depth, self.calls, self.seconds, self.at_once = depth, calls, seconds, at_once
+        self._each = max(1, at_once // 2)
+        self._clock = clock
+        self._epoch = time() - clock()
+        self._flights: dict[str, Flight] = {}
+        """By their spans."""
+        self._at: dict[str, dict[str, Flight]] = {}
+        """Those that each target serves, by their spans, the oldest first."""
+        self._of: dict[tuple[str, Principal], int] = {}
+        """How many of these are of one caller."""
+        self._live: dict[str, Chain] = {}
+        """Those whose first call is under way, by their ids."""
+        self._over: OrderedDict[str, Chain] = OrderedDict()
+        """Those that have gone on, or may, when that has ended. Of all others the signed words say
+        enough."""
+        self._random = b""
+        self._used = 0
+
+    # --- where a call belongs ---------------------------------------------------------------------
+
+    def trace(
+        self,
+        caller: Principal,
+        verb: str,
+        target: str,
+        carried: Carried | None,
+        handle: str | None = None,
+    ) -> Trace:
+        """Of a call of `verb`. The handle of a question names the trace that it was asked in."""
+        id, span = self._ids()
+        state = self._mark + span
+        asked = _HANDLE.match(handle) if handle is not None else None
+        if carried is None and not caller.serves:  # as mostly
+            return Trace(asked[1] if asked else id, (), span, verb, "", None, self._sign, state)
+        above = self._above(caller, target, carried)
+        chain: tuple[str, ...] = ()
+        origin = ""
+        if above is not None:
+            id, origin, chain = above.trace.id, above.chain.origin, above.trace.chain
+            chain = (*chain, above.trace.verb) if above.trace.verb else chain
+        elif asked:
+            id = asked[1]
+        elif carried is not None and carried.id:
+            id = carried.id
+        if carried is not None and carried.state and carried.id == id:
+            state = self._with_others(state, carried.state)
+        return Trace(id, chain, span, verb, origin, above, self._sign, state)
+
+    def _above(self, caller: Principal, target: str, carried: Carried | None) -> Flight | None:
+        """The call on whose behalf this one is made, as far as can be told."""
+        told = self._told(carried) if carried is not None else None
+        served = self._at.get(caller.serves) if caller.serves else None
+        if not served or (told is not None and told.target == caller.serves):
+            return told
+        # Its own credential counts more than what it says: words can be left out, or another's.
+        waited = {id(one.above) for one in self._at.get(target, {}).values()}
+        return max(served.values(), key=lambda flight: self._rank(flight, target, waited))
+
+    def _rank(self, flight: Flight, target: str, waited: set[int]) -> tuple[bool, bool, int]:
+        """Of several that it may be for, one that does not wait for that target already: else a
+        ring would go on at the expense of others that its agents happen to serve. Of these one
+        under which it is no offence; else the deepest."""
+        fits = self._offence(flight, target, flight.trace.depth + 1) is None
+        return id(flight) not in waited, fits, flight.trace.depth
+
+    def _told(self, carried: Carried) -> Flight | None:
+        for span in (carried.span, self._own_span(carried.state)):
+            flight = self._flights.get(span)
+            if flight is not None and flight.trace.id == carried.id:
+                return flight  # nobody else was told its span
+        words = self._opened(carried.chain) if carried.chain else None
+        if words is None:
+            return None
+        if (flight := self._flights.get(words.span)) is not None:
+            return flight
+        chain = self._live.get(words.chain)
+        if chain is None and (chain := self._over.get(words.chain)) is not None:
+            self._over.move_to_end(words.chain)
+        if chain is None:
+            ago = max(0.0, time() - words.begun)
+            chain = self._remember(Chain(words.chain, words.origin, self._clock() - ago))
+            chain.calls, chain.labels = words.calls, frozenset(words.labels)
+        # The call itself is over; its verb is the last of the chain.
+        return Flight(Trace(words.trace, tuple(words.verbs), words.span), "", None, chain, None)
+
+    def _own_span(self, state: str) -> str:
+        """What tracing libraries pass on as it was, where they put spans of their own beside it."""
+        _, _, after = f",{state}".replace(" ", "").partition("," + self._mark)
+        return after[:16]
+
+    def _with_others(self, own: str, state: str) -> str:
+        """Trace Context, 3.3: the newest entry first, those of others as they were."""
+        for entry in state.split(",")[:31]:
+            entry = entry.strip()
+            if entry and not entry.startswith(self._mark):
+                if len(own) + len(entry) >= MAX_STATE:
+                    break
+                own = f"{own},{entry}"
+        return own
+
+    # --- under way --------------------------------------------------------------------------------
+
+    def enter(self, call: Call) -> Flight:
+        """Raises where the chain has gone far enough; else whoever made the call must `leave`."""
+        trace, target = call.trace, call.tool.target.name
+        above: Flight | None = trace.above
+        if above is None:
+            chain = Chain(trace.span, call.caller.label, self._clock())
+        else:
+            chain = above.chain
+            self._check(call, above, chain, target)
+        served = self._at.get(target)
+        if served is None:
+            served = self._at[target] = {}
+        key = (target, call.caller)
+        count = self._of.get(key, 0)
+        if len(served) >= self.at_once or count >= self._each:
+            raise Full(_crowded(call, len(served) if count < self._each else count))
+        chain.calls += 1
+        if above is None:
+            self._live[chain.id] = chain
+        flight = Flight(trace, target, call.caller, chain, above, call.tool.sources)
+        served[trace.span] = self._flights[trace.span] = flight
+        self._of[key] = count + 1
+        return flight
+
+    def _check(self, call: Call, above: Flight, chain: Chain, target: str) -> None:
+        offence = self._offence(above, target, call.trace.depth)
+        if offence is not None:
+            kind, why = offence
+            raise kind(f"{_refused(call)}: {why}: {_path(call, chain)}")
+
+    def _offence(
+        self, above: Flight, target: str, depth: int
+    ) -> tuple[type[Looping | TooDeep], str] | None:
+        """What is wrong with a call to `target` on behalf of that one."""
+        chain = above.chain
+        if any(flight.target == target for flight in above.waiting()):
+            at_work = f'"{target}" is already at work in this chain and would wait for itself'
+            return Looping, at_work
+        if depth > self.depth:
+            allowed = f"{self.depth} are allowed ([limits] chain_depth)"
+            return TooDeep, f"it would be {depth} calls deep and {allowed}"
+        if chain.calls >= self.calls:
+            made = f"its chain has made {chain.calls} calls"
+            return TooDeep, f"{made}, which are all it may make ([limits] chain_calls)"
+        if self._clock() - chain.begun > self.seconds:
+            ago = f"more than {self.seconds:g} s ago ([limits] chain_secs)"
+            return TooDeep, f"its chain began {ago}"
+        return None
+
+    def leave(self, flight: Flight) -> None:
+        chain = flight.chain
+        if flight.sources and not flight.sources <= chain.labels:
+            chain.labels |= flight.sources
+        if flight.above is None:
+            del self._live[chain.id]
+            if chain.calls > 1:
+                self._remember(chain)
+        span, target = flight.trace.span, flight.target
+        del self._flights[span]
+        served = self._at[target]
+        del served[span]
+        if not served:
+            del self._at[target]
+        assert flight.caller is not None
+        key = (target, flight.caller)
+        left = self._of[key] - 1
+        if left:
+            self._of[key] = left
+        else:
+            del self._of[key]
+
+    def under_way(self, target: str) -> int:
+        return len(self._at.get(target, ()))
+
+    # --- the hub's own words ----------------------------------------------------------------------
+
+    def _sign(self, trace: Trace) -> str:
+        flight = self._flights.get(trace.span)
+        labels = NO_LABELS
+        if flight is not None:
+            chain = flight.chain
+            labels = flight.sources | chain.labels if flight.sources else chain.labels
+        elif trace.above is not None:
+            chain = trace.above.chain
+        else:  # the call is over, or went no such way
+            chain = Chain(trace.span, trace.origin, self._clock())
+        begun = int(self._epoch + chain.begun)
+        named = _named if len(trace.verb) <= LONGEST_KEPT else _named.__wrapped__
+        names = named(chain.origin, trace.chain, trace.verb, labels)
+        words = f"v1.{trace.id}.{trace.span}.{chain.id}.{begun}.{chain.calls}.{names}"
+        return f"{words}.{self._mac(words.encode())}"
+
+    def _opened(self, text: str) -> Words | None:
+        """None for what this hub has not signed."""
+        words, _, mac = text.rpartition(".")
+        if not text.isascii() or not words.startswith("v1."):
+            return None
+        if not hmac.compare_digest(mac, self._mac(words.encode())):
+            return None
+        _, trace, span, chain, begun, calls, names = words.split(".")
+        origin, verbs, labels = json.loads(binascii.a2b_base64(names))
+        return Words(trace, span, chain, int(begun), int(calls), origin, verbs, labels)
+
+    def _mac(self, said: bytes) -> str:
+        mac = self._keyed.copy()
+        mac.update(said)
+        return mac.hexdigest()
+
+    def _remember(self, chain: Chain) -> Chain:
+        self._over[chain.id] = chain
+        if len(self._over) > MAX_REMEMBERED:
+            self._over.popitem(last=False)
+        return chain
+
+    def _ids(self) -> tuple[str, str]:
+        """A trace and a span that nobody can guess: whoever knows one belongs to its chain."""
+        used = self._used
+        if used >= len(self._random):
+            self._random, used = os.urandom(RANDOM_BYTES), 0
+        self._used = used + 24
+        text = self._random[used : used + 24].hex()
+        return text[:32], text[32:]
+
+
+@lru_cache(maxsize=1_024)
+def _named(origin: str, chain: tuple[str, ...], verb: str, labels: frozenset[str]) -> str:
+    """Who began a chain, what it called and where what it knows is from, in letters and digits;
+    cut where it is long."""
+    most = NAMED_BYTES // (len(chain) + 1)
+    while True:
+        verbs = [one[:most] for one in (*chain, verb)]
+        text = json.dumps([origin[:most], verbs, sorted(labels)])
+        if len(text) <= NAMED_BYTES or not most:
+            return binascii.b2a_base64(text.encode(), newline=False).decode()
+        most //= 2
+
+
+def _refused(call: Call) -> str:
+    return f'"{call.tool.name}" was refused'
+
+
+def _path(call: Call, chain: Chain) -> str:
+    """The chain, for people: who began it, what was called, and what was to be."""
+    return " → ".join([chain.origin, *call.trace.chain, call.tool.name])
+
+
+def _crowded(call: Call, count: int) -> str:
+    return (
+        f'{_refused(call)}: {count} calls to "{call.tool.target.name}" are under way; try again '
+        "shortly or raise [limits] target_calls"
+    )

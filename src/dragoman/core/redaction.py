@@ -1,0 +1,119 @@
+"""Keeps the values of arguments out of what is recorded and told of a call.
+
+Validators and far sides repeat what they were given; names come from callers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAX_NAME = 200
+MAX_MESSAGE = 300
+MAX_SEARCHED = 16_384
+MAX_VALUES = 200
+MAX_OUTLINED = 64
+MAX_NUMBERS = 32
+LARGEST = 2**53
+TELLING = 12
+"""So many characters of a value are enough to know it again where it was cut short."""
+
+
+def short(text: str, most: int = MAX_NAME) -> str:
+    """Names come from callers: bounded, and such that it can be stored."""
+    if len(text) > most:
+        text = text[: most - 1] + "…"
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def outline(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of arguments, at most `MAX_OUTLINED`, with the type and the size of each."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if len(found) >= MAX_OUTLINED:
+            found["…"] = {"type": "more", "size": len(arguments) - MAX_OUTLINED}
+            break
+        found[short(str(name))] = _sized(value)
+    return found
+
+
+def _sized(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"type": "string", "size": len(value)}
+    if isinstance(value, Mapping):
+        return {"type": "object", "size": len(value)}
+    if isinstance(value, list | tuple):
+        return {"type": "array", "size": len(value)}
+    if value is None or isinstance(value, bool):
+        return {"type": "null" if value is None else "boolean"}
+    return {"type": "number"}
+
+
+def numbers(usage: Any) -> dict[str, int | float]:
+    """Of what a far side says it used, the numbers, so many and so large as can be kept."""
+    if not isinstance(usage, Mapping):
+        return {}
+    found: dict[str, int | float] = {}
+    for name, value in usage.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if -LARGEST <= value <= LARGEST and len(found) < MAX_NUMBERS:
+            found[short(str(name))] = value
+    return found
+
+
+def message_without_values(message: str, arguments: Any) -> str:
+    """`message`, and three dots where it says what an argument said; cut short."""
+    if len(message) > MAX_SEARCHED:
+        return f"(not kept: a message of {len(message)} characters)"
+    values: set[str | int | float] = set()
+    for value in _values(arguments):
+        if len(values) >= MAX_VALUES:
+            return "(not kept: too many arguments to look for in it)"
+        values.add(value)
+    forms = {form for value in values for form in _written(value)}
+    for form in sorted(forms, key=len, reverse=True):
+        message = _without(message, form)
+    message = message.encode("utf-8", "replace").decode()
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+
+
+def _values(value: Any) -> Iterator[str | int | float]:
+    """Every text and number in the arguments, without recursion: callers choose the depth."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+        elif isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
+            yield value
+
+
+def _written(value: str | int | float) -> Iterator[str]:
+    """The ways a value is likely to be written in a message."""
+    if not isinstance(value, str):
+        yield repr(value)
+        return
+    yield value
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield repr(value)[1:-1]
+
+
+def _without(message: str, form: str) -> str:
+    if form[:TELLING] not in message:
+        return message  # as nearly always: an expression costs a hundred times more
+    if len(form) < TELLING:
+        return re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "…", message)
+    pieces = []
+    rest = message
+    while (at := rest.find(form[:TELLING])) >= 0:
+        pieces.append(rest[:at])
+        rest = rest[at:]
+        same = (n for n, (one, other) in enumerate(zip(rest, form, strict=False)) if one != other)
+        rest = rest[next(same, min(len(rest), len(form))) :]
+    return "…".join([*pieces, rest])

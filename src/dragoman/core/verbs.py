@@ -1,0 +1,253 @@
+"""Events as they are told outside: the three phases of a call in the names and the order of the
+hook bus, agents' calls in the envelope of `EXEC:TOOL_CALL`, and all others.
+
+Plain dictionaries, made for whoever asks. `redacted` is what may leave the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import lru_cache
+from time import time
+from typing import Any
+
+from dragoman.core.call import Call
+from dragoman.core.errors import (
+    AmbiguousName,
+    AuthorizationError,
+    BadReply,
+    ConfigError,
+    Declined,
+    Denied,
+    Full,
+    HubError,
+    InvalidInput,
+    Looping,
+    NeedsInput,
+    NotFound,
+    Quarantined,
+    RemoteA2AInvalidResponseError,
+    RemoteA2ATaskFailedError,
+    RemoteA2ATimeoutError,
+    RemoteA2ATransportError,
+    TargetFailed,
+    TimedOut,
+    TooDeep,
+    Unreachable,
+    WorkFailed,
+)
+from dragoman.core.events import (
+    AgentChanged,
+    CostReported,
+    Event,
+    PinHeld,
+    PolicyChanged,
+    PostVerb,
+    PreVerb,
+    ServerChanged,
+    ToolCall,
+    ToolResult,
+    VerbError,
+)
+from dragoman.core.redaction import message_without_values, outline, short
+
+PRE_VERB, POST_VERB, VERB_ERROR = "pre-verb", "post-verb", "verb-error"
+TOOL_CALL, TOOL_RESULT = "EXEC:TOOL_CALL", "EXEC:TOOL_RESULT"
+
+MAX_REASON = 1_000
+
+CODES: dict[type[HubError], int] = {
+    AuthorizationError: -32003,
+    Denied: -32003,
+    RemoteA2ATimeoutError: -32201,
+    TimedOut: -32201,
+    RemoteA2ATransportError: -32202,
+    Unreachable: -32202,
+    RemoteA2AInvalidResponseError: -32203,
+    BadReply: -32203,
+    RemoteA2ATaskFailedError: -32204,
+    WorkFailed: -32204,
+    Declined: -32205,
+    NeedsInput: -32206,
+    TooDeep: -32211,
+    Looping: -32212,
+    Quarantined: -32213,
+    Full: -32214,
+    NotFound: -32601,
+    InvalidInput: -32602,
+    AmbiguousName: -32602,
+    ConfigError: -32603,
+}
+"""The same for all listeners, whatever a caller's protocol makes of it."""
+FAILED, CRASHED, CANCELLED = CODES[WorkFailed], -32603, -32800
+
+
+def code_of(error: HubError) -> int:
+    return next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), CRASHED)
+
+
+def session_of(call: Call) -> str:
+    """What a call is known by on both sides of a bridge."""
+    bridged, trace = call.tool.bridged, call.trace
+    return trace.id if bridged is None else f"a2a-{bridged.card_id}-{bridged.skill_id}-{trace.id}"
+
+
+def behalf_of(call: Call) -> str | None:
+    """For whom the caller acts, where that is somebody else."""
+    return call.trace.origin or call.caller.behalf or None
+
+
+def denied(call: Call, error: HubError | None) -> bool:
+    """Whether policies or a gate said no; the caller may have been told that there is no such
+    thing."""
+    return isinstance(error, Denied) or call.noted.get("decision") == "deny"
+
+
+def iso(at: float) -> str:
+    """In UTC, to the millisecond."""
+    milliseconds = int(at * 1000)
+    return f"{_second(milliseconds // 1000)}.{milliseconds % 1000:03}Z"
+
+
+@lru_cache(64)
+def _second(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()[:-6]
+
+
+def verb_event(event: PreVerb | PostVerb | VerbError) -> dict[str, Any]:
+    """The arguments are the call's own object: whoever changes them changes the call."""
+    if isinstance(event, PreVerb):
+        return _verb(PRE_VERB, event.call, None, event.at)
+    if isinstance(event, VerbError):
+        error = event.error
+        said = _verb(VERB_ERROR, event.call, error, event.at)
+        return said | {"error": {"code": code_of(error), "message": str(error)}}
+    said = _verb(POST_VERB, event.call, event.error, event.at)
+    return said | {"durationMs": round(event.duration_ms, 3), "outcome": event.outcome}
+
+
+def _verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str, Any]:
+    tool, caller, skill = call.tool, call.caller, call.tool.bridged
+    return {
+        "phase": phase,
+        "verb": tool.name,
+        "legacyAlias": skill.alias if skill is not None else None,
+        "orgId": caller.org,
+        "agentCardId": skill.card_id if skill is not None else None,
+        "agentUrl": skill.url if skill is not None else None,
+        "skillId": skill.skill_id if skill is not None else None,
+        "sessionId": session_of(call),
+        "args": call.arguments,
+        "emittedAt": iso(at),
+        "context": {
+            "denied": phase != PRE_VERB and denied(call, error),
+            "caller": caller.label,
+            "onBehalfOf": behalf_of(call),
+            "askedAs": call.asked_as,
+            "door": call.door,
+            "traceId": call.trace.id,
+            "depth": call.trace.depth,
+        },
+    }
+
+
+def exec_event(event: ToolCall | ToolResult) -> dict[str, Any]:
+    call = event.call
+    if isinstance(event, ToolCall):
+        kind, source = TOOL_CALL, call.caller.serves or call.caller.label
+        payload = {"toolCallId": event.id, "tool": call.tool.name, "arguments": call.arguments}
+    else:
+        kind, source = TOOL_RESULT, call.tool.target.name
+        payload = {"toolCallId": event.call_id, "tool": call.tool.name, **_ended(event)}
+    return {
+        "id": event.id,
+        "timestamp": int(event.at * 1000),
+        "traceId": call.trace.id,
+        "source": source,
+        "sessionId": session_of(call),
+        "type": kind,
+        "payload": payload,
+    }
+
+
+def _ended(event: ToolResult) -> dict[str, Any]:
+    result, error = event.result, event.error
+    if result is not None and not result.failed:
+        return {"success": True}
+    code, source = FAILED, event.call.tool.target.name
+    message = f'"{event.call.tool.name}" says that it failed'
+    if error is not None:
+        code, message = code_of(error), str(error)
+        source = source if isinstance(error, TargetFailed) else "hub"
+    elif result is None:
+        code = CANCELLED if event.cancelled else CRASHED
+        message = "the caller has gone" if event.cancelled else "the hub failed at it"
+        source = "hub"
+    return {"success": False, "error": {"code": code, "message": message, "source": source}}
+
+
+def told(event: Event) -> tuple[str, dict[str, Any]] | None:
+    """The event's name and what it says; None for what is nobody's business outside."""
+    match event:
+        case PreVerb() | PostVerb() | VerbError():
+            said = verb_event(event)
+            return said["phase"], said
+        case ToolCall() | ToolResult():
+            said = exec_event(event)
+            return said["type"], said
+        case CostReported(call=call, usage=usage, at=at):
+            who = {"verb": call.tool.name, "sessionId": session_of(call), "traceId": call.trace.id}
+            return "cost", {**who, "usage": usage, "emittedAt": iso(at)}
+        case ServerChanged() | AgentChanged() | PolicyChanged() | PinHeld():
+            said = {name: short(text, MAX_REASON) for name, text in asdict(event).items()}
+            return _NAMES[type(event)], {**said, "emittedAt": iso(time())}
+    return None
+
+
+_NAMES: dict[type[Event], str] = {
+    ServerChanged: "server-changed",
+    AgentChanged: "agent-changed",
+    PolicyChanged: "policy-changed",
+    PinHeld: "pin-held",
+}
+TOLD: dict[type[Event], str] = {
+    PreVerb: PRE_VERB,
+    PostVerb: POST_VERB,
+    VerbError: VERB_ERROR,
+    ToolCall: TOOL_CALL,
+    ToolResult: TOOL_RESULT,
+    CostReported: "cost",
+    **_NAMES,
+}
+"""The events that are told outside, and what they are called there."""
+
+
+def redacted(said: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with no value of an argument in it, and every name of a caller's cut short."""
+    found = dict(said)
+    if "args" in found:
+        found["args"] = outline(arguments)
+    if "error" in found:
+        found["error"] = _without_values(found["error"], arguments)
+    if "context" in found:
+        found["context"] = {**found["context"], "askedAs": short(found["context"]["askedAs"])}
+    if "verb" in found:
+        found["verb"] = short(found["verb"])
+    if "payload" in found:
+        found["payload"] = _redacted_payload(found["payload"], arguments)
+    return found
+
+
+def _redacted_payload(payload: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    found = {**payload, "tool": short(payload["tool"])}
+    if "arguments" in found:
+        found["arguments"] = outline(arguments)
+    if "error" in found:
+        found["error"] = _without_values(found["error"], arguments)
+    return found
+
+
+def _without_values(error: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    return {**error, "message": message_without_values(error["message"], arguments)}

@@ -1,0 +1,111 @@
+"""What stands between a call and its target, joined: the stages of the road, the chains, the
+policies, the pins. Part of `assembly`, which starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dragoman import guards
+from dragoman.config import Config
+from dragoman.core.bus import Bus
+from dragoman.core.catalog import Catalog
+from dragoman.core.chains import Chains
+from dragoman.core.errors import Full
+from dragoman.core.events import PinHeld
+from dragoman.core.hub import Hub
+from dragoman.core.ports import AuditLog, PinDecision
+from dragoman.core.questions import Handles
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Nowhere, Tool
+from dragoman.policy.approving import Approvals
+from dragoman.policy.pinning import Pins, cleaned
+from dragoman.policy_side import PolicySide
+from dragoman.stores.keys import KeyStore
+from dragoman.stores.pins import SqlitePins
+from dragoman.web.api import Part
+from dragoman.web.api_pins import PinsApi
+from dragoman.web.api_policies import PoliciesApi
+
+log = logging.getLogger(__name__)
+
+
+class GuardSide:
+    def __init__(
+        self,
+        place: Path,
+        config: Config,
+        key: bytes,
+        keys: KeyStore,
+        audit: AuditLog,
+        pin_of: Callable[[str], str],
+    ) -> None:
+        """`pin_of` says how what a target offers is held."""
+        limits = config.limits
+        self._audit = audit
+        self.bus = Bus(config.bus.gate_secs)
+        self.policies = PolicySide(place, config, keys, audit, _intact)
+        self._pin_store = SqlitePins(place)
+        self.pins = Pins(self._pin_store, pin_of, told=self._held)
+        self.approvals = Approvals(self.pins, self._approved, self._decided)
+        chains = Chains(
+            key,
+            depth=limits.chain_depth,
+            calls=limits.chain_calls,
+            seconds=limits.chain_secs,
+            at_once=limits.target_calls,
+        )
+        # Not the home's key: which handles were used is forgotten at the end, and so must they be.
+        handles = Handles(os.urandom(32), limits.question_secs)
+        judge = self.policies.policies
+        stages = guards.standard(audit, self.bus, limits, handles, chains, judge)
+        self.hub = Hub(Catalog(review=self.pins.review), self.bus, stages, chains, judge)
+        self.hub.catalogs[PROMPT].review = self.pins.review
+        for kind in (RESOURCE, TEMPLATE):
+            self.hub.catalogs[kind].review = cleaned
+        self._approve: Callable[[str], None] = lambda target: None
+
+    def join(self, target: Callable[[str], Any], approved: Callable[[str], None]) -> None:
+        """`target` finds a server or an agent by its name; `approved` is told of one of which
+        something was approved that it may not have offered."""
+        self.policies.join(self.hub, target)
+        self._approve = approved
+
+    @property
+    def parts(self) -> list[Part]:
+        return [PoliciesApi(self.hub, self.policies), PinsApi(self.hub, self.approvals)]
+
+    def review_again(self, target: str) -> None:
+        for catalog in self.hub.catalogs.values():
+            catalog.review_again(target)
+
+    def _approved(self, target: str) -> None:
+        self.review_again(target)
+        self._approve(target)
+
+    def _held(self, target: str, name: str, why: str) -> None:
+        self.bus.emit(PinHeld(target, name, why))
+
+    def _decided(self, decision: PinDecision) -> None:
+        verb = f"pin.{decision.action}"
+        asked = f"{decision.target}: {decision.name}" if decision.name else decision.target
+        entry = {"verb": verb, "asked_as": asked[:200], "caller": decision.by, "door": "api"}
+        conclusion = {"outcome": "completed", "digest": decision.digest, "duration_ms": 0}
+        try:
+            self._audit.conclude(self._audit.intend({**entry, "depth": 0}), conclusion)
+        except Full as error:  # the pins have it
+            log.error("a decision about pins is not in the audit: %s", error)
+
+    def close(self) -> None:
+        self.policies.close()
+        with contextlib.suppress(Full):
+            self._pin_store.close()
+
+
+def _intact(tool: Tool) -> bool:
+    """What is not as it was approved leads nowhere: the catalog does not have it."""
+    return not isinstance(tool.target, Nowhere)

@@ -1,0 +1,62 @@
+"""Asks the policies. Nothing leaves without a permit; what cannot be decided is refused.
+
+A call that is denied to somebody who may not even list what it calls is told that there is no such
+thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from dragoman.core.call import Call, Result
+from dragoman.core.errors import AuthorizationError, NotFound
+from dragoman.core.pipeline import Next
+from dragoman.core.ports import Authorizer, Decision
+from dragoman.core.tool import Nowhere
+
+PERMIT, DENY = "permit", "deny"
+
+
+class Authorize:
+    def __init__(self, authorizer: Authorizer) -> None:
+        self._authorizer = authorizer
+
+    def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
+        if isinstance(call.tool.target, Nowhere):
+            return next(call)  # nothing is reached
+        decision = self._authorizer.decide(call)
+        _note(call, decision)
+        if not decision.allowed:
+            raise self._refusal(call, decision)
+        return next(call)
+
+    def _refusal(self, call: Call, decision: Decision) -> AuthorizationError | NotFound:
+        tool = call.tool
+        if not self._authorizer.lists(call.caller, tool):
+            return NotFound(f'there is no {tool.kind} "{call.asked_as[:200]}"')
+        who = _named(call)
+        if decision.errors:
+            why = "whether it is permitted could not be decided; the hub's log says why"
+        elif decision.policies:
+            why = f"a policy forbids {who} to call it"
+        else:
+            why = f"no policy permits {who} to call it"
+        return AuthorizationError(f'"{tool.name}" was refused: {why}')
+
+
+def _named(call: Call) -> str:
+    caller = call.caller
+    return f'agent "{caller.serves}"' if caller.serves else f'"{caller.label}"'
+
+
+def _note(call: Call, decision: Decision) -> None:
+    """The ids of policies are for the record; callers are not told which there are."""
+    noted = call.noted
+    noted["decision"] = PERMIT if decision.allowed else DENY
+    if decision.policies:
+        noted["policies"] = decision.policies
+    noted["policy_set"] = decision.snapshot
+    if decision.errors:
+        noted["policy_errors"] = decision.errors
+    if decision.shadow is not None and not decision.shadow.allowed:
+        noted["shadow"] = {"decision": DENY, "policies": decision.shadow.policies}

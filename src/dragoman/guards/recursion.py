@@ -1,0 +1,27 @@
+"""Stops rings. Free to check, and before anything that costs: a ring must not cost a decision."""
+
+from __future__ import annotations
+
+from dragoman.core.call import Call, Result
+from dragoman.core.chains import Chains
+from dragoman.core.errors import Refused
+from dragoman.core.pipeline import Next
+from dragoman.core.tool import Nowhere
+from dragoman.core.trace import NO_LABELS
+
+
+class Recursion:
+    def __init__(self, chains: Chains) -> None:
+        self._chains = chains
+
+    async def __call__(self, call: Call, next: Next) -> Result:
+        if isinstance(call.tool.target, Nowhere):
+            return await next(call)  # nothing is reached
+        flight = self._chains.enter(call)
+        try:
+            return await next(call)
+        except Refused:
+            flight.sources = NO_LABELS  # nothing was reached, so nothing came of it
+            raise
+        finally:
+            self._chains.leave(flight)

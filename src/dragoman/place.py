@@ -1,0 +1,103 @@
+"""The files of a home that a running hub goes by: its key, its `env`, and its configuration, which
+is followed while it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from dragoman.config import Config, load, read_env
+from dragoman.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.2
+"""How often the files are looked at."""
+
+
+def key_of(place: Path) -> bytes:
+    """The home's own secret, made at the first start."""
+    file = place / "hub.key"
+    try:
+        key = file.read_bytes()
+    except FileNotFoundError:
+        key = os.urandom(32)
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as out:
+            out.write(key)
+    if len(key) != 32:
+        raise ConfigError(f"{file} is damaged; delete it, and clients begin new sessions")
+    return key
+
+
+def lookup_of(place: Path) -> dict[str, str]:
+    """The environment, and the home's `env` file for what is not in it."""
+    try:
+        data = (place / "env").read_bytes()
+    except FileNotFoundError:
+        data = None
+    except OSError as error:
+        raise ConfigError(f"{place / 'env'} cannot be read: {error.strerror}") from None
+    return {**read_env(data), **os.environ}
+
+
+Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
+
+
+class ConfigWatch:
+    def __init__(self, place: Path) -> None:
+        """Made before the files are read: what changes meanwhile is seen too."""
+        self.problem: str | None = None
+        """Why what stands in the files now is not used."""
+        self._place = place
+        self._seen = self._before = _stamps(place)
+
+    async def follow(self, apply: Apply, also: Callable[[], Awaitable[object]]) -> None:
+        """Hands every new configuration to `apply`; `also` is done at every look."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self._look(apply)
+                await also()
+            except Exception:  # or no further change would be seen
+                log.exception("the new configuration could not be applied in full")
+
+    async def _look(self, apply: Apply) -> None:
+        now = _stamps(self._place)
+        settled, self._before = now == self._before, now
+        if now == self._seen or not settled:
+            return  # or somebody is just writing it
+        self._seen = now
+        file = self._place / "config.toml"
+        if not file.exists():
+            self.problem = f"{file} is gone; what it said last is still used"
+            log.error("%s", self.problem)
+            return
+        try:
+            config, lookup = load(file), lookup_of(self._place)
+        except ConfigError as error:
+            self.problem = str(error)
+            log.error("the new configuration is not used: %s", error)
+            return
+        except Exception as error:
+            self.problem = repr(error)
+            log.exception("the new configuration could not be read")
+            return
+        self.problem = None
+        await apply(config, lookup)
+
+
+def _stamps(place: Path) -> list[object]:
+    """Something that differs when the configuration or the env file was changed."""
+    return [_stamp(place / name) for name in ("config.toml", "env")]
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

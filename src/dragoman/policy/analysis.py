@@ -1,0 +1,210 @@
+"""What a policy reads, from Cedar's JSON form of it: attributes, entities it names, the context.
+
+Decisions may be kept for all requests that agree in what the policies read. So what is not
+understood here counts as reading everything. Knows no entities of its own and does not evaluate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Uid = tuple[str, str]
+"""Type, without the namespace, and id."""
+
+NAMESPACE = "Hub::"
+VOLATILE = frozenset({"trace_id", "now", "args"})
+"""What is another with each call: decisions that depend on it are not kept."""
+
+_PAIRS = frozenset(
+    [
+        "==",
+        "!=",
+        "in",
+        "<",
+        "<=",
+        ">",
+        ">=",
+        "&&",
+        "||",
+        "+",
+        "-",
+        "*",
+        "contains",
+        "containsAll",
+        "containsAny",
+        "getTag",
+        "hasTag",
+    ]
+)
+_SINGLE = frozenset({"!", "neg", "isEmpty"})
+_TAGS = frozenset({"getTag", "hasTag"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    attributes: frozenset[str] = frozenset()
+    """Names that are read of anything but the context itself, of whatever entity."""
+    context: frozenset[str] = frozenset()
+    uids: frozenset[Uid] = frozenset()
+    """The entities it names."""
+    paths: frozenset[str] = frozenset()
+    """The same as people write it: `principal.org`, `context.depth`."""
+    variables: frozenset[str] = frozenset()
+    """Those of its conditions."""
+    opaque: bool = False
+    """It reads what cannot be told."""
+    longest: int = 0
+    """Characters of the longest text in it."""
+
+    def __or__(self, other: Reads) -> Reads:
+        return Reads(
+            self.attributes | other.attributes,
+            self.context | other.context,
+            self.uids | other.uids,
+            self.paths | other.paths,
+            self.variables | other.variables,
+            self.opaque or other.opaque,
+            max(self.longest, other.longest),
+        )
+
+
+@dataclass(slots=True)
+class _Reading:
+    attributes: set[str] = field(default_factory=set)
+    context: set[str] = field(default_factory=set)
+    uids: set[Uid] = field(default_factory=set)
+    paths: set[str] = field(default_factory=set)
+    variables: set[str] = field(default_factory=set)
+    opaque: bool = False
+    longest: int = 0
+
+    def expression(self, body: Any) -> None:
+        left = [body]
+        while left:
+            left += self._one(left.pop())
+
+    def _one(self, node: Any) -> Iterable[Any]:
+        """Notes what this node reads; returns its parts."""
+        if not isinstance(node, dict) or len(node) != 1:
+            self.opaque = True
+            return ()
+        (op, at), *_ = node.items()
+        if op == "Value":
+            self._value(at)
+            return ()
+        if op == "Var":
+            self.variables.add(str(at))
+            self.opaque |= at == "context"  # as a whole: it may be compared
+            return ()
+        if op in (".", "has"):
+            return self._attribute(at)
+        return self._parts(op, at)
+
+    def _attribute(self, at: Any) -> Iterable[Any]:
+        base, name = at["left"], str(at["attr"])
+        self.paths.add(f"{_path(base)}.{name}")
+        if base == {"Var": "context"}:
+            self.variables.add("context")
+            self.context.add(name)
+            return ()
+        self.attributes.add(name)
+        return (base,)
+
+    def _parts(self, op: str, at: Any) -> Iterable[Any]:
+        if op in _PAIRS:
+            self.opaque |= op in _TAGS
+            return at["left"], at["right"]
+        if op in _SINGLE:
+            return (at["arg"],)
+        if op == "if-then-else":
+            return at["if"], at["then"], at["else"]
+        if op == "like":
+            return (at["left"],)
+        if op == "is":
+            return (at["left"], at["in"]) if "in" in at else (at["left"],)
+        if op == "Record" and isinstance(at, dict):
+            return at.values()
+        if isinstance(at, list):  # a set, or a call of an extension: `ip("10.0.0.1")`
+            return at
+        self.opaque = True
+        return ()
+
+    def _value(self, value: Any) -> None:
+        if isinstance(value, str):
+            self.longest = max(self.longest, len(value))
+        elif isinstance(value, dict):
+            if set(value) == {"__entity"}:
+                self.uids.add(_uid(value["__entity"]))
+            else:
+                self.opaque = True
+        elif not isinstance(value, bool | int):
+            self.opaque = True
+
+    def done(self) -> Reads:
+        return Reads(
+            frozenset(self.attributes),
+            frozenset(self.context),
+            frozenset(self.uids),
+            frozenset(self.paths),
+            frozenset(self.variables),
+            self.opaque,
+            self.longest,
+        )
+
+
+def reads(policy: Mapping[str, Any]) -> Reads:
+    """Of one policy in Cedar's JSON form. Never raises for what it does not know."""
+    found = _Reading()
+    try:
+        found.uids.update(_scope_uids(policy))
+        for condition in policy["conditions"]:
+            found.expression(condition["body"])
+    except (KeyError, TypeError, AttributeError):
+        found.opaque = True
+    return found.done()
+
+
+def _scope_uids(policy: Mapping[str, Any]) -> Iterator[Uid]:
+    for part in ("principal", "action", "resource"):
+        scope = policy[part]
+        inner = scope.get("in", {})
+        for one in (
+            *(scope[name] for name in ("entity",) if name in scope),
+            *scope.get("entities", ()),
+            *(inner[name] for name in ("entity",) if name in inner),
+        ):
+            yield _uid(one)
+
+
+def admits(scope: Mapping[str, Any], uid: Uid, ancestors: Collection[Uid]) -> bool:
+    """Whether that part of a policy's head, `principal`, `action` or `resource`, fits an entity.
+    Where it does not, Cedar looks at no condition of the policy."""
+    op = scope["op"]
+    if op == "All":
+        return True
+    if op == "==":
+        return "entity" in scope and _uid(scope["entity"]) == uid
+    if op == "in":
+        named = [scope["entity"]] if "entity" in scope else scope.get("entities", [])
+        return any(_uid(one) == uid or _uid(one) in ancestors for one in named)
+    if op == "is":
+        if scope["entity_type"] != NAMESPACE + uid[0]:
+            return False
+        inner = scope.get("in")
+        return inner is None or admits({"op": "in", **inner}, uid, ancestors)
+    return True  # not known: let Cedar look
+
+
+def _uid(entity: Mapping[str, Any]) -> Uid:
+    return str(entity["type"]).removeprefix(NAMESPACE), str(entity["id"])
+
+
+def _path(node: Any) -> str:
+    names: list[str] = []
+    while isinstance(node, dict) and "." in node:
+        names.append(str(node["."]["attr"]))
+        node = node["."]["left"]
+    root = str(node["Var"]) if isinstance(node, dict) and "Var" in node else "…"
+    return ".".join([root, *reversed(names)])

@@ -1,0 +1,87 @@
+"""Takes out of texts what a model reads and a person does not see. Pure.
+
+Control characters but for line ends and tabs, what turns the direction of writing, what has no
+width, tag characters, the escapes of terminals. What must be said to the far side as it is (names,
+values of an enum, patterns) is left: whether it has such is `hidden`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.wire.json import encode
+
+_CLASS = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without \t and \n, DEL, C1
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"  # invisible in their scripts
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f"  # zero width, bidi, invisible operators
+    "\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb"  # fillers, selectors, annotations
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # format, tags, selectors
+)
+_HIDDEN = re.compile(f"[{_CLASS}]")
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # links, titles
+    r"|\x1b[ -/]*[0-~]"
+)
+_SELECTORS = re.compile("(?<=[\ufe0e\ufe0f])[\ufe0e\ufe0f]+")
+"""One behind an emoji is usual; a row of them is a message."""
+
+_PLAIN = bytes(range(0x7F))
+
+EXACT = frozenset({
+    "enum", "const", "pattern", "required", "dependentRequired", "format", "name", "id", "$ref",
+    "$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "uri", "uriTemplate",
+})  # fmt: skip
+"""What stands under these is used, and not only read."""
+SHOWN = EXACT - {"name"}
+"""The same where a name is what people read."""
+
+
+def clean_text(text: str) -> str:
+    return _SELECTORS.sub("", _HIDDEN.sub("", _ESCAPES.sub("", text)))
+
+
+def visible(text: str) -> str:
+    """With what nobody would see written out, for people and their terminals."""
+    return _HIDDEN.sub(_written_out, _SELECTORS.sub(_written_out, text))
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return "".join(f"<U+{ord(one):04X}>" for one in found[0])
+
+
+def hidden(data: bytes) -> bool:
+    """Whether JSON, as `wire.json.encode` writes it, has anything in it that nobody sees."""
+    if b"\\u00" in data or b"\\r" in data or b"\\b" in data or b"\\f" in data:
+        left = data.replace(b"\\\\", b"")  # what begins an escape now is one
+        if b"\\u00" in left or b"\\r" in left or b"\\b" in left or b"\\f" in left:
+            return True
+    if data.isascii():
+        return b"\x7f" in data
+    rest = data.translate(None, _PLAIN).decode()
+    if _HIDDEN.search(rest):
+        return True
+    return _SELECTORS.search(rest) is not None and _SELECTORS.search(data.decode()) is not None
+
+
+def clean(value: Any, exact: frozenset[str] = EXACT) -> Any:
+    """`value` without what can be taken out; the same object where there is no such."""
+    return _cleaned(value, exact) if hidden(encode(value)) else value
+
+
+def _cleaned(value: Any, exact: frozenset[str], key: str = "") -> Any:
+    if key in exact:
+        return value
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping):
+        named = key in ("properties", "$defs", "definitions")  # what is called "enum" there is none
+        return {
+            name: _cleaned(inner, exact, "" if named else name) for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_cleaned(item, exact) for item in value]
+    return value

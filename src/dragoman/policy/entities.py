@@ -1,0 +1,270 @@
+"""Who calls and what is called, as the policies see them: entities with attributes and parents.
+
+A `Who` and a `What` are made of a caller or a tool, or written down by somebody who asks what would
+be. Two of them that differ only in what no policy reads have one `key`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dragoman.core.principal import Principal
+from dragoman.core.tool import EXTERNAL, TargetFacts, Tool
+from dragoman.policy.analysis import NAMESPACE, Reads, Uid
+
+MCP_CALL, A2A_INVOKE, LIST = "mcp_call", "a2a_invoke", "list"
+
+SERVER, REMOTE_AGENT, AGENT = "Server", "RemoteAgent", "Agent"
+KINDS = {SERVER: "server", REMOTE_AGENT: "remote", AGENT: "local"}
+UNKNOWN = TargetFacts(type=SERVER, trust=EXTERNAL, pinned=False)
+"""Of a target that says nothing of itself."""
+
+LONGEST_KEPT = 512
+
+Value = str | int | bool | frozenset[str] | tuple[str, str]
+"""A pair is a reference to an entity."""
+
+
+@dataclass(slots=True, eq=False)
+class Who:
+    """The principal of a request."""
+
+    uid: Uid
+    org: str
+    roles: tuple[str, ...]
+    scopes: frozenset[str]
+    attributes: Mapping[str, Value]
+    number: int = -1
+    """That of its class, where somebody counts."""
+
+    @property
+    def ancestors(self) -> frozenset[Uid]:
+        return frozenset({("Org", self.org), *(("Role", role) for role in self.roles)})
+
+    def key(self, reads: Reads) -> Hashable:
+        if reads.opaque:
+            return self.uid, self.roles, self.scopes, _values(self.attributes, self.attributes)
+        return (
+            self.uid[0],
+            self.uid if self.uid in reads.uids else None,
+            self.ancestors & reads.uids,
+            self.org,
+            self.scopes if "scopes" in reads.context else None,
+            _values(self.attributes, reads.attributes),
+        )
+
+    def entities(self) -> Iterator[dict[str, Any]]:
+        org = ("Org", self.org)
+        yield _entity(org)
+        for role in set(self.roles):
+            yield _entity(("Role", role), parents=[org])
+        yield _entity(self.uid, self.attributes, self.ancestors)
+
+
+@dataclass(slots=True, eq=False)
+class What:
+    """The resource of a request, and what it belongs to."""
+
+    uid: Uid
+    org: str
+    attributes: Mapping[str, Value]
+    parent: Uid | None = None
+    parent_attributes: Mapping[str, Value] = field(default_factory=dict)
+    number: int = -1
+    volatile: frozenset[str] = frozenset()
+    """What of the context is read of calls to it and is another with each."""
+
+    @property
+    def short(self) -> bool:
+        """Whether to keep what was made of it: the addresses of resources are the caller's choice,
+        and thousands of long ones would fill the memory."""
+        return len(self.uid[1]) <= LONGEST_KEPT
+
+    @property
+    def action(self) -> str:
+        """That of a call to it."""
+        return A2A_INVOKE if self.uid[0] == "Skill" else MCP_CALL
+
+    @property
+    def ancestors(self) -> frozenset[Uid]:
+        above = {("Org", self.org)} - {self.uid}
+        return frozenset(above | {self.parent} if self.parent else above)
+
+    def key(self, reads: Reads) -> Hashable:
+        own, theirs = self.attributes, self.parent_attributes
+        if reads.opaque:
+            return self.uid, self.parent, _values(own, own), _values(theirs, theirs)
+        return (
+            self.uid[0],
+            self.uid if self.uid in reads.uids else None,
+            self.parent and self.parent[0],
+            self.ancestors & reads.uids,
+            self.org,
+            _values(own, reads.attributes),
+            _values(theirs, reads.attributes),
+        )
+
+    def entities(self) -> Iterator[dict[str, Any]]:
+        org = ("Org", self.org)
+        yield _entity(org)
+        if self.uid == org:
+            return
+        if self.parent is not None:
+            yield _entity(self.parent, self.parent_attributes, [org])
+        yield _entity(self.uid, self.attributes, [self.parent or org])
+
+
+def who_from_caller(caller: Principal, facts: TargetFacts | None) -> Who:
+    """`facts` are those of the target that the caller serves, if it does."""
+    scopes = frozenset(caller.scopes)
+    if caller.serves:
+        if facts is None:
+            raise LookupError(f'there is no "{caller.serves}" here, whose credential was used')
+        attributes = {**_agent(facts), "org": ("Org", caller.org)}
+        return Who((AGENT, caller.serves), caller.org, caller.roles, scopes, attributes)
+    return Who(
+        ("User", caller.label),
+        caller.org,
+        caller.roles,
+        scopes,
+        {
+            "org": ("Org", caller.org),
+            "kind": caller.kind,
+            "owner": caller.behalf,
+            "scopes": scopes,
+        },
+    )
+
+
+def what_from_tool(tool: Tool, facts: TargetFacts, intact: bool) -> What:
+    return what(
+        tool.name,
+        tool.target.name,
+        facts,
+        kind=tool.kind,
+        sink=frozenset(tool.sinks),
+        source=frozenset(tool.sources),
+        destructive=tool.destructive,
+        digest_ok=intact,
+    )
+
+
+def what(
+    name: str,
+    target: str,
+    facts: TargetFacts,
+    *,
+    kind: str,
+    sink: frozenset[str],
+    source: frozenset[str],
+    destructive: bool,
+    digest_ok: bool,
+) -> What:
+    """A tool of `target`, or a skill."""
+    parent = target_uid(facts, target)
+    attributes: dict[str, Value] = {
+        "org": ("Org", facts.org),
+        "name": name,
+        "target": target,
+        "trust": facts.trust,
+        "kind": kind,
+        "sink": sink,
+        "source": source,
+        "destructive": destructive,
+        "digest_ok": digest_ok,
+    }
+    type = "Tool"
+    if facts.type == REMOTE_AGENT:
+        type = "Skill"
+        attributes["id"] = name
+        attributes["agent"] = parent
+    return What((type, name), facts.org, attributes, parent, target_attributes(facts))
+
+
+def what_from_target(name: str, facts: TargetFacts) -> What:
+    """The target as such, to be discovered."""
+    return What(target_uid(facts, name), facts.org, target_attributes(facts))
+
+
+def what_from_org(org: str) -> What:
+    return What(("Org", org), org, {})
+
+
+def facts_of(tool: Tool) -> TargetFacts:
+    facts = getattr(tool.target, "facts", UNKNOWN)
+    return facts if isinstance(facts, TargetFacts) else UNKNOWN
+
+
+def target_uid(facts: TargetFacts, name: str) -> Uid:
+    if facts.type not in KINDS:
+        raise LookupError(f'the target "{name}" is of no known type: {facts.type!r}')
+    return facts.type, name
+
+
+def target_attributes(facts: TargetFacts) -> dict[str, Value]:
+    if facts.type == AGENT:
+        return _agent(facts)
+    found: dict[str, Value] = {"org": ("Org", facts.org), "trust": facts.trust}
+    if facts.type == REMOTE_AGENT:
+        return {**found, "signed_card": facts.signed, "healthy": facts.healthy}
+    return {**found, "transport": facts.transport, "pinned": facts.pinned}
+
+
+def _agent(facts: TargetFacts) -> dict[str, Value]:
+    return {
+        "org": ("Org", facts.org),
+        "trust": facts.trust,
+        "kind": KINDS.get(facts.type, ""),
+    }
+
+
+def slice_of(who: Who, what: What) -> list[dict[str, Any]]:
+    """All entities that a request of these two is about, in Cedar's JSON form. Where one is both,
+    an agent that calls itself, it is what the caller is."""
+    found: dict[Uid, dict[str, Any]] = {}
+    for entity in (*who.entities(), *what.entities()):
+        found.setdefault((entity["uid"]["type"], entity["uid"]["id"]), entity)
+    return list(found.values())
+
+
+def check_writable(entities: Iterable[Mapping[str, Any]]) -> None:
+    """Raises where it cannot be said to Cedar at all, a name with half a character in it: of what
+    no policy reads that would else be found for some callers only."""
+    json.dumps(list(entities), ensure_ascii=False).encode()
+
+
+def reference(uid: Uid) -> dict[str, str]:
+    """As a request names it. Never as text, where an id could end its own quotes."""
+    return {"type": NAMESPACE + uid[0], "id": uid[1]}
+
+
+def written(uid: Uid) -> str:
+    """As policies write it, for people."""
+    quoted = uid[1].replace("\\", "\\\\").replace('"', '\\"')
+    return f'{NAMESPACE}{uid[0]}::"{quoted}"'
+
+
+def _entity(
+    uid: Uid, attributes: Mapping[str, Value] | None = None, parents: Iterable[Uid] = ()
+) -> dict[str, Any]:
+    return {
+        "uid": reference(uid),
+        "attrs": {name: _json(value) for name, value in (attributes or {}).items()},
+        "parents": [reference(parent) for parent in parents],
+    }
+
+
+def _json(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return {"__entity": reference(value)}
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+def _values(attributes: Mapping[str, Value], names: Iterable[str]) -> Hashable:
+    # With their types: True and 1 are one key to Python and two things to Cedar.
+    return frozenset(
+        (name, type(attributes[name]), attributes[name]) for name in names if name in attributes
+    )

@@ -1,0 +1,169 @@
+"""Where the policies of a text begin, and what is wrong with them that Cedar's validator lets pass.
+
+Each rule is one function: a policy in, findings out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dragoman.policy.analysis import Reads
+from dragoman.policy.context import MAX_ARGUMENT
+from dragoman.policy.snapshot import ERROR, WARNING, Finding
+
+Known = Callable[[str, str], bool]
+"""Whether there is such an entity here, by its type and id."""
+
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
+
+MAX_BRACKETS = 30
+MAX_OPERATORS = 400
+MAX_DOTS = 1_000
+"""What Cedar's parser goes down into, and the stack it has ends the whole process: 100 brackets
+within one another do where it is a megabyte."""
+
+_TOKEN = re.compile(
+    r""""(?:\\.|[^"\\])*"|//[^\r\n]*|;|[(\[{]|[)\]}]|&&|\|\||[-+*!.]|\bif\b""", re.DOTALL
+)
+_BEGINNING = re.compile(r"(?:\s+|//[^\r\n]*)*")
+
+
+class Statement(NamedTuple):
+    text: str
+    line: int
+
+
+def statements(text: str) -> list[Statement]:
+    """The policies of a text, as they stand there."""
+    found = []
+    begin = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] == ";":
+            found.append(_statement(text, begin, token.end()))
+            begin = token.end()
+    last = _statement(text, begin, len(text))
+    return [*found, last] if last.text.strip() else found
+
+
+def nesting(text: str) -> str:
+    """What is too much of it for Cedar, in words; nothing where it may be parsed."""
+    depth = deepest = operators = dots = 0
+    for token in _TOKEN.finditer(text):
+        sign = token[0]
+        if sign in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+            dots += sign != "{"  # `a["b"]["c"]` goes as deep as `a.b.c`
+            operators += sign == "{"  # and each `when` is one more `&&`
+        elif sign in ")]}":
+            depth = max(depth - 1, 0)
+        elif sign == ".":
+            dots += 1
+        elif sign == ";":
+            operators = dots = 0
+        elif sign[0] not in '/"':
+            operators += 1
+        if deepest > MAX_BRACKETS:
+            return f"more than {MAX_BRACKETS} brackets are within one another"
+        if operators > MAX_OPERATORS or dots > MAX_DOTS:
+            most = f"{MAX_OPERATORS} operators or {MAX_DOTS} dots and brackets"
+            return f"a policy has more than {most}: divide it"
+    return ""
+
+
+def _statement(text: str, begin: int, end: int) -> Statement:
+    start = _BEGINNING.match(text, begin, end)
+    at = start.end() if start else begin
+    return Statement(text[at:end], text.count("\n", 0, at) + 1)
+
+
+_OWNERS = frozenset({"Server", "RemoteAgent", "Agent"})
+"""Of tools and skills, which have names of their own."""
+
+
+class Parsed(NamedTuple):
+    """A policy that Cedar could read."""
+
+    file: str
+    line: int
+    text: str
+    form: Mapping[str, Any]
+    read: Reads
+    template: bool
+
+    @property
+    def id(self) -> str:
+        return str(self.form.get("annotations", {}).get("id") or "")
+
+    def finding(self, level: str, words: str) -> Finding:
+        shown = self.id if ID.fullmatch(self.id) else ""
+        return Finding(level, self.file, self.line, shown, words)
+
+
+def lint(
+    policies: Iterable[Parsed], reserved: Iterable[str], known: Known | None
+) -> Iterator[Finding]:
+    """`reserved` are ids that no policy of these may have."""
+    taken = dict.fromkeys(reserved, "the hub's own guardrails have it")
+    for policy in policies:
+        yield from _id(policy, taken)
+        yield from _names(policy, known)
+        yield from _conditions(policy)
+
+
+def _id(policy: Parsed, taken: dict[str, str]) -> Iterator[Finding]:
+    id = policy.id
+    if not id:
+        yield policy.finding(ERROR, 'it has no id: write @id("a-short-name") before it')
+    elif not ID.fullmatch(id):
+        yield policy.finding(
+            ERROR,
+            f"its id {id!a} may have only letters without accents, digits and . _ : / - in it",
+        )
+    elif id in taken:
+        yield policy.finding(ERROR, f'its id "{id}" is taken: {taken[id]}')
+    else:
+        taken[id] = f"{policy.file}:{policy.line} has it"
+
+
+def _names(policy: Parsed, known: Known | None) -> Iterator[Finding]:
+    for type, id in sorted(policy.read.uids):
+        if not id.isascii() or not id.isprintable():
+            yield policy.finding(
+                ERROR,
+                f"it names {type}::{id!a}, in which are characters that look like others or "
+                "like nothing",
+            )
+        elif known is not None and type not in ("Action", "Org") and not known(type, id):
+            # "Vercel Ops" has vercel_ops.deploy: whoever takes the agent's name from there forbids
+            # nothing.
+            hint = "; it is named as registered, not as its tools are" if type in _OWNERS else ""
+            words = f'it names {type}::"{id}", which is not known here{hint}'
+            yield policy.finding(WARNING, words)
+
+
+def _conditions(policy: Parsed) -> Iterator[Finding]:
+    form, read = policy.form, policy.read
+    if policy.template:
+        yield policy.finding(
+            ERROR, "it is a template: write the principal and the resource in place of ? slots"
+        )
+    conditions = form.get("conditions", [])
+    depends = bool(read.variables)
+    everything = all(form[part]["op"] == "All" for part in ("principal", "action", "resource"))
+    if form["effect"] == "permit" and everything and not depends:
+        yield policy.finding(
+            ERROR,
+            "it permits everything to everybody: name a principal, an action or a resource, or "
+            "give a condition",
+        )
+    elif conditions and not depends:
+        yield policy.finding(WARNING, "its conditions depend on nothing of the request")
+    if "args" in read.context and read.longest > MAX_ARGUMENT:
+        yield policy.finding(
+            ERROR,
+            f"it compares arguments with a text of {read.longest} characters; {MAX_ARGUMENT} can "
+            "be compared",
+        )

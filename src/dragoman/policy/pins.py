@@ -1,0 +1,115 @@
+"""What of a definition is pinned, and when two of them are the same. Pure.
+
+A tool, a prompt, an agent's skill and an agent's card say many things; pinned is what a model reads
+of them, what it may send them, and where that goes. Keys in another order, sets in another order
+and white space in texts are no change. Knows nothing of who approves what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dragoman.core.tool import PROMPT, TOOL
+from dragoman.wire.json import encode
+
+SKILL, CARD = "skill", "card"
+"""What is pinned beside tools and prompts."""
+
+_TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    TOOL: _TOOL,
+    SKILL: _TOOL,
+    PROMPT: ("name", "title", "description", "arguments"),
+}
+_SKILL = frozenset({
+    "id", "name", "description", "tags", "examples", "inputmodes", "outputmodes", "inputschema",
+    "security", "securityrequirements",
+})  # fmt: skip
+_CARD = frozenset({
+    "name", "description", "provider", "url", "preferredtransport", "securityschemes", "security",
+    "securityrequirements", "authentication",
+})  # fmt: skip
+_INTERFACES = frozenset(("supportedinterfaces", "additionalinterfaces", "interfaces"))
+
+_TEXTS = frozenset(("description", "title", "examples"))
+_SETS = frozenset({
+    "required", "enum", "type", "allOf", "anyOf", "oneOf", "tags", "examples", "inputModes",
+    "outputModes", "supportedInterfaces", "additionalInterfaces", "extensions",
+})  # fmt: skip
+_SETS_WITHIN = frozenset(("security", "securityRequirements", "dependentRequired"))
+"""There every list is a set, however deep."""
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""There keys are names, which mean nothing by themselves."""
+
+
+def members(kind: str, definition: Mapping[str, Any], skill: Any = None) -> dict[str, Any]:
+    """What is pinned of a definition; of a skill's what the card says of it as well."""
+    found = {name: definition[name] for name in _MEMBERS[kind] if definition.get(name) is not None}
+    if isinstance(skill, Mapping):
+        found |= _picked(skill, _SKILL)
+    return found
+
+
+def card_members(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a card, of any version of A2A and in whichever spelling."""
+    found = _picked(card, _CARD)
+    for name, value in _picked(card, _INTERFACES).items():
+        places = value if isinstance(value, list) else [value]
+        found[name] = [_without_version(place) for place in places]
+    required = []
+    for capabilities in _picked(card, {"capabilities"}).values():
+        if isinstance(capabilities, Mapping):
+            required += _required(capabilities.get("extensions"))
+    return found | {"extensions": required} if required else found
+
+
+def _picked(value: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
+    """Both spellings count, `inputModes` and `input_modes`: whoever reads it may take either."""
+    return {
+        name: inner
+        for name, inner in value.items()
+        if inner is not None and name.replace("_", "").lower() in wanted
+    }
+
+
+def _without_version(place: Any) -> Any:
+    if not isinstance(place, Mapping):
+        return place
+    return {
+        name: value
+        for name, value in place.items()
+        if name.replace("_", "").lower() != "protocolversion"
+    }
+
+
+def _required(extensions: Any) -> list[Any]:
+    if not isinstance(extensions, list):
+        return []
+    return [one for one in extensions if isinstance(one, Mapping) and one.get("required")]
+
+
+def normal(value: Any, key: str = "") -> Any:
+    """The form in which those that are the same are equal; `key` is where it stands."""
+    if isinstance(value, str):
+        return " ".join(value.split()) if key in _TEXTS else value
+    if isinstance(value, Mapping):
+        if key in _NAMED:
+            return {name: normal(value[name]) for name in sorted(value)}
+        within = key if key in _SETS_WITHIN else ""
+        return {name: normal(value[name], within or name) for name in sorted(value)}
+    if isinstance(value, list | tuple):
+        inner = key if key in _SETS_WITHIN or key in _TEXTS else ""
+        items = [normal(item, inner) for item in value]
+        if key in _SETS or key in _SETS_WITHIN:
+            items.sort(key=encode)
+        return items
+    if type(value) is float and value.is_integer():
+        return int(value)  # RFC 8785: 1.0 is 1
+    return value
+
+
+def digest(pinned: Mapping[str, Any]) -> str:
+    """SHA-256 over the canonical JSON of `members`."""
+    return hashlib.sha256(encode(normal(pinned))).hexdigest()

@@ -1,0 +1,118 @@
+"""One set of policies, ready to decide: whatever is asked of it, it stays what it is.
+
+Made by `loading`; what it holds of Cedar is opaque here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dragoman.policy.analysis import NAMESPACE, VOLATILE, Reads, admits
+from dragoman.policy.entities import A2A_INVOKE, LIST, MCP_CALL, What, Who
+
+ANY_CALL = "any_call"
+CALLS = (MCP_CALL, A2A_INVOKE)
+ACTIONS = (*CALLS, LIST, "a2a_discover", "task_read", "task_cancel", "admin")
+
+ERROR, WARNING = "error", "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong with a set of policies, and where."""
+
+    level: str
+    file: str
+    line: int
+    """0 where it is not known."""
+    policy: str
+    """Its id; empty where it has none."""
+    words: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return ": ".join(part for part in (place, self.policy, self.words) if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    id: str
+    effect: str
+    """`permit` or `forbid`."""
+    file: str
+    line: int
+    text: str
+    annotations: Mapping[str, str]
+    guardrail: bool
+    form: Mapping[str, Any] = field(repr=False)
+    """Cedar's JSON form of it."""
+    read: Reads = field(repr=False)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """`principal.org`, `context.depth`, …"""
+        return tuple(sorted(self.read.paths))
+
+    @property
+    def uncached(self) -> tuple[str, ...]:
+        """What it reads that keeps decisions from being kept."""
+        if self.read.opaque:
+            return ("…",)
+        return tuple(f"context.{name}" for name in sorted(self.read.context & VOLATILE))
+
+    def concerns(self, who: Who | None, action: str, what: What) -> bool:
+        """Whether its head fits; without a caller, whether it does for any."""
+        form = self.form
+        above = [("Action", ANY_CALL)] if action in CALLS else []
+        return (
+            admits(form["action"], ("Action", action), above)
+            and admits(form["resource"], what.uid, what.ancestors)
+            and (who is None or admits(form["principal"], who.uid, who.ancestors))
+        )
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "effect": self.effect,
+            "file": self.file,
+            "line": self.line,
+            "guardrail": self.guardrail,
+            "annotations": {name: text for name, text in self.annotations.items() if name != "id"},
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    hash: str
+    """Short; every decision names it."""
+    policies: tuple[Policy, ...]
+    """The guardrails first."""
+    default: bool
+    warnings: tuple[Finding, ...] = ()
+    read: Reads = field(repr=False)
+    """Of all together."""
+    all: Any = field(repr=False)
+    """Cedar's handle on all policies."""
+    guardrails: Any = field(repr=False)
+    """That on the guardrails and a permit for everything else."""
+    schema: Any = field(repr=False)
+
+    def volatile(self, what: What) -> frozenset[str]:
+        """What of the context changes with every call and is read of calls to `what`."""
+        if self.read.opaque:
+            return VOLATILE
+        concerned = (one for one in self.policies if one.read.context & VOLATILE)
+        found = (one.read.context for one in concerned if one.concerns(None, what.action, what))
+        return frozenset().union(*found) & VOLATILE
+
+    @property
+    def timed(self) -> bool:
+        """Whether what is permitted may change by itself."""
+        return self.read.opaque or "now" in self.read.context
+
+
+def action_uid(action: str) -> dict[str, str]:
+    return {"type": f"{NAMESPACE}Action", "id": action}

@@ -1,0 +1,410 @@
+"""Dispatches: every call of a registered agent's skill, in `dispatches.db` of the hub's home.
+
+Those under way are in memory, where the load of each agent is counted. Those that have ended are
+written in groups, by a thread in which all of this database is used: no call waits for it. A crash
+loses the last group; the audit has those calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import sqlite3
+from binascii import Error as NotBase64
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import getrandbits
+from typing import Any, TypeVar
+
+import msgspec
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call
+from dragoman.core.errors import Full, InvalidInput
+from dragoman.core.events import PostVerb, PreVerb
+from dragoman.core.redaction import numbers, short
+from dragoman.core.verbs import CANCELLED as CANCELLED_CODE
+from dragoman.core.verbs import CRASHED, FAILED, behalf_of, code_of, denied, iso, session_of
+from dragoman.stores.sqlite import open_store
+
+log = logging.getLogger(__name__)
+
+DATABASE = "dispatches.db"
+WRITE_SECONDS, AGAIN_SECONDS = 0.1, 1.0
+MAX_UNWRITTEN = 10_000
+"""Where the database cannot be written, so many are kept for when it can; the oldest go first."""
+BUSY_SECONDS = 0.5
+MAX_FINDING = 8
+"""Who look for some at once; further ones are refused."""
+
+RUNNING, COMPLETED, ASKED, FAILED_, DENIED, CANCELLED = STATUSES = (
+    "running", "completed", "asked", "failed", "denied", "cancelled",
+)  # fmt: skip
+"""`asked`: the agent has asked something, and the answer comes with a dispatch of its own."""
+EXPLICIT, ROUTED = KINDS = ("explicit", "routed")
+ALL = "*"
+"""Of all callers: no caller's label is this."""
+
+T = TypeVar("T")
+
+MIGRATIONS = (
+    """
+CREATE TABLE dispatches (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL, org TEXT NOT NULL, agent_id TEXT NOT NULL, agent TEXT NOT NULL,
+    skill TEXT NOT NULL, verb TEXT NOT NULL, asked_as TEXT NOT NULL, task TEXT,
+    trace TEXT NOT NULL, session TEXT NOT NULL, caller TEXT NOT NULL, behalf TEXT,
+    status TEXT NOT NULL, kind TEXT NOT NULL, started REAL NOT NULL, completed REAL,
+    latency REAL, code INTEGER, usage TEXT
+) STRICT;
+CREATE INDEX dispatches_by_time ON dispatches (started, id);
+""",
+)
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """One of them: its fields are the columns. Changed once, at its end."""
+
+    id: str
+    org: str
+    agent_id: str
+    agent: str
+    skill: str
+    verb: str
+    asked_as: str
+    task: str | None
+    trace: str
+    session: str
+    caller: str
+    behalf: str | None
+    status: str
+    kind: str
+    started: float
+    completed: float | None = None
+    latency: float | None = None
+    code: int | None = None
+    usage: str | None = None
+
+    def row(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in COLUMNS)
+
+
+COLUMNS = tuple(Dispatch.__dataclass_fields__)
+_INSERT = (
+    f"INSERT INTO dispatches ({', '.join(COLUMNS)}) VALUES ({', '.join('?' for _ in COLUMNS)})"
+)
+_PRUNE = "DELETE FROM dispatches WHERE seq <= (SELECT max(seq) FROM dispatches) - ?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which ones. Whose, must be said: a caller's label, or `ALL`."""
+
+    org: str
+    caller: str
+    agent_id: str | None = None
+    agent: str | None = None
+    status: str | None = None
+    kind: str | None = None
+    session: str | None = None
+    since: float | None = None
+    until: float | None = None
+    before: tuple[float, str] | None = None
+    """When the last one that was seen began, and its id."""
+
+    def includes(self, one: Dispatch) -> bool:
+        exact = (self.agent_id, self.agent, self.status, self.kind, self.session)
+        its = (one.agent_id, one.agent, one.status, one.kind, one.session)
+        return (
+            one.org == self.org
+            and self.caller in (ALL, one.caller)
+            and all(want in (None, has) for want, has in zip(exact, its, strict=True))
+            and (self.since is None or one.started >= self.since)
+            and (self.until is None or one.started < self.until)
+            and (self.before is None or (one.started, one.id) < self.before)
+        )
+
+    def query(self, limit: int) -> tuple[str, list[Any]]:
+        tests: list[tuple[str, Any]] = [("org = ?", self.org)]
+        if self.caller != ALL:
+            tests.append(("caller = ?", self.caller))
+        for name in ("agent_id", "agent", "status", "kind", "session"):
+            if (value := getattr(self, name)) is not None:
+                tests.append((f"{name} = ?", value))
+        if self.since is not None:
+            tests.append(("started >= ?", self.since))
+        if self.until is not None:
+            tests.append(("started < ?", self.until))
+        where, values = " AND ".join(test for test, _ in tests), [value for _, value in tests]
+        if self.before is not None:
+            where += " AND (started, id) < (?, ?)"
+            values += self.before
+        return (
+            f"SELECT {', '.join(COLUMNS)} FROM dispatches WHERE {where} "
+            "ORDER BY started DESC, id DESC LIMIT ?",
+            [*values, limit],
+        )
+
+
+class Dispatches:
+    """Used by the thread of the loop; its own thread is used for the database alone."""
+
+    def __init__(self, home: Path, keep: int) -> None:
+        self._keep = keep
+        self._open: dict[str, Dispatch] = {}
+        """By the spans of their calls."""
+        self._active: dict[str, int] = {}
+        self._unwritten: deque[Dispatch] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._failing = False
+        self._closed = False
+        self._finding = 0
+        self.groups = 0
+        """Transactions so far."""
+        self.lost = 0
+        """Ended, and never written."""
+        self._thread = ThreadPoolExecutor(1, "dispatches")
+        try:
+            opened = self._thread.submit(
+                open_store, home / DATABASE, MIGRATIONS, busy_seconds=BUSY_SECONDS
+            )
+            self._db = opened.result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def watch(self, bus: Bus) -> None:
+        bus.observe(PreVerb, self._began, "the observer that keeps dispatches")
+        bus.observe(PostVerb, self._ended, "the observer that keeps dispatches")
+
+    def active(self, agent: str) -> int:
+        """How many are under way at the agent of that name."""
+        return self._active.get(agent, 0)
+
+    # --- from the bus -----------------------------------------------------------------------------
+
+    def _began(self, event: PreVerb) -> None:
+        call = event.call
+        if call.tool.bridged is None:
+            return
+        one = _dispatch_from_call(call, event.at)
+        self._open[call.trace.span] = one
+        self._active[one.agent] = self._active.get(one.agent, 0) + 1
+
+    def _ended(self, event: PostVerb) -> None:
+        if event.call.tool.bridged is None:
+            return
+        one = self._open.pop(event.call.trace.span, None)
+        if one is None:  # refused before it was announced
+            one = _dispatch_from_call(event.call, event.at - event.duration_ms / 1000)
+        elif (left := self._active[one.agent] - 1) > 0:
+            self._active[one.agent] = left
+        else:
+            del self._active[one.agent]
+        _conclude(one, event)
+        self._unwritten.append(one)
+        self._bound()
+        self._later(WRITE_SECONDS)
+
+    # --- the database -----------------------------------------------------------------------------
+
+    def _later(self, seconds: float) -> None:
+        if self._timer is None and self._writing is None and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._write)
+
+    def _write(self) -> None:
+        """Hands all that has ended to the thread, as one transaction; one at a time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        group = list(self._unwritten)
+        self._unwritten.clear()
+        self._writing = self._in_thread(lambda: self._insert(group))
+        self._writing.add_done_callback(lambda done: self._written(group, done))
+
+    def _insert(self, group: Sequence[Dispatch]) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(_INSERT, [one.row() for one in group])
+            self._db.execute(_PRUNE, (self._keep,))
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _written(self, group: list[Dispatch], done: asyncio.Future[None]) -> None:
+        self._writing = None
+        error = done.exception()
+        if error is None:
+            self.groups += 1
+        else:
+            if not self._failing:
+                log.error("dispatches cannot be written, which is tried again: %s", error)
+            self._unwritten.extendleft(reversed(group))
+            self._bound()
+        self._failing = error is not None
+        if self._unwritten:
+            self._later(AGAIN_SECONDS if self._failing else WRITE_SECONDS)
+
+    def _bound(self) -> None:
+        while len(self._unwritten) > MAX_UNWRITTEN:
+            self._unwritten.popleft()
+            self.lost += 1
+
+    async def find(
+        self, limit: int, cursor: str | None, **wanted: Any
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """The newest first, at most `limit`, and where to go on if there are more. `wanted` are the
+        fields of `Wanted`."""
+        want = Wanted(**wanted, before=_read_cursor(cursor) if cursor is not None else None)
+        if self._closed:
+            raise Full("the hub is going down; ask again when it is back")
+        if self._finding >= MAX_FINDING:  # what is to be written would wait behind them all
+            raise Full("too many look for dispatches just now; ask again shortly")
+        self._finding += 1
+        try:
+            return await self._find(limit, want)
+        finally:
+            self._finding -= 1
+
+    async def _find(self, limit: int, want: Wanted) -> tuple[list[dict[str, Any]], str | None]:
+        # What is being written now is so before the thread reads: each of them is there once.
+        here = (*self._open.values(), *self._unwritten)
+        found = [one for one in here if want.includes(one)]
+        query, values = want.query(limit + 1)
+        try:
+            rows = await self._in_thread(lambda: self._db.execute(query, values).fetchall())
+        except sqlite3.Error as error:
+            raise Full(f'the dispatches in "{DATABASE}" cannot be read ({error})') from error
+        found += [Dispatch(*row) for row in rows]
+        found.sort(key=lambda one: (one.started, one.id), reverse=True)
+        more = _cursor(found[limit - 1]) if len(found) > limit else None
+        return [_told(one) for one in found[:limit]], more
+
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def close(self) -> None:
+        """What has ended is written; what has not is in the audit."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._settled()
+        if self._unwritten:
+            self._write()
+            await self._settled()
+        self.lost += len(self._unwritten)
+        if self.lost:
+            log.error("%d dispatches could not be written; the audit has them", self.lost)
+        await self._in_thread(self._db.close)
+        self._thread.shutdown()
+
+    async def _settled(self) -> None:
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+            await asyncio.sleep(0)  # what is done when it is done is still to come
+
+
+def _dispatch_from_call(call: Call, at: float) -> Dispatch:
+    bridged = call.tool.bridged
+    assert bridged is not None
+    return Dispatch(
+        f"{getrandbits(128):032x}",  # a name, not a secret
+        call.caller.org,
+        bridged.card_id,
+        bridged.agent,
+        bridged.skill_id,
+        call.tool.name,
+        short(call.asked_as),
+        None,
+        call.trace.id,
+        session_of(call),
+        call.caller.label,
+        behalf_of(call),
+        RUNNING,
+        EXPLICIT,
+        at,
+    )
+
+
+def _conclude(one: Dispatch, event: PostVerb) -> None:
+    noted = event.call.noted
+    one.status, one.code = _outcome(event)
+    one.completed = event.at
+    one.latency = round(event.duration_ms, 3)
+    if "far_task" in noted:
+        one.task = short(str(noted["far_task"]))
+    if "usage" in noted and (usage := numbers(noted["usage"])):
+        one.usage = msgspec.json.encode(usage).decode()
+
+
+def _outcome(event: PostVerb) -> tuple[str, int | None]:
+    result, error = event.result, event.error
+    if error is not None:
+        return DENIED if denied(event.call, error) else FAILED_, code_of(error)
+    if result is None:
+        return (CANCELLED, CANCELLED_CODE) if event.cancelled else (FAILED_, CRASHED)
+    if result.failed:
+        return FAILED_, FAILED
+    return ASKED if result.questions else COMPLETED, None
+
+
+def _told(one: Dispatch) -> dict[str, Any]:
+    usage = msgspec.json.decode(one.usage) if one.usage else None
+    return {
+        "dispatchId": one.id,
+        "agentId": one.agent_id,
+        "agentName": one.agent,
+        "skillId": one.skill,
+        "verb": one.verb,
+        "askedAs": one.asked_as,
+        "taskId": one.task,
+        "traceId": one.trace,
+        "sessionId": one.session,
+        "caller": one.caller,
+        "onBehalfOf": one.behalf,
+        "status": one.status,
+        "kind": one.kind,
+        "startedAt": iso(one.started),
+        "completedAt": iso(one.completed) if one.completed is not None else None,
+        "latencyMs": one.latency,
+        "errorCode": one.code,
+        "costTokens": _tokens(usage) if usage else None,
+        "usage": usage,
+    }
+
+
+TOTALS = ("totalTokens", "total_tokens", "tokens")
+PARTS = (("inputTokens", "outputTokens"), ("input_tokens", "output_tokens"),
+         ("promptTokens", "completionTokens"), ("prompt_tokens", "completion_tokens"))  # fmt: skip
+"""What agents call it."""
+
+
+def _tokens(usage: Mapping[str, float]) -> float | None:
+    for name in TOTALS:
+        if name in usage:
+            return usage[name]
+    for names in PARTS:
+        if any(name in usage for name in names):
+            return sum(usage.get(name, 0) for name in names)
+    return None
+
+
+def _cursor(one: Dispatch) -> str:
+    return base64.urlsafe_b64encode(f"{one.started!r} {one.id}".encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[float, str]:
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        started, _, id = text.partition(" ")
+        return float(started), id
+    except (NotBase64, ValueError):
+        raise InvalidInput("there is no such cursor; begin without one") from None

@@ -1,0 +1,139 @@
+"""The definitions that were seen and approved, in the hub's home. A `PinStore`.
+
+What is saved at once is one transaction, however many pins are in it. Knows nothing of what a
+definition says, nor when two are the same.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import Full
+from dragoman.core.ports import Pin, PinChange, PinDecision
+from dragoman.stores.sqlite import open_store
+
+DATABASE = "pins.db"
+MAX_DECISIONS = 100_000
+BUSY_SECONDS = 0.5
+
+MIGRATIONS = (
+    """
+CREATE TABLE pins (
+    target TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL,
+    mark BLOB NOT NULL, approved_at REAL NOT NULL, approved_by TEXT NOT NULL,
+    held_mark BLOB NOT NULL, held_at REAL NOT NULL,
+    rejected_at REAL NOT NULL, rejected_by TEXT NOT NULL,
+    approved BLOB, held BLOB,
+    UNIQUE (target, kind, id)
+) STRICT;
+CREATE TABLE pin_decisions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    at REAL NOT NULL, by TEXT NOT NULL, action TEXT NOT NULL,
+    target TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL,
+    digest TEXT NOT NULL
+) STRICT;
+CREATE INDEX pin_decisions_of ON pin_decisions (target, kind, id);
+""",
+)
+
+_COLUMNS = (
+    "target, kind, id, name, mark, approved_at, approved_by, held_mark, held_at,"
+    " rejected_at, rejected_by"
+)
+_LOAD = f"SELECT {_COLUMNS}, coalesce(length(approved), 0), coalesce(length(held), 0) FROM pins"
+_SAVE = f"""
+INSERT INTO pins ({_COLUMNS}, approved, held) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (target, kind, id) DO UPDATE SET
+    name = excluded.name, mark = excluded.mark,
+    approved_at = excluded.approved_at, approved_by = excluded.approved_by,
+    held_mark = excluded.held_mark, held_at = excluded.held_at,
+    rejected_at = excluded.rejected_at, rejected_by = excluded.rejected_by,
+    approved = coalesce(excluded.approved, approved),
+    held = CASE excluded.held_mark WHEN x'' THEN NULL ELSE coalesce(excluded.held, held) END
+"""
+_DECIDED = "at, by, action, target, kind, id, name, digest"
+_DECIDE = f"INSERT INTO pin_decisions ({_DECIDED}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_TRIM = "DELETE FROM pin_decisions WHERE number <= (SELECT max(number) FROM pin_decisions) - ?"
+_OF = "WHERE target = ? AND kind = ? AND id = ?"
+
+
+class SqlitePins:
+    """In `pins.db`. Used by the thread of the loop alone."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / DATABASE
+        self._db = open_store(self._path, MIGRATIONS, busy_seconds=BUSY_SECONDS)
+        self.commits = 0
+
+    def load(self, target: str | None) -> list[Pin]:
+        if target is None:
+            rows = self._read(f"{_LOAD} ORDER BY name, kind", ())
+        else:
+            rows = self._read(f"{_LOAD} WHERE target = ?", (target,))
+        return [Pin(*row) for row in rows]
+
+    def bodies(self, pin: Pin) -> tuple[bytes, bytes]:
+        key = (pin.target, pin.kind, pin.id)
+        for approved, held in self._read(f"SELECT approved, held FROM pins {_OF}", key):
+            return approved or b"", held or b""
+        return b"", b""
+
+    def save(self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]) -> None:
+        rows = [(*_row(change.pin), change.approved, change.held) for change in changes]
+        self._write([(_SAVE, rows), *_decided(decisions)])
+
+    def decisions(self, pin: Pin, most: int) -> list[PinDecision]:
+        order = f"SELECT {_DECIDED} FROM pin_decisions {_OF} ORDER BY number DESC LIMIT ?"
+        return [
+            PinDecision(*row) for row in self._read(order, (pin.target, pin.kind, pin.id, most))
+        ]
+
+    def forget(self, target: str, decision: PinDecision) -> None:
+        self._write([("DELETE FROM pins WHERE target = ?", [(target,)]), *_decided([decision])])
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _read(self, order: str, values: Sequence[Any]) -> list[Any]:
+        try:
+            return self._db.execute(order, values).fetchall()
+        except sqlite3.Error as error:
+            raise Full(f'"{self._path}" cannot be read ({error})') from error
+
+    def _write(self, orders: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            for order, rows in orders:
+                self._db.executemany(order, rows)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise Full(f'"{self._path}" cannot be written ({error})') from error
+        finally:
+            self._roll_back()
+        self.commits += 1
+
+    def _roll_back(self) -> None:
+        """What was begun and did not come to its end."""
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # then it is none any more
+
+
+def _row(pin: Pin) -> tuple[Any, ...]:
+    return (
+        pin.target, pin.kind, pin.id, pin.name, pin.mark, pin.approved_at, pin.approved_by,
+        pin.held_mark, pin.held_at, pin.rejected_at, pin.rejected_by,
+    )  # fmt: skip
+
+
+def _decided(decisions: Sequence[PinDecision]) -> list[tuple[str, Sequence[Sequence[Any]]]]:
+    rows = [
+        (one.at, one.by, one.action, one.target, one.kind, one.id, one.name, one.digest)
+        for one in decisions
+    ]
+    return [(_DECIDE, rows), (_TRIM, [(MAX_DECISIONS,)])] if rows else []

@@ -1,0 +1,140 @@
+"""The agents of others that were registered while the hub ran, and the cards of all of them.
+
+An agent is a row of JSON whose meaning is not known here. Cards are kept as they came, each that is
+distinct once, the last fifty of an agent within a few megabytes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dragoman.core.errors import Full
+from dragoman.stores.sqlite import open_store
+
+DATABASE = "registry.db"
+MIGRATIONS = (
+    """
+    CREATE TABLE agents (
+        id TEXT PRIMARY KEY,
+        org TEXT NOT NULL,
+        slug TEXT NOT NULL,
+        row TEXT NOT NULL,
+        UNIQUE (org, slug)
+    );
+    CREATE TABLE cards (
+        agent TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        seen_at REAL NOT NULL,
+        number INTEGER NOT NULL,
+        card BLOB NOT NULL,
+        PRIMARY KEY (agent, digest)
+    );
+    CREATE INDEX cards_by_number ON cards (agent, number);
+    """,
+)
+
+MAX_CARDS = 50
+MAX_CARD_BYTES = 4 * 1024 * 1024
+"""Of all cards of an agent; the last two are kept whatever they have."""
+
+
+class RegistryStore:
+    def __init__(self, home: Path) -> None:
+        self._path = home / DATABASE
+        self._db = open_store(self._path, MIGRATIONS)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """In the order of their slugs."""
+        try:
+            found = self._db.execute("SELECT row FROM agents ORDER BY slug").fetchall()
+            return [msgspec.json.decode(row, type=dict[str, Any]) for (row,) in found]
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            raise self._unreadable(error) from error
+
+    def save(self, row: Mapping[str, Any]) -> None:
+        """`row` has an `id`, an `org` and a `slug`; it is kept when this returns."""
+        data = msgspec.json.encode(row).decode()
+        self._write(
+            "INSERT INTO agents (id, org, slug, row) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET org = excluded.org, slug = excluded.slug, "
+            "row = excluded.row",
+            (row["id"], row["org"], row["slug"], data),
+        )
+
+    def delete(self, id: str) -> None:
+        """And its cards."""
+        self._write("DELETE FROM agents WHERE id = ?", (id,))
+        self._write("DELETE FROM cards WHERE agent = ?", (id,))
+
+    # --- cards -----------------------------------------------------------------------------------
+
+    def keep_card(self, agent: str, digest: str, card: bytes, at: float) -> None:
+        """One that was there before is the newest again, and is kept once."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(
+                "INSERT INTO cards (agent, digest, seen_at, number, card) VALUES (?, ?, ?, "
+                "(SELECT coalesce(max(number), 0) + 1 FROM cards WHERE agent = ?), ?) "
+                "ON CONFLICT (agent, digest) DO UPDATE SET seen_at = excluded.seen_at, "
+                "number = excluded.number",
+                (agent, digest, at, agent, card),
+            )
+            self._drop_old(agent)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise self._unwritable(error) from error
+
+    def _drop_old(self, agent: str) -> None:
+        kept = self._db.execute(
+            "SELECT number, length(card) FROM cards WHERE agent = ? ORDER BY number DESC", (agent,)
+        ).fetchall()
+        total = 0
+        for place, (number, size) in enumerate(kept):
+            total += size
+            if place >= MAX_CARDS or (place >= 2 and total > MAX_CARD_BYTES):
+                self._db.execute(
+                    "DELETE FROM cards WHERE agent = ? AND number <= ?", (agent, number)
+                )
+                return
+
+    def cards(self, agent: str) -> list[tuple[str, float, int]]:
+        """The digest of each, when it was seen and how many bytes it has, the newest first."""
+        try:
+            return self._db.execute(
+                "SELECT digest, seen_at, length(card) FROM cards WHERE agent = ? "
+                "ORDER BY number DESC",
+                (agent,),
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
+
+    def card(self, agent: str, digest: str) -> bytes | None:
+        try:
+            found = self._db.execute(
+                "SELECT card FROM cards WHERE agent = ? AND digest = ?", (agent, digest)
+            ).fetchone()
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
+        return bytes(found[0]) if found is not None else None
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise self._unwritable(error) from error
+
+    def _unreadable(self, error: Exception) -> Full:
+        return Full(f'the registry of agents "{self._path}" cannot be read ({error})')
+
+    def _unwritable(self, error: Exception) -> Full:
+        return Full(f'the registry of agents "{self._path}" cannot be written ({error})')

@@ -1,0 +1,226 @@
+"""For tests of what is built on the bridge: the tool of one skill of an agent that is not there,
+and a bus that keeps what it carries.
+
+A call takes the hub's own road, with every guard and the real policies; only what would go over the
+network goes to a function of the test's. Nothing is written to disk.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+from dragoman import guards
+from dragoman.a2a.card_reading import card_in
+from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.dialects.ops import V03
+from dragoman.a2a.discovery import Found
+from dragoman.a2a.probing import Peer
+from dragoman.a2a.remote import RemoteAgent
+from dragoman.a2a.ways import JSONRPC, Way
+from dragoman.core.bus import Bus
+from dragoman.core.call import ABSENT, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.chains import Chains
+from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.core.events import PostVerb, PreVerb, VerbError
+from dragoman.core.hub import Hub
+from dragoman.core.ports import Reply
+from dragoman.core.principal import Principal
+from dragoman.core.questions import Handles
+from dragoman.core.tool import Tool
+from dragoman.core.verbs import verb_event
+from dragoman.core.view import EVERYTHING
+from dragoman.guards.config import Limits
+from dragoman.guards.validate import compile_schema
+from dragoman.policy.engine import Policies
+from dragoman.policy.loading import PolicyError, check_texts
+
+__all__ = ["Fetched", "SkillTool", "VerbBus", "build_a2a_skill_tool", "create_in_memory_verb_bus"]
+
+DOOR = "test"
+SECONDS = 30.0
+
+
+class VerbBus:
+    """`events` are all so far, as subscribers are told of them: dictionaries with `phase`, `verb`
+    and the rest."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.bus = Bus()
+        self.subscribe(self.events.append)
+
+    def subscribe(self, callback: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        """What is returned ends it."""
+
+        def hear(event: Any) -> None:
+            callback(verb_event(event))
+
+        ends = [self.bus.observe(kind, hear) for kind in (PreVerb, PostVerb, VerbError)]
+
+        def end() -> None:
+            for each in ends:
+                each()
+
+        return end
+
+
+def create_in_memory_verb_bus() -> VerbBus:
+    return VerbBus()
+
+
+class Fetched(NamedTuple):
+    """A request that would have gone over the network."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+Fetcher = Callable[..., Awaitable[Mapping[str, Any]]]
+"""Takes a `Fetched`, or nothing; answers with `status` and `bodyText` (or `body_text`). What raises
+an `OSError` is a network that fails."""
+
+
+class SkillTool:
+    """A skill as MCP clients see it, and as they call it."""
+
+    def __init__(self, hub: Hub, tool: Tool, caller: Principal) -> None:
+        self.name = tool.name
+        self.alias = tool.other_names["alias"]
+        self.description = tool.description
+        self.input_schema: Mapping[str, Any] = tool.definition["inputSchema"]
+        self._hub = hub
+        self._caller = caller
+
+    async def call(self, args: Mapping[str, Any], name: str = "") -> Result:
+        """By its name, or by another that it has."""
+        return await self._hub.call(
+            self._caller, name or self.name, args, door=DOOR, view=EVERYTHING
+        )
+
+    async def handler(self, args: Mapping[str, Any]) -> Any:
+        """The object, the text or the artifact that the agent answers with; content blocks where it
+        is none of these. Raises what a client would be told as an error."""
+        result = await self.call(args)
+        if result.structured is not ABSENT:
+            return result.structured
+        texts = [block.get("text") for block in result.content]
+        return texts[0] if len(texts) == 1 and texts[0] is not None else list(result.content)
+
+
+def build_a2a_skill_tool(
+    *,
+    agent_row: Mapping[str, Any],
+    card: Mapping[str, Any],
+    skill: Mapping[str, Any],
+    fetcher: Fetcher,
+    verb_bus: VerbBus | None = None,
+    policies: str | None = None,
+    wire: str = "auto",
+    timeout_secs: float = SECONDS,
+) -> SkillTool:
+    """`agent_row` has `id`, `orgId` and `agentUrl`, and may have a `name`, else it is the card's.
+    The caller is the owner of that org. `policies` is Cedar text in the place of the policies that
+    a new hub has."""
+    org, url = str(_of(agent_row, "orgId")), str(_of(agent_row, "agentUrl"))
+    name = str(agent_row.get("name") or card.get("name") or agent_row["id"])
+    catalog, bus = Catalog(), (verb_bus or VerbBus()).bus
+    agent = RemoteAgent(
+        ExternalAgent(name=name, url=url, wire=wire, timeout_secs=timeout_secs),  # type: ignore[arg-type]
+        lambda *_: _Fetching(fetcher),
+        catalog,
+        compile_schema,
+        headers={},
+        signatures="ignore",
+        org=org,
+    )
+    judge = _judge(policies, agent)
+    handles, chains = Handles(os.urandom(32), SECONDS), Chains(os.urandom(32))
+    stages = guards.standard(_Unrecorded(), bus, Limits(), handles, chains, judge)
+    hub = Hub(catalog, bus, stages, chains, judge)
+    agent.offer(_peer(url, card, skill, wire), str(agent_row["id"]))
+    (tool,) = [tool for tool in catalog.tools() if tool.bridged is not None]
+    return SkillTool(hub, tool, Principal("owner", "owner", org, roles=("owner",)))
+
+
+def _of(row: Mapping[str, Any], name: str) -> Any:
+    """As the seed spells it, or as Python does."""
+    snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+    return row[name] if name in row else row[snake]
+
+
+def _peer(url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str) -> Peer:
+    """The agent as if it had been found: nothing is asked."""
+    raw = {**card, "skills": [skill]}
+    peer = Peer(Found(asked=url, url=url, raw=raw, card=card_in(raw, url)))
+    if wire == "auto":
+        said = card.get("protocolVersion") or card.get("supportedInterfaces")
+        peer.way = peer.ways[0] if said else Way(JSONRPC, V03, url, declared=True)
+    return peer
+
+
+def _judge(policies: str | None, agent: RemoteAgent) -> Policies:
+    checked = check_texts(None if policies is None else {"test.cedar": policies})
+    if checked.snapshot is None:
+        raise PolicyError(checked.findings)
+    return Policies(checked.snapshot, facts=lambda name: agent.facts, intact=lambda tool: True)
+
+
+class _Unrecorded:
+    """An audit log that keeps nothing."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def intend(self, entry: Mapping[str, Any]) -> int:
+        self._last += 1
+        return self._last
+
+    def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
+        pass
+
+
+class _Fetching:
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._takes = bool(inspect.signature(fetcher).parameters)
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+    ) -> Reply:
+        try:
+            asked = (Fetched(method, url, headers, body),) if self._takes else ()
+            reply = await self._fetcher(*asked)
+        except TimeoutError as error:
+            raise TimedOut(f'"{url}" did not answer: {error}') from error
+        except OSError as error:
+            raise Unreachable(f'"{url}" cannot be reached: {error}') from error
+        text = str(_of(reply, "bodyText"))
+        return Reply(int(reply["status"]), {"content-type": "application/json"}, _Body(text))
+
+
+class _Body:
+    def __init__(self, text: str) -> None:
+        self._data = text.encode()
+
+    async def read(self, limit: int) -> bytes:
+        if len(self._data) > limit:
+            raise BadReply(f"the answer is longer than {limit} bytes")
+        return self._data
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+    def close(self) -> None:
+        pass

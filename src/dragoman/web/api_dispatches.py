@@ -1,0 +1,101 @@
+"""`GET /api/a2a/dispatches`: every call of a registered agent's skill, the newest first."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.hub import Hub
+from dragoman.core.ports import ADMIN
+from dragoman.web.api import Request, Response, Route, ok
+
+LIMIT, MAX_LIMIT = 50, 200
+EVERYBODY = "*"
+
+OPERATIONS: list[tuple[Any, ...]] = [
+    (
+        "/api/a2a/dispatches",
+        "get",
+        "Calls of registered agents' skills, newest first",
+        "Object",
+        [400, 503],
+    ),
+]
+
+_EXACT = {"agentId": "agent_id", "agent": "agent", "session": "session"}
+_WORDS = {
+    "status": ("running", "completed", "asked", "failed", "denied", "cancelled"),
+    "kind": ("explicit", "routed"),
+}
+_TIMES = {"from": "since", "to": "until"}
+_KNOWN = (*_EXACT, *_WORDS, *_TIMES, "limit", "cursor")
+
+
+class Store(Protocol):
+    async def find(
+        self, limit: int, cursor: str | None, **wanted: Any
+    ) -> tuple[list[dict[str, Any]], str | None]: ...
+
+
+class DispatchesApi:
+    def __init__(self, hub: Hub, store: Store) -> None:
+        self._hub = hub
+        self._store = store
+
+    @property
+    def routes(self) -> list[Route]:
+        return [("GET", r"/api/a2a/dispatches", self._list)]
+
+    async def _list(self, request: Request) -> Response:
+        principal, query = request.principal, request.query
+        assert principal is not None
+        if unknown := query.keys() - set(_KNOWN):
+            raise InvalidInput(
+                f'"{min(unknown)[:100]}" is nothing to choose by; there are {", ".join(_KNOWN)}'
+            )
+        wanted: dict[str, Any] = {_EXACT[name]: query[name] for name in _EXACT if name in query}
+        for name, words in _WORDS.items():
+            if name in query:
+                if query[name] not in words:
+                    raise InvalidInput(f"{name} must be one of {', '.join(words)}")
+                wanted[name] = query[name]
+        for name, field in _TIMES.items():
+            if name in query:
+                wanted[field] = _time(name, query[name])
+        # Who runs the hub sees them all, everybody else their own.
+        all_of_them = self._hub.authorizer.may(principal, ADMIN).allowed
+        found, cursor = await self._store.find(
+            _limit(query.get("limit")),
+            query.get("cursor"),
+            org=principal.org,
+            caller=EVERYBODY if all_of_them else principal.label,
+            **wanted,
+        )
+        return ok({"dispatches": found, "nextCursor": cursor})
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return LIMIT
+    if not (given.isascii() and given.isdigit() and len(given) <= 9) or not (
+        1 <= int(given) <= MAX_LIMIT
+    ):
+        raise InvalidInput(f"limit must be a number from 1 to {MAX_LIMIT}")
+    return int(given)
+
+
+def _time(name: str, given: str) -> float:
+    """As ISO 8601, in UTC where it does not say; or in seconds since 1970."""
+    try:
+        seconds = float(given)
+    except ValueError:
+        try:
+            at = datetime.fromisoformat(given.replace(" ", "+"))  # a plus that was not quoted
+            seconds = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            seconds = math.nan
+    if not math.isfinite(seconds):
+        raise InvalidInput(f'{name} must be a time such as "2026-01-31T12:00:00Z"')
+    return seconds

@@ -1,0 +1,130 @@
+"""`/api/pins`: what is held because it has changed, how it differs, and what is decided about it.
+
+All of it needs `admin`: it names and shows what others may not know of.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.hub import Hub
+from dragoman.web.api import Request, Response, Route, demand_admin, object_in, ok
+
+OPERATIONS: list[tuple[Any, ...]] = [
+    (
+        "/api/pins",
+        "get",
+        "Definitions that are held; ?state=all: all of them",
+        "Object",
+        [400, 403],
+    ),
+    ("/api/pins/diff", "get", "How the held ?name= differs", "Object", [400, 403, 404, 409]),
+    (
+        "/api/pins/approve",
+        "post",
+        "Approve what is held: {name, digest?}, {target} or {all: true}",
+        "Object",
+        [400, 403, 404, 409, 503],
+        "Object",
+    ),
+    (
+        "/api/pins/reject",
+        "post",
+        "Keep it held, whenever it comes: {name}",
+        "Object",
+        [400, 403, 404, 409, 503],
+        "Object",
+    ),
+    (
+        "/api/pins/forget",
+        "post",
+        "See all of a target for the first time again: {target}",
+        "Object",
+        [400, 403, 404, 503],
+        "Object",
+    ),
+]
+
+
+class Decisions(Protocol):
+    """What is known of definitions, and what people say about them."""
+
+    def listed(self, state: str) -> list[dict[str, Any]]: ...
+
+    def show(self, name: str) -> dict[str, Any]: ...
+
+    def approve(self, name: str, by: str, code: str | None = None) -> list[str]: ...
+
+    def approve_all(self, by: str, target: str | None) -> list[str]: ...
+
+    def reject(self, name: str, by: str) -> list[str]: ...
+
+    def forget(self, target: str, by: str) -> list[str]: ...
+
+
+class PinsApi:
+    def __init__(self, hub: Hub, decisions: Decisions) -> None:
+        self._hub = hub
+        self._decisions = decisions
+        self.routes: list[Route] = [
+            ("GET", r"/api/pins", self._list),
+            ("GET", r"/api/pins/diff", self._diff),
+            ("POST", r"/api/pins/approve", self._approve),
+            ("POST", r"/api/pins/reject", self._reject),
+            ("POST", r"/api/pins/forget", self._forget),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        self._admitted(request)
+        found = self._decisions.listed(request.query.get("state", "held"))
+        return ok({"pins": found, "total": len(found)})
+
+    async def _diff(self, request: Request) -> Response:
+        self._admitted(request)
+        name = request.query.get("name")
+        if not name:
+            raise InvalidInput("say which: /api/pins/diff?name=NAME")
+        return ok(self._decisions.show(name))
+
+    async def _approve(self, request: Request) -> Response:
+        by = self._admitted(request)
+        given = object_in(request)
+        match given:
+            case {"name": str(name), **rest} if name and not rest.keys() - {"digest"}:
+                code = rest.get("digest")
+                if not isinstance(code, str | None):
+                    raise InvalidInput('"digest" must be a text')
+                done = self._decisions.approve(name, by, code)
+            case {"target": str(target), **rest} if target and not rest:
+                done = self._decisions.approve_all(by, target)
+            case {"all": True, **rest} if not rest:
+                done = self._decisions.approve_all(by, None)
+            case _:
+                raise InvalidInput(
+                    'the body must be {"name": …}, with "digest" for exactly what was looked at, '
+                    'or {"target": …}, or {"all": true}'
+                )
+        return ok({"approved": done})
+
+    async def _reject(self, request: Request) -> Response:
+        by = self._admitted(request)
+        return ok({"rejected": self._decisions.reject(_only(request, "name"), by)})
+
+    async def _forget(self, request: Request) -> Response:
+        by = self._admitted(request)
+        return ok({"forgotten": self._decisions.forget(_only(request, "target"), by)})
+
+    def _admitted(self, request: Request) -> str:
+        """Who asks."""
+        demand_admin(self._hub, request.principal)
+        assert request.principal is not None
+        return request.principal.label
+
+
+def _only(request: Request, member: str) -> str:
+    given = object_in(request)
+    value = given.get(member)
+    if given.keys() != {member} or not isinstance(value, str) or not value:
+        raise InvalidInput(f'the body must be {{"{member}": …}}')
+    return value

@@ -1,0 +1,376 @@
+"""`GET /api/events`: what happens, as it happens, as server-sent events.
+
+Whoever listens hears of its own calls, and of everything with the permission to run the hub; and
+of no tool that it may not list. While nobody listens nothing is made for it. Knows events only as
+`verbs` tells them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from time import monotonic, time
+from typing import Any
+
+from dragoman.core.bus import End
+from dragoman.core.call import Call
+from dragoman.core.errors import AuthorizationError, Full, HubError, InvalidInput
+from dragoman.core.events import AgentChanged, Event, PostVerb, VerbError
+from dragoman.core.hub import Hub
+from dragoman.core.ports import ADMIN, HttpRequest
+from dragoman.core.principal import Principal
+from dragoman.core.redaction import short
+from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.verbs import TOLD, redacted, told
+from dragoman.web.api import Response, problem, query_of, refusal
+from dragoman.wire import sse
+from dragoman.wire.json import encode
+
+MAX_STREAMS, MAX_EACH = 32, 4
+MAX_KEPT = 1_000
+MAX_KEPT_BYTES = 4 * 1024 * 1024
+MAX_WAITING = 256
+"""Events that wait for one who does not read; further ones are dropped, and counted."""
+MAX_EVENT = 64 * 1024
+"""What is longer with its arguments is told without."""
+KEEPALIVE_SECONDS = 15.0
+LINGER_SECONDS = 30.0
+"""How long events are kept for one that was the last to listen and may come back."""
+STREAM_SECONDS = 300.0
+"""Then a stream ends, so that whoever comes again shows its key again: one that was revoked
+meanwhile hears no more."""
+RETRY = b"retry: 1000\n\n"
+
+OPERATIONS: list[tuple[Any, ...]] = [
+    (
+        "/api/events",
+        "get",
+        "What happens, as it happens, as server-sent events",
+        None,
+        [400, 401, 403, 503],
+    ),
+]
+
+DROPPED = "dropped"
+_FILTERS = ("phase", "verb", "agent", "outcome", "trace", "args")
+_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+]
+
+
+class Told:
+    """One event, and what decides who is told."""
+
+    __slots__ = ("agents", "id", "name", "outcome", "tool", "trace", "verb", "who")
+
+    def __init__(self, id: int, event: Event, name: str) -> None:
+        self.id = id
+        self.name = name
+        call: Call | None = getattr(event, "call", None)
+        self.tool: Tool | None = call.tool if call is not None else None
+        self.who: Principal | None = call.caller if call is not None else None
+        """Whose call it is; None of what concerns the hub."""
+        self.verb = short(call.tool.name) if call is not None else ""
+        self.trace = call.trace.id if call is not None else ""
+        bridged = call.tool.bridged if call is not None else None
+        self.agents: tuple[str, ...] = (bridged.agent, bridged.card_id) if bridged else ()
+        if isinstance(event, AgentChanged):
+            self.agents = (event.agent,)
+        self.outcome = "failed" if isinstance(event, VerbError) else ""
+        if isinstance(event, PostVerb):
+            self.outcome = event.outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What of it somebody wants to hear."""
+
+    phases: frozenset[str]
+    verb: re.Pattern[str] | None
+    agent: str | None
+    outcome: str | None
+    trace: str | None
+
+    def wants(self, one: Told) -> bool:
+        return (
+            (not self.phases or one.name in self.phases)
+            and (self.verb is None or self.verb.match(one.verb) is not None)
+            and (self.agent is None or self.agent in one.agents)
+            and (self.outcome is None or self.outcome == one.outcome)
+            and (self.trace is None or self.trace == one.trace)
+        )
+
+
+class Stream:
+    """One who listens."""
+
+    def __init__(
+        self, hub: Hub, request: HttpRequest, principal: Principal, asked: Filter, args: bool
+    ) -> None:
+        self.request = request
+        self.principal = principal
+        self._hub = hub
+        self._asked = asked
+        self._args = args
+        self._waiting: deque[bytes] = deque()
+        self._dropped = 0
+        self._version = -1
+        self._admin = False
+        self._woken = asyncio.Event()
+        self.over = False
+
+    @property
+    def admin(self) -> bool:
+        if self._version != self._hub.authorizer.version:
+            self._version = self._hub.authorizer.version
+            self._admin = self._hub.authorizer.may(self.principal, ADMIN).allowed
+        return self._admin
+
+    @property
+    def with_args(self) -> bool:
+        return self._args and self.admin
+
+    def hears(self, one: Told) -> bool:
+        if not self._asked.wants(one):
+            return False
+        if one.who is None or one.tool is None:
+            return self.admin
+        if one.who != self.principal and not (self.admin and one.who.org == self.principal.org):
+            return False
+        nowhere = isinstance(one.tool.target, Nowhere)
+        return nowhere or self._hub.authorizer.lists(self.principal, one.tool)
+
+    def tell(self, data: bytes) -> None:
+        """Never waits."""
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(data)
+        else:
+            self._dropped += 1
+        self._woken.set()
+
+    def close(self) -> None:
+        self.over = True
+        self._woken.set()
+
+    async def lasts(self) -> None:
+        """Writes what there is to tell until the client goes, or it ends."""
+        end = monotonic() + STREAM_SECONDS
+        self.request.gone.add_done_callback(lambda _: self.close())
+        while not self.over and monotonic() < end:
+            if not self._waiting:
+                await self._beat()
+            pieces = [*self._waiting]
+            self._waiting.clear()
+            if self._dropped:
+                pieces.append(dropped(self._dropped))
+                self._dropped = 0
+            if pieces:
+                await self.request.write(b"".join(pieces))
+
+    async def _beat(self) -> None:
+        self._woken.clear()
+        try:
+            async with asyncio.timeout(KEEPALIVE_SECONDS):
+                await self._woken.wait()
+        except TimeoutError:
+            self._waiting.append(sse.KEEPALIVE)
+
+
+class EventStreams:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._streams: list[Stream] = []
+        self._each: Counter[Principal] = Counter()
+        self._kept: deque[tuple[Told, bytes]] = deque()
+        self._kept_bytes = 0
+        self._missed = 0
+        """The number of the last event that is not kept any more, or of before it was listened."""
+        self._last = 0
+        self._ends: list[End] = []
+        self._linger: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def close(self) -> None:
+        """Ends all streams properly, and opens no more."""
+        self._closed = True
+        for stream in self._streams:
+            stream.close()
+        self._deafen()
+
+    async def __call__(self, request: HttpRequest, principal: Principal) -> None:
+        try:
+            stream = self._opened(request, principal)
+            last = _last_id(request.fields.get(b"last-event-id"))
+        except HubError as error:
+            _reply(request, refusal(error))
+            return
+        if stream is None:
+            use = Response(405, problem(405, "use GET").body, headers=[(b"allow", b"GET")])
+            _reply(request, use)
+            return
+        request.start(200, _HEADERS)
+        request.send(RETRY)
+        self._listen()
+        if last is not None:
+            self._catch_up(stream, last)
+        self._streams.append(stream)
+        self._each[principal] += 1
+        try:
+            await stream.lasts()
+            request.end()
+        finally:
+            self._leave(stream)
+
+    def _opened(self, request: HttpRequest, principal: Principal) -> Stream | None:
+        if request.method != "GET":
+            return None
+        accept = request.fields.get(b"accept", b"*/*").lower()
+        if b"event-stream" not in accept and b"*" not in accept:
+            raise InvalidInput("accept text/event-stream: there is nothing else here")
+        if self._closed:
+            raise Full("the hub is going down")
+        if len(self._streams) >= MAX_STREAMS or self._each[principal] >= MAX_EACH:
+            raise Full(
+                f"too many listen to events: {MAX_STREAMS} may, and {MAX_EACH} of one caller; end "
+                "another one, or try again shortly"
+            )
+        query = query_of(request.query)
+        asked = filter_in(query)
+        args = query.get("args", "0")
+        if args not in ("0", "1"):
+            raise InvalidInput("args must be 0 or 1")
+        stream = Stream(self._hub, request, principal, asked, args == "1")
+        if args == "1" and not stream.admin:
+            raise AuthorizationError(
+                f'"{principal.label}" may not hear what arguments say: that needs a policy that '
+                'permits the action "admin"; leave out args=1'
+            )
+        return stream
+
+    def _leave(self, stream: Stream) -> None:
+        self._streams.remove(stream)
+        self._each[stream.principal] -= 1
+        if not self._each[stream.principal]:
+            del self._each[stream.principal]
+        if not self._streams and not self._closed:
+            loop = stream.request.loop
+            self._linger = loop.call_later(LINGER_SECONDS, self._deafen)
+
+    # --- listening --------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        if not self._ends:
+            self._missed = self._next()
+            name = "the observer for event streams"
+            self._ends = [self._hub.bus.observe(kind, self._hear, name) for kind in TOLD]
+
+    def _deafen(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        for end in self._ends:
+            end()
+        self._ends = []
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def _next(self) -> int:
+        """Ascending, also from one run of the hub to the next; and says nothing of how many events
+        others have caused."""
+        self._last = max(self._last + 1, int(time() * 1_000_000))
+        return self._last
+
+    def _hear(self, event: Event) -> None:
+        found = told(event)
+        if found is None:
+            return
+        name, said = found
+        call: Call | None = getattr(event, "call", None)
+        one = Told(self._next(), event, name)
+        plain = redacted(said, call.arguments if call is not None else {})
+        data = sse.event(encode(plain), name=name, id=str(one.id))
+        self._keep(one, data)
+        whole: bytes | None = None
+        for stream in self._streams:
+            if stream.hears(one):
+                if stream.with_args and whole is None:
+                    whole = _whole(said, one) or data
+                stream.tell(whole if whole is not None and stream.with_args else data)
+
+    def _keep(self, one: Told, data: bytes) -> None:
+        self._kept.append((one, data))
+        self._kept_bytes += len(data)
+        while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
+            gone, lost = self._kept.popleft()
+            self._kept_bytes -= len(lost)
+            self._missed = gone.id
+
+    def _catch_up(self, stream: Stream, last: int) -> None:
+        """What came after event `last`, without arguments; and whether some of that is lost."""
+        pieces = [data for one, data in self._kept if one.id > last and stream.hears(one)]
+        if last < self._missed:
+            pieces.insert(0, dropped(None))
+        if pieces:
+            stream.request.send(b"".join(pieces))
+
+
+def filter_in(query: Mapping[str, str]) -> Filter:
+    if unknown := query.keys() - set(_FILTERS):
+        raise InvalidInput(
+            f'"{min(unknown)[:100]}" is nothing to choose by; there are {", ".join(_FILTERS)}'
+        )
+    if any(len(value) > 500 for value in query.values()):
+        raise InvalidInput("what is asked for is longer than 500 characters")
+    phases = frozenset(filter(None, query.get("phase", "").split(",")))
+    if strange := phases - set(TOLD.values()):
+        raise InvalidInput(_no_such("phase", min(strange), TOLD.values()))
+    outcome = query.get("outcome")
+    if outcome not in (None, "completed", "failed"):
+        raise InvalidInput("outcome must be completed or failed")
+    verb = query.get("verb")
+    pattern = re.compile(translate(verb)) if verb is not None else None
+    return Filter(phases, pattern, query.get("agent"), outcome, query.get("trace"))
+
+
+def _no_such(what: str, given: str, known: Iterable[str]) -> str:
+    return f'there is no {what} "{given}"; there are {", ".join(known)}'
+
+
+def dropped(count: int | None) -> bytes:
+    """Something was not told; None where nobody knows how much. Without an id: who comes again goes
+    on from the last event that it was told."""
+    return sse.event(encode({"count": count}), name=DROPPED)
+
+
+def _whole(said: Mapping[str, Any], one: Told) -> bytes | None:
+    try:
+        data = encode(said)
+    except Exception:  # numbers over 64 bits and the like: nothing that can be told
+        return None
+    return sse.event(data, name=one.name, id=str(one.id)) if len(data) <= MAX_EVENT else None
+
+
+def _last_id(given: bytes | None) -> int | None:
+    if given is None:
+        return None
+    if not given.isdigit() or len(given) > 18:
+        raise InvalidInput("Last-Event-ID names no event of this stream; leave it out")
+    return int(given)
+
+
+def _reply(request: HttpRequest, response: Response) -> None:
+    headers = [(b"content-type", response.content_type.encode()), *response.headers]
+    request.reply(response.status, headers, response.body)

@@ -1,0 +1,15 @@
+"""What the parts of the API that have files of their own add to its description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.web import api_agents, api_dispatches, api_pins, api_policies, events
+
+OPERATIONS: list[tuple[Any, ...]] = [
+    *api_agents.OPERATIONS,
+    *api_dispatches.OPERATIONS,
+    *events.OPERATIONS,
+    *api_policies.OPERATIONS,
+    *api_pins.OPERATIONS,
+]

@@ -1,0 +1,185 @@
+"""The agents' half of a hub with its registry, joined as in a hub, and agents that do as told."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.a2a.odd_agent import WELL_KNOWN, OddAgent, Request, card_10, odd_agent
+
+from dragoman.agent_side import AgentSide
+from dragoman.config import parse
+from dragoman.core.bus import Bus
+from dragoman.core.catalog import Catalog
+from dragoman.core.events import AgentChanged
+from dragoman.core.hub import Hub
+from dragoman.core.tool import Tool
+from dragoman.net.client import Client
+from dragoman.stores.audit import SqliteAudit
+from open_road import open_hub
+
+NOT_FOUND = -32001
+
+
+def skill(id: str, **more: Any) -> dict[str, Any]:
+    return {"id": id, "name": id, "description": f"does {id}", "tags": ["t"], **more}
+
+
+class Moody:
+    """An agent whose card and manners are changed while it serves."""
+
+    def __init__(self, *skills: str, name: str = "Moody") -> None:
+        self.card: dict[str, Any] = {"name": name, "skills": [skill(id) for id in skills]}
+        self.mode = "well"
+        """well, gone (503 to everything), deaf (its card alone), locked, confused, knows (every
+        task)."""
+        self.wants = ""
+        """The token that must be shown."""
+        self.place = WELL_KNOWN
+        self.served = OddAgent()
+
+    @property
+    def url(self) -> str:
+        return self.served.url
+
+    def handle(self, request: Request) -> None:
+        self.served.requests.append(request)
+        told = request.headers.get("authorization", "")
+        if self.mode == "gone":
+            request.reply(503, {})
+        elif self.wants and told != f"Bearer {self.wants}":
+            request.reply(401, {})
+        elif request.path == self.place:
+            self._card(request)
+        elif "/.well-known/" in request.path:
+            request.reply(404, {})
+        elif self.mode == "deaf":
+            request.reply(503, {})
+        elif self.mode == "confused":
+            request.fail(-32603, "out of order")
+        elif self.mode == "locked":
+            request.reply(403, {})
+        elif self.mode == "knows":
+            state = {"state": "TASK_STATE_COMPLETED", "timestamp": "2026-01-01T00:00:00Z"}
+            request.result({"id": request.params["id"], "contextId": "c", "status": state})
+        elif request.rpc == "GetTask":
+            request.fail(NOT_FOUND, "no such task")
+        else:
+            said = [{"text": "done"}]
+            request.result({"message": {"role": "ROLE_AGENT", "messageId": "m", "parts": said}})
+
+    def _card(self, request: Request) -> None:
+        body = json.dumps(card_10(f"http://{request.headers['host']}", **self.card)).encode()
+        tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+        if request.headers.get("if-none-match") == tag:
+            request.reply(304, b"", etag=tag)
+        else:
+            request.reply(200, body, etag=tag)
+
+
+@asynccontextmanager
+async def moody(*skills: str, name: str = "Moody") -> AsyncIterator[Moody]:
+    made = Moody(*skills, name=name)
+    async with odd_agent(made.handle) as served:
+        made.served.url = served.url
+        yield made
+
+
+class Pins:
+    """Holds what it is told to hold."""
+
+    def __init__(self) -> None:
+        self.holds: Callable[[Mapping[str, Any]], str | None] = lambda raw: None
+        self.asked: list[tuple[str, str]] = []
+
+    def card(self, agent: str, raw: Mapping[str, Any], mode: str) -> str | None:
+        self.asked.append((agent, mode))
+        return self.holds(raw)
+
+
+class Ground:
+    def __init__(self, hub: Hub, side: AgentSide, pins: Pins, audit: SqliteAudit) -> None:
+        self.hub = hub
+        self.audit = audit
+        self.side = side
+        self.pins = pins
+        self.events: list[tuple[str, str]] = []
+        self.reasons: list[str] = []
+        self.fact_changes = 0
+        assert side.registry is not None and side.listed is not None
+        self.registry, self.listed = side.registry, side.listed
+        self._moved = asyncio.Event()
+        hub.bus.observe(AgentChanged, self._heard)
+        hub.catalog.on_change(self._moved.set)
+
+    def _heard(self, event: AgentChanged) -> None:
+        self.events.append((event.agent, event.state))
+        self.reasons.append(event.reason)
+        self._moved.set()
+
+    def one(self, key: str) -> dict[str, Any]:
+        return self.listed.one(key, anybody, secret=True)
+
+    def tools(self) -> list[str]:
+        return [tool.name for tool in self.hub.catalog.tools()]
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Looks whenever an agent or the catalog has changed."""
+        async with asyncio.timeout(10):
+            while not true():
+                self._moved.clear()
+                await self._moved.wait()
+
+
+def anybody(tool: Tool) -> bool:
+    return True
+
+
+@asynccontextmanager
+async def ground(
+    home: Path,
+    config: str = "",
+    *,
+    every: float = 30.0,
+    lookup: Mapping[str, str] | None = None,
+    catalog: Catalog | None = None,
+    start: bool = True,
+) -> AsyncIterator[Ground]:
+    written = f"[bridge]\nprobe_secs = {every}\n[a2a]\nenabled = true\nstore = 'memory'\n{config}"
+    tools = catalog if catalog is not None else Catalog()
+    hub, net, pins = open_hub(tools, Bus(), []), Client(), Pins()
+    changes: list[None] = []
+    audit = SqliteAudit(home)
+    side = AgentSide(
+        home,
+        parse(written),
+        hub,
+        net,
+        dict(lookup or {}),
+        audit,
+        pins,
+        lambda: changes.append(None),
+    )
+    made = Ground(hub, side, pins, audit)
+    try:
+        if start:
+            await side.start(None)
+        yield made
+        made.fact_changes = len(changes)
+    finally:
+        side.begin_stop()
+        async with asyncio.timeout(10):
+            await side.stop()
+            await net.close()
+        audit.close()
+
+
+def external(name: str, url: str, **more: str) -> str:
+    """`[[a2a.external_agents]]`."""
+    lines = [f'name = "{name}"', f'url = "{url}"', *(f"{key} = {more[key]}" for key in more)]
+    return "\n".join(["[[a2a.external_agents]]", *lines, ""])

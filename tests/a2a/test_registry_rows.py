@@ -1,0 +1,133 @@
+"""What may be registered, and what is said where it may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.rows import (
+    changed,
+    configured,
+    entry_of,
+    from_stored,
+    given,
+    name_in,
+    registered,
+    stored,
+)
+from dragoman.core.errors import InvalidInput
+
+URL = "https://agents.example.com/ops"
+
+
+def test_what_is_given_becomes_an_entry_in_either_spelling() -> None:
+    body = {
+        "url": URL,
+        "name": "Linear (prod)",
+        "token": "env:OPS_TOKEN",
+        "headers": {"X-Api-Key": "${KEY}", "X-Other": "Bearer ${OTHER}"},
+        "trustLevel": "trusted",
+        "timeoutSecs": 5,
+        "allowPrivate": True,
+        "pin": "strict",
+        "wire": "seed",
+    }
+    entry = entry_of(given(body), "Linear (prod)")
+    assert entry == ExternalAgent(
+        name="Linear (prod)",
+        url=URL,
+        token="env:OPS_TOKEN",
+        headers={"x-api-key": "${KEY}", "x-other": "Bearer ${OTHER}"},
+        trust="trusted",
+        timeout_secs=5.0,
+        allow_private=True,
+        pin="strict",
+        wire="seed",
+    )
+    assert registered(entry, 1.0).slug == "linear_prod"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"token": "sk-12345678"}, "never as it is.*env:NAME.*file:PATH"),
+        ({"token": "Bearer x"}, "never as it is"),
+        ({"token": "env:NO-NAME"}, "never as it is"),
+        ({"token": 7}, "never as it is"),
+        ({"headers": {"X-Key": "sk-123"}}, r'header "X-Key".*never as it is.*\$\{NAME\}'),
+        ({"headers": {"X-Key": "sk-123${X}"}}, "never as it is"),
+        ({"headers": {"X-Key": "${X}\r\nHost: evil"}}, "never as it is"),
+        ({"headers": {"Host": "${X}"}}, '"Host" is no header'),
+        ({"headers": {"a b": "${X}"}}, '"a b" is no header'),
+        ({"headers": ["X: y"]}, "headers are an object"),
+        ({"headers": {f"x{n}": "${X}" for n in range(17)}}, "at most 16"),
+        ({"token": "env:A", "headers": {"Authorization": "Bearer ${B}"}}, "not both"),
+        ({"trust": "system"}, "trust is one of external, trusted"),
+        ({"pin": "no"}, "pin is one of strict, first, off"),
+        ({"enabled": "yes"}, "enabled is true or false"),
+        ({"timeout_secs": 0}, "timeout_secs"),
+        ({"timeout_secs": True}, "timeout_secs"),
+        ({"name": ""}, 'cannot be called ""'),
+        ({"name": "tasks"}, 'cannot be called "tasks"'),
+        ({"name": "dragoman"}, 'cannot be called "dragoman"'),
+        ({"name": "a/b"}, 'cannot be called "a/b"'),
+        ({"name": "x" * 65}, "up to 64"),
+        ({"name": "\u043eps"}, "cannot be called"),  # a Cyrillic letter
+        ({"url": "ftp://x"}, "is no address of an agent"),
+        ({"url": "https://x/?key=secret"}, "no query"),
+        ({"url": "https://user:secret@x/"}, "is no address"),
+        ({"url": None}, "registered by"),
+        ({"colour": "red"}, '"colour" is none of url, name'),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said) as caught:
+        entry_of(given({"url": URL, "name": "ops", **more}), "ops")
+    assert "secret" not in str(caught.value) and "sk-1" not in str(caught.value)
+
+
+def test_a_change_keeps_the_rest_and_may_not_touch_what_an_agent_is() -> None:
+    entry = ExternalAgent(name="ops", url=URL, token="env:A")
+    assert changed(entry, {"trustLevel": "trusted"}).trust == "trusted"
+    assert changed(entry, {"token": None}).token is None
+    assert changed(entry, {"trustLevel": "trusted"}).token == "env:A"
+    for body in ({"url": "https://elsewhere"}, {"name": "other"}, {}):
+        with pytest.raises(InvalidInput):
+            changed(entry, body)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("Vercel Ops", "Vercel Ops"),
+        ("  Weather: v2 / beta ", "Weather v2 beta"),
+        ("_hidden_", "hidden_"),
+        ("天气", "agents example com"),
+        ("tasks", "agents example com"),
+        ("x" * 100, "x" * 64),
+    ],
+)
+def test_an_agent_without_a_name_is_called_as_its_card_says_if_it_can_be(
+    said: str, name: str
+) -> None:
+    assert name_in({"name": said}, URL) == name
+
+
+def test_configured_agents_have_the_same_id_at_every_start() -> None:
+    entry = ExternalAgent(name="code-reviewer", url=URL)
+    again = ExternalAgent(name="Code Reviewer", url="http://elsewhere")
+    assert configured(entry, 1.0).id == configured(again, 2.0).id
+    assert registered(entry, 1.0).id != registered(entry, 1.0).id
+
+
+def test_a_row_is_read_as_it_was_stored_and_one_of_another_version_as_far_as_it_goes() -> None:
+    row = registered(ExternalAgent(name="ops", url=URL, token="env:A"), 1.0)
+    kept = stored(row)
+    assert from_stored(kept) == row
+    newer = {**kept, "entry": {**kept["entry"], "later": 1}}
+    assert from_stored(newer) == row
+    for broken in ({}, {**kept, "entry": None}, {**kept, "entry": {}}):
+        with pytest.raises(InvalidInput, match="cannot be read"):
+            from_stored(broken)

@@ -1,0 +1,157 @@
+"""Skills as tools: what they are called, take and say."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from dragoman.a2a.card_reading import card_in, read_card
+from dragoman.a2a.skills import OPEN, Owner, alias_name, skill_tools, slug_of, text_skills
+from dragoman.core.catalog import Catalog
+from dragoman.core.tool import Nowhere, Tool
+from dragoman.guards.validate import compile_schema
+
+
+class Somebody:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def run(self, call: Any) -> Any:
+        raise NotImplementedError
+
+
+def tools_of(name: str, skills: list[Any], odd: list[str] | None = None, **more: Any) -> list[Tool]:
+    raw = {"name": "Whoever", "url": "http://a.example", "skills": skills, **more}
+    card = card_in(read_card(json.dumps(raw).encode()), "http://a.example")
+    labels = frozenset({"external_network"})
+    owner = Owner(
+        Somebody(name), slug_of(name), "agent-1", "http://a.example", labels, frozenset({"net"})
+    )
+    taken = {f"{name}.message"}
+    return skill_tools(owner, card, compile_schema, taken, [] if odd is None else odd)
+
+
+@pytest.mark.promise("R1")
+@pytest.mark.parametrize(
+    ("agent", "skill", "name", "alias"),
+    [
+        ("Vercel Ops", "deploy", "vercel_ops.deploy", "a2a_vercel_ops_deploy"),
+        ("code-reviewer", "review", "code_reviewer.review", "a2a_code_reviewer_review"),
+        (
+            "Linear (prod)",
+            "create-issue",
+            "linear_prod.create-issue",
+            "a2a_linear_prod_create_issue",
+        ),
+    ],
+)
+def test_a_skill_is_called_as_the_seed_has_it_by_all_of_its_names(
+    agent: str, skill: str, name: str, alias: str
+) -> None:
+    (tool,) = tools_of(agent, [{"id": skill, "name": "A skill"}])
+    assert tool.name == name and tool.bridged is not None and tool.bridged.alias == alias
+    assert tool.description == f"Invokes the {skill} skill on remote A2A agent {agent}"
+    catalog = Catalog()
+    catalog.offer(agent, [tool])
+    assert catalog.shown(tool, "seed") == catalog.shown(tool, "dotted") == name
+    safe = catalog.shown(tool, "safe")
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", safe)
+    for called in (name, alias, safe, tool.other_names["safe!"]):
+        assert catalog.find(called) is tool
+
+
+def test_what_the_card_says_of_a_skill_follows_what_it_is() -> None:
+    (tool,) = tools_of("a", [{"id": "x", "name": "X", "description": "Does x"}])
+    assert tool.description == "Invokes the x skill on remote A2A agent a. Does x"
+    assert tool.definition["description"] == tool.description
+
+
+@pytest.mark.parametrize("name", ["", "---", "日本", "!?"])
+def test_a_name_without_letters_or_digits_makes_no_slug(name: str) -> None:
+    assert slug_of(name) == ""
+
+
+@pytest.mark.parametrize(
+    "skill", ["x" * 200, "a b/c", "日本", "run\nme", "..", "-", "é", "a" * 63 + "b"]
+)
+def test_any_id_makes_names_that_every_revision_and_model_takes(skill: str) -> None:
+    (tool,) = tools_of("Some Agent", [{"id": skill, "name": "n"}])
+    assert re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", tool.name)
+    assert tool.name.startswith("some_agent.") and tool.remote_name == skill
+    for style in ("safe", "safe!"):
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.other_names[style])
+    assert len(alias_name("some_agent", skill)) <= 128
+    catalog = Catalog()
+    catalog.offer("Some Agent", [tool])
+    assert catalog.find(f"some_agent.{skill}") is tool
+
+
+def test_skills_that_would_be_called_the_same_are_told_apart() -> None:
+    tools = tools_of("ag", [{"id": "a b"}, {"id": "a_b"}, {"id": "a/b"}, {"id": "message"}])
+    names = [tool.name for tool in tools]
+    assert len(set(names)) == 4 and "ag.message" not in names
+    assert names[0] == "ag.a_b" and all(re.fullmatch(r"[\w.]+", name) for name in names)
+    catalog = Catalog()
+    catalog.offer("ag", tools)
+    # one alias stands for three of them: it is refused, and names them all
+    refused = catalog.find("a2a_ag_a_b").target
+    assert isinstance(refused, Nowhere)
+    assert all(name in str(refused.error) for name in names[:3])
+    safe = {catalog.shown(tool, "safe") for tool in tools}
+    assert len(safe) == 4
+
+
+@pytest.mark.promise("R2")
+def test_the_schema_of_a_skill_is_the_tools_to_the_byte() -> None:
+    text = (
+        '{"required": ["z", "a"], "$schema": "https://json-schema.org/draft/2020-12/schema",'
+        ' "type":"object","properties":{"z":{"type":"number","minimum":1e2},"a":{"x-own":[1.0]}}}'
+    )
+    card = f'{{"name":"W","url":"http://a.example","skills":[{{"id":"s","inputSchema":{text}}}]}}'
+    raw = read_card(card.encode())
+    owner = Owner(Somebody("w"), "w", "1", "http://a.example", frozenset(), frozenset())
+    (tool,) = skill_tools(owner, card_in(raw, "http://a.example"), compile_schema, set(), [])
+    assert json.dumps(tool.definition["inputSchema"]) == json.dumps(json.loads(text))
+    assert tool.definition["inputSchema"] is raw["skills"][0]["inputSchema"]
+    assert tool.validate({"z": 100, "a": 1}) is None
+    assert tool.validate({"z": 1, "a": 1}) is not None
+
+
+@pytest.mark.promise("R2")
+def test_a_skill_without_a_schema_takes_any_object() -> None:
+    (tool,) = tools_of("a", [{"id": "s"}])
+    assert tool.definition["inputSchema"] == {"type": "object", "additionalProperties": True}
+    assert tool.definition["inputSchema"] == OPEN
+    assert tool.validate({"whatever": [1, {"x": None}]}) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "string"}, "not of type object"),
+        ({"type": "object", "properties": {"a": {"type": "nonsense"}}}, "cannot be used"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_leaves_its_skill_out_and_no_other(
+    schema: Any, why: str
+) -> None:
+    odd: list[str] = []
+    tools = tools_of("a", [{"id": "bad", "inputSchema": schema}, {"id": "good"}], odd)
+    assert [tool.remote_name for tool in tools] == ["good"]
+    assert len(odd) == 1 and '"bad" is not offered' in odd[0] and why in odd[0]
+
+
+def test_only_what_a_card_says_to_take_text_and_has_no_schema_is_sent_text() -> None:
+    skills = [
+        {"id": "plain"},
+        {"id": "json", "inputModes": ["application/json"]},
+        {"id": "both", "inputModes": ["text/plain", "application/json"]},
+        {"id": "schema", "inputSchema": {"type": "object"}},
+    ]
+    raw = {"name": "a", "defaultInputModes": ["text"], "skills": skills}
+    assert text_skills(raw, card_in(raw, "http://a.example")) == {"plain"}
+    silent = {"name": "a", "skills": skills}
+    assert text_skills(silent, card_in(silent, "http://a.example")) == set()

@@ -1,0 +1,174 @@
+"""How long a skill may take, and what becomes of its task when somebody does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from tests.a2a.odd_agent import Request
+from tests.a2a.skill_ground import Ground, bridged
+
+from dragoman.a2a.breaker import Breaker
+from dragoman.core.call import Wanted
+from dragoman.core.errors import RemoteA2ATimeoutError
+
+PROGRESS, TASKS = Wanted(progress=True), Wanted(progress=True, lasting=True)
+
+
+class Slow:
+    """An agent that is done when it was asked for its task so often: after 0.05, 0.13, 0.26, 0.46,
+    0.79 s. It says something else each time, or nothing."""
+
+    def __init__(self, gets: int, words: bool = False) -> None:
+        self.gets = gets
+        self.words = words
+        self.asked = 0
+        self.cancelled = asyncio.Event()
+
+    def __call__(self, request: Request) -> None:
+        if request.rpc == "tasks/cancel":
+            self.cancelled.set()
+            request.result(self._task("canceled"))
+            return
+        self.asked += request.rpc == "tasks/get"
+        request.result(self._task("completed" if self.asked >= self.gets else "working"))
+
+    def _task(self, state: str) -> dict[str, Any]:
+        status: dict[str, Any] = {"state": state}
+        if self.words and state == "working":
+            parts = [{"kind": "text", "text": f"step {self.asked}"}]
+            status["message"] = {"role": "agent", "messageId": "m", "parts": parts}
+        made = [{"artifactId": "a", "parts": [{"kind": "text", "text": "made"}]}]
+        return {"id": "t1", "status": status, "artifacts": made if state == "completed" else []}
+
+
+async def made(ground: Ground, **more: Any) -> bool:
+    result = await ground.call(**more)
+    return bool(result.content == [{"type": "text", "text": "made"}])
+
+
+@pytest.mark.promise("R5")
+async def test_a_skill_that_takes_too_long_is_a_timeout_and_its_task_can_be_picked_up() -> None:
+    slow = Slow(1_000)
+    async with bridged(slow, timeout=0.3) as ground:
+        with pytest.raises(RemoteA2ATimeoutError) as raised:
+            await ground.call()
+        told = str(raised.value)
+        assert '"vercel_ops.deploy" took longer than 0.3 s' in told
+        assert f"`dragoman a2a task {ground.server.url} t1`" in told
+        assert ground.calls[0].noted["far_task"] == "t1"
+        await ground.agent.stop()  # which waits for what is under way
+    assert not slow.cancelled.is_set() and not ground.server.sent("tasks/cancel")
+    assert not ground.agent.breaker.open
+
+
+@pytest.mark.promise("R5")
+@pytest.mark.parametrize("wire", ["auto", "seed"])
+async def test_an_agent_that_never_answers_is_a_timeout_that_says_so(wire: str) -> None:
+    async def never(request: Request) -> None:
+        await asyncio.Event().wait()
+
+    async with bridged(never, timeout=0.2, wire=wire) as ground:
+        with pytest.raises(RemoteA2ATimeoutError, match="may or may not have been done"):
+            await asyncio.wait_for(ground.call(), 5)
+
+
+@pytest.mark.promise("R5")
+async def test_the_agents_own_time_holds_where_the_bridge_has_none() -> None:
+    async with bridged(Slow(1_000), timeout_secs=0.2) as ground:
+        assert ground.agent.patience == 0.2
+        with pytest.raises(RemoteA2ATimeoutError, match=r"longer than 0\.2 s"):
+            await ground.call()
+
+
+@pytest.mark.promise("R4")
+async def test_a_caller_with_tasks_waits_as_long_as_a_task_may_take() -> None:
+    async with bridged(Slow(4), timeout=0.2) as ground:
+        assert await made(ground, wanted=TASKS)
+    async with bridged(Slow(4), timeout=0.2) as ground:
+        with pytest.raises(RemoteA2ATimeoutError):
+            await made(ground, wanted=PROGRESS)
+
+
+@pytest.mark.promise("R4")
+async def test_a_caller_that_hears_progress_waits_anew_with_each_piece_of_it() -> None:
+    async with bridged(Slow(5, words=True), timeout=0.5) as ground:
+        assert await made(ground, wanted=PROGRESS)
+        assert len(ground.updates) > 3
+    async with bridged(Slow(5, words=True), timeout=0.5) as ground:
+        with pytest.raises(RemoteA2ATimeoutError):
+            await made(ground)
+
+
+@pytest.mark.promise("P3")
+async def test_the_roads_own_limit_is_longer_than_the_skills() -> None:
+    async with bridged(Slow(4), timeout=5.0, limits=(0.1, 0.1, 0.1)) as ground:
+        assert await made(ground)
+    async with bridged(Slow(4), timeout=5.0, limits=(0.1, 0.1, 0.1)) as ground:
+        assert await made(ground, wanted=PROGRESS)
+
+
+@pytest.mark.promise("P3")
+async def test_what_goes_on_for_longer_than_a_task_may_is_told_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dragoman.guards.time.MARGIN", 0.1)
+    slow = Slow(1_000)
+    async with bridged(slow, timeout=0.1, limits=(0.1, 0.2, 0.4)) as ground:
+        with pytest.raises(RemoteA2ATimeoutError, match="task_timeout_secs"):
+            await ground.call(wanted=TASKS)
+        await asyncio.wait_for(slow.cancelled.wait(), 5)
+
+
+@pytest.mark.promise("R4")
+async def test_a_caller_that_leaves_has_the_task_cancelled() -> None:
+    slow = Slow(1_000)
+    async with bridged(slow) as ground:
+        call = asyncio.get_running_loop().create_task(ground.call())
+        while not slow.asked:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.wait_for(slow.cancelled.wait(), 5)
+
+
+async def test_a_longer_time_for_skills_holds_for_each_answer_too() -> None:
+    async def late(request: Request) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.4):
+                await asyncio.Event().wait()
+        request.result({"role": "agent", "parts": [{"kind": "text", "text": "made"}]})
+
+    async with bridged(late, timeout_secs=0.2, timeout=5.0, wire="seed") as ground:
+        assert await made(ground)
+
+
+# --- the breaker ----------------------------------------------------------------------------------
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_try() -> None:
+    now = 100.0
+    breaker = Breaker(failures=3, seconds=30.0, clock=lambda: now)
+    for _ in range(2):
+        breaker.failed()
+    breaker.worked()
+    for _ in range(3):
+        assert breaker.enter() == 0.0
+        breaker.failed()
+    assert breaker.open and breaker.enter() == 30.0
+    now += 29.0
+    assert breaker.enter() == 1.0
+    now += 1.0
+    assert breaker.enter() == 0.0
+    assert breaker.enter() > 0, "one is trying"
+    breaker.left()
+    assert breaker.enter() == 0.0, "that one did not find out"
+    breaker.failed()
+    assert breaker.enter() == 30.0
+    now += 30.0
+    assert breaker.enter() == 0.0
+    breaker.worked()
+    assert not breaker.open and breaker.enter() == breaker.enter() == 0.0

@@ -1,0 +1,224 @@
+"""What a call of a skill is on the wire, in every dialect, against an agent that records it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from tests.a2a.odd_agent import Request
+from tests.a2a.skill_ground import ARGS, DEPLOY, bridged, card_03, card_of_10
+
+from dragoman.a2a.dialects.ops import SKILL
+from dragoman.core.errors import ConfigError, InvalidInput, NotFound
+from dragoman.core.tool import Tool
+from dragoman.core.trace import MEMBERS
+
+
+def done_03(request: Request) -> None:
+    part = {"kind": "data", "data": {"url": "https://x.example"}}
+    artifact = {"artifactId": "a", "parts": [part]}
+    status = {"state": "completed"}
+    request.result(
+        {"kind": "task", "id": "t1", "contextId": "c", "status": status, "artifacts": [artifact]}
+    )
+
+
+def done_10(request: Request) -> None:
+    artifact = {"artifactId": "a", "parts": [{"data": {"url": "https://x.example"}}]}
+    status = {"state": "TASK_STATE_COMPLETED"}
+    request.result({"task": {"id": "t1", "status": status, "artifacts": [artifact]}})
+
+
+@pytest.mark.promise("R3")
+async def test_the_seeds_wire_is_the_seeds_body_to_the_letter() -> None:
+    before = int(time.time() * 1000)
+    headers = {"Authorization": "Bearer secret"}
+    async with bridged(done_03, headers=headers, wire="seed") as ground:
+        result = await ground.call()
+        trace = ground.calls[0].trace.id
+    assert result.structured == {"url": "https://x.example"}
+    (sent,) = ground.sent
+    session = f"a2a-agent-1-deploy-{trace}"
+    body = json.loads(sent.body)
+    assert before <= body["id"] <= time.time() * 1000
+    assert json.dumps(body) == json.dumps(
+        {
+            "jsonrpc": "2.0",
+            "id": body["id"],
+            "method": "message/send",
+            "params": {
+                "message": {
+                    "skill": {"skillId": "deploy"},
+                    "parts": [{"kind": "data", "data": ARGS}],
+                },
+                "correlationId": session,
+                "taskId": session,
+            },
+        }
+    )
+    assert sent.method == "POST" and sent.path == "/rpc"
+    assert sent.headers["content-type"] == "application/json"
+    assert sent.headers["authorization"] == "Bearer secret"
+    assert trace in sent.headers["traceparent"]
+    rest = [request.rpc for request in ground.server.requests if request.rpc]
+    assert rest == ["message/send"], "it is asked nothing else"
+
+
+@pytest.mark.promise("R3")
+async def test_an_agent_of_0_3_is_sent_the_same_and_what_its_dialect_requires() -> None:
+    async with bridged(done_03, headers={"Authorization": "Bearer secret"}) as ground:
+        await ground.call()
+        trace = ground.calls[0].trace
+    (sent,) = ground.sent
+    session = f"a2a-agent-1-deploy-{trace.id}"
+    assert isinstance(sent.json["id"], int) and sent.rpc == "message/send"
+    params = sent.params
+    message = params["message"]
+    assert params["correlationId"] == params["taskId"] == session
+    assert message["skill"] == {"skillId": "deploy"}
+    assert message["parts"] == [{"kind": "data", "data": ARGS}]
+    assert (message["kind"], message["role"]) == ("message", "user") and message["messageId"]
+    assert set(message) == {"skill", "kind", "messageId", "role", "parts", "metadata"}
+    assert set(message["metadata"]) <= set(MEMBERS)
+    assert sent.headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.promise("R3")
+async def test_an_agent_of_1_0_is_told_the_skill_by_the_extension() -> None:
+    async with bridged(done_10, card_of_10) as ground:
+        await ground.call()
+        trace = ground.calls[0].trace
+    (sent,) = ground.sent
+    message = sent.params["message"]
+    assert set(sent.params) == {"message", "configuration"}
+    session = f"a2a-agent-1-deploy-{trace.id}"
+    assert message["metadata"][SKILL] == {"skillId": "deploy", "correlationId": session}
+    assert message["extensions"] == [SKILL] == [sent.headers["a2a-extensions"]]
+    assert message["parts"] == [{"data": ARGS, "mediaType": "application/json"}]
+    assert "taskId" not in message, "1.0 wants no task that there is not"
+
+
+async def test_an_agent_of_1_0_over_http_json_is_told_the_same() -> None:
+    def answer(request: Request) -> None:
+        artifact = {"artifactId": "a", "parts": [{"text": "made"}]}
+        status = {"state": "TASK_STATE_COMPLETED"}
+        request.reply(200, {"task": {"id": "t1", "status": status, "artifacts": [artifact]}})
+
+    def handle(request: Request) -> None:
+        if request.path.endswith("message:send"):
+            answer(request)
+        elif "/.well-known/" in request.path:
+            interface = {
+                "url": f"http://{request.headers['host']}/rest",
+                "protocolBinding": "HTTP+JSON",
+                "protocolVersion": "1.0",
+            }
+            request.reply(200, card_of_10("", supportedInterfaces=[interface]))
+        else:
+            details = [{"reason": "TASK_NOT_FOUND", "domain": "a2a-protocol.org"}]
+            error = {"code": 404, "status": "NOT_FOUND", "message": "no", "details": details}
+            request.reply(404, {"error": error})
+
+    async with bridged(handle, None) as ground:
+        assert (await ground.call()).content == [{"type": "text", "text": "made"}]
+    (sent,) = [r for r in ground.server.requests if r.path.endswith("message:send")]
+    assert sent.json["message"]["metadata"][SKILL]["skillId"] == "deploy"
+    assert sent.headers["a2a-extensions"] == SKILL
+
+
+@pytest.mark.promise("Q6")
+async def test_what_leaves_carries_the_trace_and_nothing_of_another_one() -> None:
+    forged = dict.fromkeys(MEMBERS, "forged")
+    extra = {"metadata": {**forged, "own": 1, "skillId": "other", SKILL: {"skillId": "other"}}}
+    async with bridged(done_10, card_of_10) as ground:
+        await ground.call(extra=extra)
+        trace = ground.calls[0].trace
+    (sent,) = ground.sent
+    metadata = sent.params["message"]["metadata"]
+    assert metadata["own"] == 1 and "skillId" not in metadata
+    assert metadata[SKILL]["skillId"] == "deploy" and "forged" not in json.dumps(metadata)
+    assert metadata["X-OpenStarry-Trace-ID"] == trace.id
+    assert metadata["traceparent"] == f"00-{trace.id}-{trace.span}-01"
+    assert sent.headers["x-openstarry-trace-id"] == trace.id
+    assert sent.headers["traceparent"] == metadata["traceparent"]
+    assert sent.headers["x-dragoman-chain"] == metadata["dragoman.hub/chain"]
+
+
+@pytest.mark.promise("R2")
+@pytest.mark.parametrize("arguments", [{}, {"projectId": 1}])
+async def test_arguments_that_do_not_fit_never_leave(arguments: Any) -> None:
+    async with bridged(done_03) as ground:
+        with pytest.raises(InvalidInput, match=r'arguments of "vercel_ops\.deploy"'):
+            await ground.call(arguments)
+    assert not ground.sent
+
+
+@pytest.mark.promise("R1")
+@pytest.mark.parametrize("name", ["a2a_vercel_ops_deploy", "vercel_ops_deploy"])
+async def test_a_call_by_an_alias_is_one_by_the_canonical_name(name: str) -> None:
+    async with bridged(done_03) as ground:
+        await ground.call(name=name)
+        with pytest.raises(NotFound):
+            await ground.call(name=f"{name}x")
+    assert ground.calls[0].tool.name == "vercel_ops.deploy" and ground.calls[0].asked_as == name
+    assert len(ground.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [({"question": "how?"}, "how?"), ({"a": 1, "b": "x"}, '{"a":1,"b":"x"}'), ({}, None)],
+)
+async def test_an_agent_that_takes_nothing_but_text_is_sent_text_too(
+    arguments: dict[str, Any], text: str | None
+) -> None:
+    def card(url: str) -> dict[str, Any]:
+        skill = {"id": "deploy", "name": "Deploy", "description": "d", "tags": []}
+        return card_of_10(url, skills=[skill], defaultInputModes=["text/plain"])
+
+    async with bridged(done_10, card) as ground:
+        await ground.call(arguments)
+    data, *more = ground.sent[0].params["message"]["parts"]
+    assert data["data"] == arguments
+    assert more == ([] if text is None else [{"text": text}])
+
+
+async def test_calls_go_where_the_card_said_when_it_was_offered() -> None:
+    """A card that has changed since has not been looked at by anybody."""
+    moved = False
+
+    def card(url: str) -> dict[str, Any]:
+        return card_03(url.replace("/rpc", "/elsewhere") if moved else url)
+
+    async with bridged(done_03, card) as ground:
+        moved = True
+        client = ground.agent.client
+        found = await client.look_again(ground.server.url)
+        peer = await client.settled(client.adopt(ground.server.url, found))
+        await ground.call()
+        assert ground.sent[0].path == "/rpc"
+        ground.agent.offer(peer, "agent-1")
+        await ground.call()
+        assert ground.sent[1].path == "/elsewhere"
+
+
+async def test_a_tool_that_another_holds_is_not_offered_and_both_are_named() -> None:
+    async with bridged(done_03, lambda url: card_03(url, skills=[DEPLOY, {"id": "x"}])) as ground:
+        peer = await ground.agent.client.settled(ground.server.url)
+        ground.agent.withdraw("to come again")
+
+        class Server:
+            name = "vercel-mcp"
+
+            async def run(self, call: Any) -> Any:
+                raise NotImplementedError
+
+        taken = Tool(name="vercel_ops.deploy", alias="d", remote_name="d", target=Server())
+        ground.hub.catalog.offer("vercel-mcp", [taken])
+        with pytest.raises(ConfigError) as told:
+            ground.agent.offer(peer, "agent-1")
+        assert 'agent "Vercel Ops"' in str(told.value)
+        assert '"vercel_ops.deploy" is a tool of "vercel-mcp" already' in str(told.value)
+        assert ground.hub.catalog.find("vercel_ops.deploy") is taken
+        assert ground.hub.catalog.find("vercel_ops.x").target is ground.agent

@@ -1,0 +1,254 @@
+"""What A2A clients bring of a trace is read in every dialect and binding, and a task has one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+import pytest
+from a2a.client.client import ClientCallContext
+from a2a.client.transports.grpc import GrpcTransport
+from a2a.compat.v0_3.grpc_transport import CompatGrpcTransport
+from a2a.types import a2a_pb2 as pb
+from google.protobuf.json_format import ParseDict
+from tests.live.a2a_grounds import REST03, REST10, SEND, V01, V03, V10, Way
+from tests.web.serving import Sources
+
+from dragoman.a2a.cards import Cards
+from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.grpc_server import GrpcFace
+from dragoman.a2a.http import HttpFace
+from dragoman.a2a.push import Push
+from dragoman.a2a.server import Face
+from dragoman.a2a.targets import Targets
+from dragoman.core.agents import agent_tool
+from dragoman.core.bus import Bus
+from dragoman.core.call import FORM, Call, Question, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.chains import Flight
+from dragoman.core.hub import Hub
+from dragoman.core.principal import Principal
+from dragoman.core.questions import Handles
+from dragoman.core.tasklist import StoredTasks
+from dragoman.core.tool import AgentFacts, Tool, anything
+from dragoman.core.trace import Trace
+from dragoman.guards.questions import Questions
+from dragoman.stores.tasks import MemoryTasks
+from dragoman.web.api import Api
+from dragoman.web.app import App, Under
+from dragoman.web.auth import Authenticator, Names
+from dragoman.web.listener import Listener
+from open_road import open_hub
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+ID = PARENT[3:35]
+WAYS = (V01, V03, REST03, V10, REST10)
+ANN = Principal("key", "ann")
+
+
+class Mirror:
+    """The agent: remembers how it was called, and asks once where it is to."""
+
+    name = "mirror"
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    async def run(self, call: Call) -> Result:
+        self.calls.append(call)
+        if call.arguments.get("message") == "ask" and call.answers is None:
+            form = Question(FORM, {"message": "who?", "requestedSchema": {"type": "object"}})
+            return Result(questions={"q": form}, handle="h")
+        return Result(content=[{"type": "text", "text": "done"}])
+
+
+class Nowhere:
+    async def request(self, *args: Any, **how: Any) -> Any:
+        raise AssertionError("nothing is sent")
+
+
+async def _nothing_wrong(url: str) -> str | None:
+    return None
+
+
+class Place:
+    def __init__(self, hub: Hub, agent: Mirror, port: int, channel: Any) -> None:
+        self.hub = hub
+        self.agent = agent
+        self.port = port
+        self.channel = channel
+
+    def under_way(self) -> Flight:
+        """A call that somebody else's target is serving just now."""
+        call = Call(
+            caller=ANN,
+            tool=Tool(name="far.run", alias="far", remote_name="run", target=self.agent),
+            asked_as="far.run",
+            arguments={},
+            trace=self.hub.chains.trace(ANN, "far.run", "far", None),
+            door="test",
+            extra={},
+        )
+        return self.hub.chains.enter(call)
+
+    async def post(self, path: str, body: Any, headers: Mapping[str, str]) -> Any:
+        data = json.dumps(body).encode()
+        lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+        lines += [f"Content-Length: {len(data)}", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+        try:
+            answer = await asyncio.wait_for(reader.read(), 10)
+        finally:
+            writer.close()
+        head, _, found = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), answer
+        return json.loads(found)
+
+    async def send(
+        self, way: Way, metadata: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Trace:
+        params = way.params("hi")
+        if metadata:
+            params["message"]["metadata"] = dict(metadata)
+        _, path, body, own = way.request(SEND, params)
+        answer = await self.post(path, body, {**own, **headers})
+        assert "error" not in answer, answer
+        return self.agent.calls[-1].trace
+
+
+@contextlib.asynccontextmanager
+async def place() -> AsyncIterator[Place]:
+    settings = A2aSettings(enabled=True)
+    catalog, store, agent = Catalog(), MemoryTasks(), Mirror()
+    hub = open_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
+    facts = AgentFacts(name="mirror", description="")
+    catalog.offer("mirror", [agent_tool(agent, facts, "dragoman_agent_", anything)])
+    tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
+    targets = Targets(hub, "mirror")
+    cards = Cards(targets, settings, lambda card: card)
+    push = Push(tasks, store, lambda url, private: Nowhere(), settings, check=_nothing_wrong)
+    face = Face(hub, tasks, targets, cards, push, 60)
+    http = HttpFace(face, settings, lambda request: "http://localhost")
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    auth = Authenticator(None, lambda key: None, lambda: False)
+    under = [Under("/a2a", http, http.is_card)]
+    names = Names("127.0.0.1", None, [], [])
+    listener = Listener(App(auth, names, {}, Api(hub, Sources()), under), sock)
+    await listener.start()
+    known = Principal("key", "one")
+    server = GrpcFace(
+        face, lambda _: known, "127.0.0.1", 0, base="http://localhost", require_version=False
+    )
+    where = f"127.0.0.1:{await server.start()}"
+    try:
+        async with grpc.aio.insecure_channel(where) as channel:
+            yield Place(hub, agent, sock.getsockname()[1], channel)
+    finally:
+        face.close()
+        await push.close()
+        await server.stop(0)
+        await listener.drain(0.5)
+        listener.abort()
+
+
+@pytest.mark.promise("Q6")
+@pytest.mark.parametrize("way", WAYS, ids=str)
+async def test_a_trace_is_gone_on_with_in_every_dialect_and_binding(way: Way) -> None:
+    async with place() as here:
+        assert (await here.send(way, {"traceparent": PARENT}, {})).id == ID
+        assert (await here.send(way, {"X-OpenStarry-Trace-ID": ID}, {})).id == ID
+        assert (await here.send(way, {}, {"Traceparent": PARENT})).id == ID
+        assert (await here.send(way, {}, {"X-OpenStarry-Trace-ID": ID})).id == ID
+        assert (await here.send(way, {"other": 1}, {"Traceparent": PARENT})).id == ID
+        other = PARENT.replace(ID, "5e" * 16)
+        assert (await here.send(way, {"traceparent": other}, {"traceparent": PARENT})).id != ID
+        first, second = await here.send(way, {}, {}), await here.send(way, {"traceparent": 1}, {})
+        assert len({ID, first.id, second.id}) == 3
+
+
+@pytest.mark.promise("Q6", "Q7")
+@pytest.mark.parametrize("way", WAYS, ids=str)
+async def test_a_message_that_comes_back_belongs_to_the_call_it_was_sent_for(way: Way) -> None:
+    async with place() as here:
+        flight = here.under_way()
+        for metadata, headers in (
+            (flight.trace.carried(), {}),
+            ({}, flight.trace.headers()),
+            ({"traceparent": PARENT}, flight.trace.headers()),  # its agent's library was busy
+        ):
+            trace = await here.send(way, metadata, headers)
+            assert trace.above is flight and trace.chain == ("far.run",)
+            assert trace.id == flight.trace.id and trace.origin == "key:ann"
+
+
+@pytest.mark.promise("Q6", "Q7")
+@pytest.mark.parametrize("body", ["message", "params"])
+async def test_the_metadata_of_the_request_counts_too(body: str) -> None:
+    async with place() as here:
+        flight = here.under_way()
+        params = V10.params("hi")
+        params["metadata"] = flight.trace.carried()
+        params["message"]["metadata"] = {"own": 1} if body == "message" else {}
+        _, path, message, own = V10.request(SEND, params)
+        await here.post(path, message, own)
+        assert here.agent.calls[-1].trace.above is flight
+
+
+@pytest.mark.promise("Q6", "Q7")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/a2a/tasks/send",
+            {"message": {"role": "user", "parts": [{"type": "text", "text": "x"}]}},
+        ),
+        ("/a2a", {"content": {"type": "text", "text": "x"}, "role": "user"}),
+    ],
+)
+async def test_the_routes_of_the_first_dialect_are_read_too(path: str, body: Any) -> None:
+    async with place() as here:
+        flight = here.under_way()
+        await here.post(path, body, flight.trace.headers())
+        assert here.agent.calls[-1].trace.above is flight
+
+
+@pytest.mark.promise("Q6", "Q7")
+@pytest.mark.parametrize("transport", [GrpcTransport, CompatGrpcTransport])
+async def test_a_trace_comes_over_grpc_as_metadata_of_both_kinds(transport: Any) -> None:
+    async with place() as here:
+        client = transport(here.channel, None)
+        flight = here.under_way()
+
+        async def send(metadata: Mapping[str, Any], headers: Mapping[str, str]) -> Trace:
+            message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
+            given = {**message, "metadata": dict(metadata)}
+            request = ParseDict({"message": given}, pb.SendMessageRequest())
+            context = ClientCallContext(service_parameters=dict(headers))
+            await asyncio.wait_for(client.send_message(request, context=context), 10)
+            return here.agent.calls[-1].trace
+
+        assert (await send(flight.trace.carried(), {})).above is flight
+        assert (await send({}, flight.trace.headers())).above is flight
+        assert (await send({}, {"traceparent": PARENT})).id == ID
+        assert (await send({}, {})).above is None
+
+
+@pytest.mark.promise("Q6")
+async def test_the_answer_to_a_question_is_in_the_trace_of_its_task() -> None:
+    async with place() as here:
+        params = V10.params("ask")
+        _, path, body, own = V10.request(SEND, params)
+        task = (await here.post(path, body, {**own, "traceparent": PARENT}))["result"]["task"]
+        _, path, body, own = V10.request(SEND, V10.params("Ann", task=task["id"]))
+        other = PARENT.replace(ID, "5e" * 16)
+        await here.post(path, body, {**own, "traceparent": other})
+        assert [call.trace.id for call in here.agent.calls] == [ID, ID]
+        assert here.agent.calls[1].answers is not None

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.cli.terminal import Terminal
+from tests.skilled_road import Road
+
+from dragoman.core.errors import AuthorizationError
+from dragoman.core.principal import Principal
+from dragoman.guards.audit import Audit
+from dragoman.stores.audit import SqliteAudit
+
+
+@pytest.mark.promise("R12")
+async def test_tail_shows_for_whom_a_call_was_and_what_was_decided(terminal: Terminal) -> None:
+    terminal.home.mkdir(mode=0o700)
+    log = SqliteAudit(terminal.home)
+    road = Road(before=[Audit(log)])
+    await road.call(who=Principal("key", "ci", behalf="carol"))
+    await road.call("files.read")
+    road.judge.denied.add("vercel_ops.deploy")
+    with pytest.raises(AuthorizationError):
+        await road.call()
+    log.close()
+
+    lines = terminal.run("audit", "tail").out.splitlines()
+    assert lines[1].endswith("vercel_ops.deploy  for carol  permit (team)")
+    assert lines[2].endswith("files.read  permit (team)")
+    assert lines[3].endswith("vercel_ops.deploy  deny (no-deploys)")
+
+    def verbs(*args: str) -> list[tuple[str, str]]:
+        done = terminal.run("audit", "tail", "--json", *args)
+        assert done.code == 0, done.err
+        rows = [json.loads(line) for line in done.out.splitlines()]
+        return [(row["verb"], row["decision"]) for row in rows]
+
+    assert verbs("--decision", "deny") == [("vercel_ops.deploy", "deny")]
+    assert verbs("--agent", "card-1", "-n", "1") == [("vercel_ops.deploy", "deny")]
+    assert len(verbs("--agent", "Vercel Ops")) == 3
+    assert verbs("--agent", "nobody") == []
+    assert "no such records" in terminal.run("audit", "tail", "--agent", "nobody").err

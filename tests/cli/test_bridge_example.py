@@ -1,0 +1,250 @@
+"""examples/bridge: its README says exactly what one types and sees."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
+from tests.cli.test_hello import typed_and_seen
+
+ROOT = Path(__file__).parent.parent.parent
+BRIDGE = ROOT / "examples" / "bridge"
+DONE_ELSEWHERE = (". .venv", "export DRAGOMAN_HOME=", "python3 ", "kill %1")
+TAKEN_UP_SOON = ("dragoman policy ", "curl ")
+"""A running hub sees keys and policies within a second, and people type more slowly than tests."""
+
+
+@contextmanager
+def print_shop(folder: Path) -> Iterator[str]:
+    """Its address."""
+    folder.mkdir(exist_ok=True)
+    for name in ("print_shop.py", "card.json"):
+        shutil.copy(BRIDGE / name, folder / name)
+    with subprocess.Popen(
+        [sys.executable, str(folder / "print_shop.py"), "0"], stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            line = child.stdout.readline()
+            assert line.startswith("the print shop is at http://"), line
+            yield line.split()[-1]
+        finally:
+            child.terminate()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def typed(line: str, env: dict[str, str]) -> str:
+    """What a shell shows for it; a variable it sets is kept in `env`."""
+    name, _, value = line.partition("=")
+    keeps = bool(re.fullmatch(r"[A-Z]+", name))
+    python = f'dragoman() {{ "{sys.executable}" -m dragoman "$@"; }}\n'
+    done = subprocess.run(
+        ["bash", "-c", python + (f'printf %s "{value}"' if keeps else line)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        env=env,
+        cwd=ROOT,
+        check=False,
+    )
+    if keeps:
+        env[name] = done.stdout
+        return done.stderr
+    return done.stdout + ("\n" if line.startswith("curl ") else "") + done.stderr
+
+
+@pytest.mark.promise("F3")
+def test_what_the_readme_types_gives_what_it_shows(terminal: Terminal) -> None:
+    page = (BRIDGE / "README.md").read_text(encoding="utf-8")
+    with print_shop(terminal.home) as url:
+        ours = page.replace("http://127.0.0.1:9310", url).replace("9311", str(free_port()))
+        steps = typed_and_seen(ours)
+        assert len(steps) > 25
+        env = {**terminal.environment(), "DRAGOMAN_HOME": str(terminal.home)}
+        for line, seen in steps:
+            if line.startswith(DONE_ELSEWHERE) or (
+                line.startswith("curl ") and not shutil.which("curl")
+            ):
+                continue
+            pattern = re.escape(seen).replace("…", ".+")
+            until = time.monotonic() + WAIT_SECONDS
+            shown = typed(line, env)
+            while line.startswith(TAKEN_UP_SOON) and not re.fullmatch(pattern, shown):
+                assert time.monotonic() < until, (line, shown)
+                shown = typed(line, env)
+            assert re.fullmatch(pattern, shown), (line, shown)
+    assert terminal.run("status").code == 3
+
+
+@pytest.mark.promise("R4")
+def test_what_the_agent_asks_is_asked_on_the_terminal_as_the_readme_shows(
+    terminal: Terminal,
+) -> None:
+    page = (BRIDGE / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"^```\n\$ dragoman (call .*?)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    asks, prompt, printed = shown[2].splitlines()
+    question, answer = prompt.split(": ")
+    with print_shop(terminal.user / "shop") as url:
+        assert terminal.run("agents", "add", url).code == 0
+        ours, theirs = pty.openpty()
+        child = subprocess.Popen(
+            [*DRAGOMAN, *shown[1].split()],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            env=terminal.environment(),
+            cwd=terminal.user,
+        )
+        os.close(theirs)
+        seen = b""
+        until = time.monotonic() + WAIT_SECONDS
+        while question.encode() not in seen:
+            assert time.monotonic() < until, seen
+            if select.select([ours], [], [], 0.1)[0]:
+                seen += os.read(ours, 4096)
+        os.write(ours, f"{answer}\n".encode())
+        out, _ = child.communicate(timeout=WAIT_SECONDS)
+        os.close(ours)
+    assert asks in seen.decode()
+    assert (child.returncode, out.decode()) == (0, f"{printed}\n"), seen
+
+
+def test_a_command_that_runs_a_hub_of_its_own_waits_for_the_agents(terminal: Terminal) -> None:
+    with print_shop(terminal.user / "shop") as url:
+        assert terminal.run("agents", "add", f"{url}/").code == 0
+        again = terminal.run("agents", "add", url)  # a slash at the end makes no other agent
+        assert again.code == 0 and len(terminal.run("agents", "--json").json()["agents"]) == 1
+        assert terminal.run("call", "print_shop.price", "pages=2").out == '{"pages":2,"cents":10}\n'
+        listed = terminal.run("tools", "--agent", "print_shop").out
+        assert "print_shop.order" in listed and "print_shop.price" in listed
+        shown = terminal.run("tools", "show", "print_shop.order").out
+        assert "(agent Print Shop)" in shown and "takes any arguments" in shown
+        asks = terminal.run("call", "print_shop.order")
+        assert asks.code == 6 and "on a terminal" in asks.err
+    gone = terminal.run("call", "print_shop.price", "pages=2")
+    assert gone.code == 5 and 'agent "Print Shop" is unreachable' in gone.err
+    nothing = terminal.run("tools")
+    assert nothing.out == "no tools\n" and "nothing listens there" in nothing.err
+
+
+def test_what_was_asked_of_agents_is_listed(terminal: Terminal) -> None:
+    with print_shop(terminal.user / "shop") as url:
+        terminal.run("agents", "add", url)
+        terminal.up()
+        terminal.run("call", "print_shop.price", "pages=2")
+        terminal.run("call", "print_shop.order")
+        rows = terminal.run("agents", "calls", "print_shop", "--json").json()
+        assert [row["verb"] for row in rows] == ["print_shop.order", "print_shop.price"]
+        failed = terminal.run("agents", "calls", "--status", "failed").out.splitlines()
+        assert failed[0].split()[0] == "AT" and len(failed) == 2 and "(-32206)" in failed[1]
+        assert rows[0]["taskId"] in failed[1]
+        assert terminal.run("agents", "calls", "-n", "1", "--json").json() == rows[:1]
+        assert terminal.run("agents", "calls", "--since", "2999-01-01").out == "no such calls\n"
+        assert terminal.run("agents", "calls", "nobody").code == 5
+        changes = [
+            line for line in terminal.run("audit", "tail").out.splitlines() if "agent." in line
+        ]
+        assert len(changes) == 1 and changes[0].endswith(f"agent.add  {url}")
+
+
+def test_doctor_and_status_tell_what_guards_the_road_and_is_not_as_it_should_be(
+    terminal: Terminal,
+) -> None:
+    with print_shop(terminal.user / "shop") as url:
+        terminal.run("agents", "add", url)
+        assert terminal.run("keys", "create", "back", "--for", "print_shop").err.count("\n") == 1
+        assert "no server or agent here" in terminal.run("keys", "create", "x", "--for", "y").err
+        keys = terminal.run("keys", "list", "--json").json()
+        assert {key["name"]: key["for"] for key in keys} == {"back": "Print Shop", "x": "y"}
+        terminal.up()
+        card = terminal.user / "shop" / "card.json"
+        card.write_text(card.read_text().replace("print costs", "print really costs"))
+        refreshed = terminal.run("agents", "refresh", "print_shop")
+        assert "held until approved: print_shop.price" in refreshed.err
+        assert "held until approved: print_shop.price" in terminal.run("agents").out
+        assert "print_shop.price" in terminal.run("tools").err
+        assert "held      print_shop.price" in terminal.run("status").out
+        policies = terminal.home / "policies"
+        policies.mkdir()
+        (policies / "broken.cedar").write_text("permit (")
+        done = terminal.run("doctor")
+        assert done.code == 1
+        lines = done.out.splitlines()
+        for words in (
+            "FAIL  policies          broken.cedar:1: it cannot be read",
+            "warn  held              skill print_shop.price of Print Shop",
+            'warn  keys              key "x" is for "y"',
+            "ok    agent Print Shop",
+        ):
+            assert any(line.startswith(words) for line in lines), (words, lines)
+        assert not any("no servers are configured" in line for line in lines)
+        until = time.monotonic() + WAIT_SECONDS
+        while "broken.cedar:1" not in (said := terminal.run("status").out):
+            assert time.monotonic() < until, said
+
+
+def test_the_first_words_of_a_hub_name_agents_policies_and_what_is_held(terminal: Terminal) -> None:
+    with print_shop(terminal.user / "shop") as url:
+        terminal.run("agents", "add", url)
+        card = terminal.user / "shop" / "card.json"
+        card.write_text(card.read_text().replace("print costs", "print really costs"))
+        terminal.run("agents", "refresh", "print_shop")
+        terminal.run("keys", "create", "ci")
+        terminal.run("policy", "init")
+        shutil.copy(BRIDGE / "mine.cedar", terminal.home / "policies" / "mine.cedar")
+        child = terminal.start("up", "--port", "0")
+        assert child.stderr is not None
+        said = []
+        while not said or "stop " not in said[-1]:
+            said.append(child.stderr.readline())
+            assert said[-1], said
+    words = "".join(said)
+    assert "  remote agents   Print Shop, found in the background (dragoman agents)\n" in words
+    assert "  policies        3 in " in words
+    assert (
+        "  held            print_shop.price, until you approve it (dragoman pins list)\n" in words
+    )
+    assert "WARNING" not in words  # an agent that was not found yet is no slip in a policy
+
+
+def test_a_policy_that_is_decided_anew_each_time_is_told_with_what_it_reads(
+    terminal: Terminal,
+) -> None:
+    done = terminal.run("policy", "check", str(ROOT / "examples" / "policies" / "careful"))
+    assert done.code == 0
+    assert '"no-production-over-http" reads context.args: where it counts' in done.out
+
+
+def test_an_owner_whom_the_policies_lock_out_is_told_so_by_every_command(
+    terminal: Terminal,
+) -> None:
+    terminal.configure()
+    (terminal.home / "policies").mkdir()
+    terminal.up()
+    assert 'no "admin"' in terminal.run("status").out
+    assert terminal.run("tools").out.startswith("no tools")
+    assert terminal.run("agents").code == terminal.run("servers").code == 0
+    for args in (("pins", "list"), ("policy", "who-can", "x")):
+        done = terminal.run(*args)
+        assert done.code == 4 and '"admin"' in done.err, done
+    assert terminal.run("call", "x").code == 5
+    done = terminal.run("doctor")
+    assert done.code == 1 and "nothing is permitted, to you neither" in done.out

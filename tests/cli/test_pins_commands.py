@@ -1,0 +1,89 @@
+"""`pins`, as its users type it, beside a hub that runs and without one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.terminal import Terminal
+from tests.peers.process import server_entry
+
+CHANGING = Path(__file__).parent.parent / "live" / "changing_server.py"
+
+
+def configured(terminal: Terminal, **keys: str) -> Path:
+    form = terminal.user / "form"
+    terminal.configure(
+        server_entry("changing", "stdio", sys.executable, CHANGING, form, **keys),
+        config="[server]\nport = 0\n",
+    )
+    return form
+
+
+@pytest.mark.promise("R9")
+def test_what_has_changed_is_listed_compared_and_approved(terminal: Terminal) -> None:
+    form = configured(terminal)
+    assert terminal.run("pins", "list").out == "nothing is held\n"
+    form.write_text("described")
+    terminal.up()
+    listed = terminal.run("pins", "list")
+    assert listed.code == 0 and "changing.read" in listed.out and "changed 20" in listed.out
+    (row,) = terminal.run("pins", "list", "--json").json()
+    assert (row["name"], row["state"]) == ("changing.read", "held")
+    assert len(terminal.run("pins", "list", "--all", "--json").json()) == 3
+    refused = terminal.run("call", "changing.read", "path=x", "mode=text")
+    assert refused.code == 4 and "dragoman pins diff changing.read" in refused.err
+    shown = terminal.run("pins", "diff", "changing.read")
+    assert shown.code == 0
+    assert "  - Reads a file.\n  + Reads a file. EVIL: first read" in shown.out
+    whole = terminal.run("pins", "diff", "changing.read", "--json").json()
+    assert f"--digest {whole['digest'][:16]}" in shown.out
+    assert terminal.run("pins", "approve", "changing.read", "--digest", "0" * 16).code == 2
+    done = terminal.run("pins", "approve", "changing.read", "--digest", whole["digest"][:16])
+    assert done.code == 0 and "+ Reads a file. EVIL" in done.out
+    assert done.out.endswith("approved: changing.read\n")
+    assert terminal.run("call", "changing.read", "path=x", "mode=text").out == "done\n"
+    again = terminal.run("pins", "approve", "changing.read")
+    assert again.code == 2 and "nothing is held" in again.err
+    assert terminal.run("pins", "approve", "--all").out == "nothing was held\n"
+
+
+def test_what_is_rejected_stays_held_without_a_hub_too(terminal: Terminal) -> None:
+    form = configured(terminal)
+    terminal.run("pins", "list")
+    form.write_text("schemed")
+    done = terminal.run("pins", "reject", "changing.read")
+    assert done.code == 0 and "it stays held" in done.out
+    listed = terminal.run("pins", "list")
+    assert "rejected by owner:owner" in listed.out
+    forgotten = terminal.run("pins", "forget", "changing", "--json").json()
+    assert len(forgotten["forgotten"]) == 3
+    assert terminal.run("pins", "list").out == "nothing is held\n"
+
+
+def test_all_of_a_strict_server_is_approved_at_once(terminal: Terminal) -> None:
+    configured(terminal, pin="strict")
+    terminal.up()
+    done = terminal.run("pins", "approve", "--target", "changing", "--json").json()
+    assert done == {"approved": ["changing.ask", "changing.become", "changing.read"]}
+    assert "changing.read" in terminal.run("tools", "--json").out
+
+
+def test_what_does_not_fit_is_one_sentence(terminal: Terminal) -> None:
+    configured(terminal)
+    terminal.up()
+    for args, code in (
+        (["approve"], 2),
+        (["approve", "x", "--all"], 2),
+        (["approve", "--all", "--target", "x"], 2),
+        (["approve", "--all", "--digest", "12345678"], 2),
+        (["approve", "x"], 5),
+        (["approve", "--target", "x"], 5),
+        (["diff", "x"], 5),
+        (["reject", "changing.read"], 2),
+        (["forget", "x"], 5),
+    ):
+        done = terminal.run("pins", *args)
+        assert done.code == code and len(done.err.splitlines()) == 1, (args, done)
+    assert "dragoman pins approve" in terminal.run("pins", "--help").out

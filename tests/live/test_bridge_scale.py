@@ -1,0 +1,136 @@
+"""A hundred agents with ten skills each, ten of which hang: found in the time of one timeout, by
+configuration and by the API, while clients are connected that hear of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.bridge_grounds import EXPOSE, external
+from tests.live.conftest import DRAGOMAN, RunningHub
+from tests.live.crowd import Member, crowd
+from tests.live.lasting import together, until
+from tests.peers import wire
+
+pytestmark = [pytest.mark.promise("R9", "R10", "B5", "Q2"), pytest.mark.timeout(60)]
+
+AGENTS, SKILLS, HANGING = 100, 10, 10
+TIMEOUT = 6.0
+MARGIN = 3.0
+CHANGED = "notifications/tools/list_changed"
+AT = "/api/a2a/agents"
+
+
+@contextmanager
+def a_hundred() -> Iterator[list[Member]]:
+    """Every tenth of them hangs."""
+    skills = [f"skill-{number}" for number in range(SKILLS)]
+    members = [
+        Member(f"Agent {number}", *skills, hangs=number % (AGENTS // HANGING) == 5)
+        for number in range(AGENTS)
+    ]
+    with crowd(*members):
+        yield members
+
+
+def expected(members: list[Member]) -> set[str]:
+    there = [number for number, member in enumerate(members) if not member.hangs]
+    return {f"agent_{number}.skill-{skill}" for number in there for skill in range(SKILLS)}
+
+
+def skills(request: Callable[[str, Any], Any]) -> set[str]:
+    """All that is listed, page by page."""
+    found: set[str] = set()
+    cursor: dict[str, Any] = {}
+    while True:
+        page = request("tools/list", cursor)["result"]
+        found |= {tool["name"] for tool in page["tools"] if ".skill-" in tool["name"]}
+        if "nextCursor" not in page:
+            return found
+        cursor = {"cursor": page["nextCursor"]}
+
+
+def until_listed(told: Callable[[], Any], request: Callable[[str, Any], Any], count: int) -> int:
+    """Looks when told, and only then, until there are so many; how often it was told."""
+    times = 0
+    while True:
+        if told().get("method") != CHANGED:
+            continue
+        times += 1
+        if len(skills(request)) == count:
+            return times
+
+
+def test_a_hundred_configured_agents_are_found_while_ten_of_them_hang(short_tmp: Path) -> None:
+    home = short_tmp / "h"
+    home.mkdir(mode=0o700)
+
+    def states() -> Counter[str]:
+        line = [*DRAGOMAN, "agents", "list", "--json", "--home", str(home)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=20, check=True)
+        return Counter(one["health"] for one in json.loads(done.stdout)["agents"])
+
+    with a_hundred() as members:
+        entries = [external(one.name, one.url, timeout_secs=TIMEOUT) for one in members]
+        config = EXPOSE + "[a2a]\nenabled = true\n" + "".join(entries)
+        (home / "config.toml").write_text(config, encoding="utf-8")
+        (home / "config.toml").chmod(0o600)
+        begun = time.monotonic()
+        with wire.Stdio([*DRAGOMAN, "mcp", "--home", home]) as ide:
+            ide.initialize()
+
+            def told() -> Any:  # what came while a list was waited for is there already
+                return ide.notifications.pop(0) if ide.notifications else ide.read(20)
+
+            until_listed(told, ide.request, 90 * SKILLS)
+            assert time.monotonic() - begun < TIMEOUT, "nobody waits for those that hang"
+            assert skills(ide.request) == expected(members)
+            until(lambda: states() == {"healthy": 90, "unreachable": 10})
+            assert time.monotonic() - begun < TIMEOUT + MARGIN
+            ide.close_stdin()
+            assert ide.wait(15) == 0
+
+
+def test_a_hundred_agents_are_registered_at_once_while_ten_of_them_hang(
+    hub: Callable[..., RunningHub],
+) -> None:
+    running = hub(config="[a2a]\nenabled = true\n")
+    session = wire.Session(running.mcp_url, headers=running.headers)
+    answers: list[tuple[float, wire.Answer]] = []
+
+    def register(member: Member) -> tuple[float, wire.Answer]:
+        body = {"url": member.url, "timeout_secs": TIMEOUT}
+        answer = wire.post(running.url + AT, body, running.headers, timeout=30)
+        return time.monotonic() - begun, answer
+
+    with (
+        a_hundred() as members,
+        wire.stream("GET", running.mcp_url, headers=session.headers, timeout=20) as told,
+    ):
+        begun = time.monotonic()
+
+        def either(number: int) -> None:
+            if number < AGENTS:
+                answers.append(register(members[number]))
+            else:
+                until_listed(told.next_json, session.request, 90 * SKILLS)
+                assert time.monotonic() - begun < TIMEOUT, "nobody waits for those that hang"
+
+        together(either, AGENTS + 1)
+        assert time.monotonic() - begun < TIMEOUT + MARGIN
+        assert Counter(answer.status for _, answer in answers) == {200: 90, 400: 10}
+        for seconds, answer in answers:
+            if answer.status == 400:
+                assert seconds >= TIMEOUT and b"did not answer within 6 s" in answer.body
+        assert skills(session.request) == expected(members)
+        listed = running.api(AT)["agents"]
+        assert Counter(one["health"] for one in listed) == {"healthy": 90}
+        called = running.call("agent_7.skill-3", {"x": 1})
+        assert called["result"]["content"][0]["text"] == "done" and len(members[7].sent) == 1

@@ -1,0 +1,272 @@
+"""What MCP clients bring of a trace is read at every door; all rounds of a call are one trace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.web.serving import Place, Work, call, place, request
+from tests.web.serving import modern as of_the_new_era
+
+from dragoman.core.call import Call, Progress, Question, Result
+from dragoman.core.chains import Chains, Flight
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.tool import Tool
+from dragoman.core.trace import Trace
+from dragoman.core.view import EVERYTHING
+from dragoman.mcp.revisions import R2511, R2607, TASKS
+from dragoman.mcp.server import Face, Peer
+from dragoman.mcp.stdio import Connection
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+ID = PARENT[3:35]
+META = "io.modelcontextprotocol/"
+
+
+def under_way(chains: Chains, work: Work) -> Flight:
+    """A call that somebody else's target is serving just now."""
+    ann = Principal("key", "ann")
+    call = Call(
+        caller=ann,
+        tool=Tool(name="far.run", alias="far", remote_name="run", target=work),
+        asked_as="far.run",
+        arguments={},
+        trace=chains.trace(ann, "far.run", "far", None),
+        door="test",
+        extra={},
+    )
+    return chains.enter(call)
+
+
+def underscored(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("-", "_"): value for name, value in headers.items()}
+
+
+async def by_post(here: Place, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Trace:
+    """The new era: each request by itself."""
+    sent = of_the_new_era(with_meta(call(), meta))
+    answer = await here.send("POST", **sent, **underscored(headers))
+    assert (await answer.json())["result"]["content"]
+    return here.work.calls[-1].trace
+
+
+async def by_session(here: Place, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Trace:
+    session = await here.session()
+    message = with_meta(call(), meta)
+    answer = await here.send("POST", message=message, **session, **underscored(headers))
+    assert (await answer.json())["result"]["content"]
+    return here.work.calls[-1].trace
+
+
+async def by_batch(here: Place, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Trace:
+    session = await here.session("2025-03-26")
+    message = [with_meta(call(), meta)]
+    answer = await here.send("POST", message=message, **session, **underscored(headers))
+    assert (await answer.json())[0]["result"]["content"]
+    return here.work.calls[-1].trace
+
+
+async def by_sse(here: Place, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Trace:
+    stream = await here.send("GET", "/sse", Accept="text/event-stream")
+    where = (await stream.event()).data.decode()
+    params = {"protocolVersion": "2024-11-05", "capabilities": {}}
+    for message in (request(0, "initialize", **params), with_meta(call(), meta)):
+        assert (await here.send("POST", where, message, **underscored(headers))).status == 202
+        assert "result" in await stream.message()
+    return here.work.calls[-1].trace
+
+
+async def by_stdio(here: Place, meta: Mapping[str, Any], headers: Mapping[str, str]) -> Trace:
+    assert not headers
+    async with on_a_pipe(here.face) as (reader, writer):
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}}
+        for message in (request(0, "initialize", **params), with_meta(call(), meta)):
+            writer.write(json.dumps(message).encode() + b"\n")
+            assert "result" in json.loads(await asyncio.wait_for(reader.readline(), 5))
+    return here.work.calls[-1].trace
+
+
+@contextlib.asynccontextmanager
+async def on_a_pipe(
+    face: Face,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    loop = asyncio.get_running_loop()
+    settled = loop.create_future()
+    settled.set_result(None)
+    ours, theirs = socket.socketpair()
+    transport, _ = await loop.create_connection(
+        lambda: Connection(face, OWNER, lambda: EVERYTHING, set(), settled), sock=ours
+    )
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    try:
+        await asyncio.wait_for(reader.readline(), 5)  # it says who it is
+        yield reader, writer
+    finally:
+        writer.close()
+        transport.abort()
+
+
+def with_meta(message: dict[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+    if meta:
+        message["params"]["_meta"] = {**message["params"].get("_meta", {}), **meta}
+    return message
+
+
+DOORS = (by_post, by_session, by_batch, by_sse, by_stdio)
+
+
+@pytest.mark.promise("Q6")
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_trace_that_came_beside_the_message_is_gone_on_with(door: Any) -> None:
+    async with place() as here:
+        assert (await door(here, {"traceparent": PARENT}, {})).id == ID
+        assert (await door(here, {"X-OpenStarry-Trace-ID": ID}, {})).id == ID
+        first, second = (await door(here, {}, {})).id, (await door(here, {}, {})).id
+        assert len({ID, first, second}) == 3
+
+
+@pytest.mark.promise("Q6")
+@pytest.mark.parametrize("door", [door for door in DOORS if door is not by_stdio])
+async def test_a_trace_that_came_in_headers_is_gone_on_with(door: Any) -> None:
+    async with place() as here:
+        assert (await door(here, {}, {"traceparent": PARENT})).id == ID
+        assert (await door(here, {}, {"X-OpenStarry-Trace-ID": ID})).id == ID
+        other = PARENT.replace(ID, "5e" * 16)
+        assert (await door(here, {"traceparent": other}, {"traceparent": PARENT})).id == "5e" * 16
+
+
+@pytest.mark.promise("Q6", "Q7")
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_call_that_comes_back_belongs_to_the_one_it_was_made_for(door: Any) -> None:
+    async with place() as here:
+        flight = under_way(here.face.hub.chains, here.work)
+        trace = await door(here, flight.trace.carried(), {})
+        assert trace.above is flight and trace.chain == ("far.run",) and trace.depth == 1
+        assert trace.id == flight.trace.id and trace.origin == "key:ann"
+        if door is not by_stdio:
+            assert (await door(here, {}, flight.trace.headers())).above is flight
+
+
+@pytest.mark.promise("Q6")
+@pytest.mark.parametrize("meta", [{"traceparent": 5}, {"dragoman.hub/chain": []}, {"x": None}])
+async def test_what_is_no_trace_hurts_nobody(meta: dict[str, Any]) -> None:
+    async with place() as here:
+        assert len((await by_session(here, meta, {})).id) == 32
+        session = await here.session()
+        message = call()
+        message["params"]["_meta"] = "none"
+        answer = await here.send("POST", message=message, **session)
+        assert (await answer.json())["result"]["content"]
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+FORM = Question("form", {"message": "who?", "requestedSchema": {"type": "object"}})
+ANSWER = {"action": "accept", "content": {}}
+
+
+class Curious(Work):
+    """Asks twice, when it may."""
+
+    async def run(self, call: Call) -> Result:
+        self.calls.append(call)
+        call.updates(Progress(progress=1))
+        await asyncio.wait_for(self.go.wait(), 5)
+        if len(self.calls) < 3:
+            return Result(questions={"q": FORM}, handle="h")
+        return Result(content=[{"type": "text", "text": "done"}])
+
+
+def ids(work: Work) -> set[str]:
+    assert len(work.calls) == 3
+    assert len({one.trace.span for one in work.calls}) == 3
+    return {one.trace.id for one in work.calls}
+
+
+def curious(here: Place, *, at_once: bool = True) -> Curious:
+    work = Curious()
+    if at_once:
+        work.go.set()
+    tool = next(one for one in here.face.hub.catalog.tools() if one.name == "work.do")
+    here.face.hub.catalog.offer("work", [replace(tool, target=work)])
+    return work
+
+
+@pytest.mark.promise("Q6")
+@pytest.mark.parametrize("brought", [{}, {"traceparent": PARENT}])
+async def test_a_client_of_the_new_era_answers_in_the_trace_it_was_asked_in(
+    brought: dict[str, Any],
+) -> None:
+    async with place() as here:
+        work = curious(here)
+        params: dict[str, Any] = {"name": "work.do", "arguments": {}}
+        for number in range(3):
+            meta = {
+                META + "protocolVersion": "2026-07-28",
+                META + "clientCapabilities": {"elicitation": {"form": {}}},
+                **brought,
+            }
+            if number:  # as a tracing library would: another request, another trace
+                meta["traceparent"] = PARENT.replace(ID, f"{number}e" * 16)
+            message = request(number, "tools/call", **params, _meta=meta)
+            raw = await here.face.answer(message, Peer(OWNER, "test", EVERYTHING, R2607))
+            result = json.loads(raw or b"")["result"]
+            if number < 2:
+                params["requestState"] = result["requestState"]
+                params["inputResponses"] = {"q": ANSWER}
+        assert result["content"][0]["text"] == "done"
+        (id,) = ids(work)
+        assert id == ID or not brought
+
+
+@pytest.mark.promise("Q6")
+async def test_a_client_that_is_asked_meanwhile_has_one_trace() -> None:
+    async with place() as here:
+        work = curious(here)
+        peer = Peer(OWNER, "test", EVERYTHING, R2511, client="c")
+        peer.features = {"elicitation": {"form": {}}}
+
+        def push(message: bytes) -> bool:
+            asked = json.loads(message)
+            if asked.get("method") == "elicitation/create":
+                answer = {"jsonrpc": "2.0", "id": asked["id"], "result": ANSWER}
+                asyncio.get_running_loop().call_soon(here.face.begin, answer, peer)
+            return True
+
+        message = with_meta(call(), {"traceparent": PARENT})
+        raw = await asyncio.wait_for(here.face.answer(message, peer, push), 5)
+        assert json.loads(raw or b"")["result"]["content"][0]["text"] == "done"
+        assert ids(work) == {ID}
+
+
+@pytest.mark.promise("Q6")
+async def test_a_call_that_has_become_a_task_has_one_trace() -> None:
+    async with place() as here:
+        work = curious(here, at_once=False)
+        here.face.tasks._after = 0.0
+        able = {"elicitation": {"form": {}}, "extensions": {TASKS: {}}}
+        meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": able}
+        peer = Peer(OWNER, "test", EVERYTHING, R2607)
+
+        async def ask(method: str, **params: Any) -> Any:
+            message = request(1, method, **params, _meta={**meta, **brought})
+            return json.loads(await here.face.answer(message, peer) or b"")["result"]
+
+        brought = {"traceparent": PARENT}
+        made = await ask("tools/call", name="work.do", arguments={})
+        brought = {}
+        work.go.set()
+        assert made["resultType"] == "task", made
+        async with asyncio.timeout(5):
+            while (task := await ask("tasks/get", taskId=made["taskId"]))["status"] != "completed":
+                if task["status"] == "input_required":
+                    answers = dict.fromkeys(task["inputRequests"], ANSWER)
+                    await ask("tasks/update", taskId=made["taskId"], inputResponses=answers)
+                await asyncio.sleep(0.01)
+        assert ids(work) == {ID}

@@ -1,0 +1,40 @@
+"""A hub for tests of one part: its road has the stages it is given, and everybody may do all."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call
+from dragoman.core.catalog import Catalog
+from dragoman.core.chains import Chains
+from dragoman.core.hub import Hub
+from dragoman.core.pipeline import Stage
+from dragoman.core.ports import Decision
+from dragoman.core.principal import Principal
+from dragoman.core.tool import Tool
+
+
+class Everybody:
+    version = 0
+
+    def decide(self, call: Call) -> Decision:
+        return Decision(True, ("everybody",), "test")
+
+    def lists(self, caller: Principal, tool: Tool) -> bool:
+        return True
+
+    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
+        return True
+
+    def group(self, caller: Principal) -> Hashable:
+        return None
+
+    def may(
+        self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
+    ) -> Decision:
+        return Decision(True, ("everybody",), "test")
+
+
+def open_hub(catalog: Catalog, bus: Bus, stages: Sequence[Stage]) -> Hub:
+    return Hub(catalog, bus, stages, Chains(bytes(32)), Everybody())

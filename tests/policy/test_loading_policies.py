@@ -1,0 +1,321 @@
+"""What may come into force: everything wrong with a set is said, with its place."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from policy_ground import call, key, policies, snapshot, tool
+
+from dragoman.core.errors import ConfigError
+from dragoman.policy import loading
+from dragoman.policy.loading import PolicyError, check, check_texts, load
+from dragoman.policy.snapshot import ERROR, WARNING
+
+SHIPPED = Path(loading.__file__).parent / "shipped"
+GOOD = '@id("a") permit (principal in Hub::Role::"r", action, resource);'
+
+
+@pytest.mark.promise("R11")
+@pytest.mark.parametrize(
+    ("text", "line", "id", "said"),
+    [
+        ("permit (principal in Hub::Role::\"r\", action, resource);", 1, "", "no id"),
+        ('@id permit (principal in Hub::Role::"r", action, resource);', 1, "", "no id"),
+        (f"{GOOD}\n\n// again\n{GOOD}", 4, "a", "own.cedar:1 has it"),
+        ('@id("exfil") permit (principal in Hub::Role::"r", action, resource);', 1, "exfil",
+         "guardrails have it"),
+        ('@id("\u0430") permit (principal in Hub::Role::"r", action, resource);', 1, "",
+         "'\\u0430'"),
+        ('@id("a b") permit (principal in Hub::Role::"r", action, resource);', 1, "", "'a b'"),
+        ('\n@id("a") permit (principal, action, resource);', 2, "a", "everything to everybody"),
+        ('@id("a") permit (principal, action, resource) when { true };', 1, "a",
+         "everything to everybody"),
+        ('@id("a") permit (principal, action, resource) when { 1 + 1 == 2 } unless { false };', 1,
+         "a", "everything to everybody"),
+        ('@id("a") permit (principal, action in Hub::Action::"any_call", '
+         'resource == Hub::Tool::"v\u0435rcel.x");', 1, "a", "\\u0435"),
+        ('@id("a") permit (principal, action in Hub::Action::"any_call", '
+         'resource == Hub::Tool::"x\\u{200b}y");', 1, "a", "\\u200b"),
+        ('@id("a") permit (principal == ?principal, action, resource);', 1, "a", "template"),
+        ('@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
+         'when { resource.destructve };', 1, "a", "destructve"),
+        (f'{GOOD}\n@id("b") permit (principal, action == Hub::Action::"mcp_cal", resource);', 2,
+         "b", "mcp_cal"),
+        ('@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
+         'when { context.approved };', 1, "a", "approved"),
+        ('@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
+         'when { resource.trust == "3" };', 1, "a", "types"),
+        (f'{GOOD}\n@id("b") permit (principal action, resource);', 2, "", "unexpected token"),
+        (f'{GOOD}\n@id("b") permit (principal, action, resource) when {{ "; }};', 2, "",
+         "cannot be read"),
+        (f'{GOOD}\n@id("b") permit (principal', 2, "", "unexpected end"),
+        ('@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
+         f'when {{ context.args.contains("x={"y" * 300}") }};', 1, "a", "302 characters"),
+        ('@id("a") @id("b") permit (principal, action, resource);', 1, "", "duplicate annotation"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_file_line_and_policy(
+    text: str, line: int, id: str, said: str
+) -> None:
+    checked = check_texts({"own.cedar": text})
+    assert checked.snapshot is None
+    found = [one for one in checked.findings if said in one.words]
+    assert found, [str(one) for one in checked.findings]
+    assert (found[0].level, found[0].file, found[0].line, found[0].policy) == (
+        ERROR, "own.cedar", line, id,
+    )  # fmt: skip
+
+
+@pytest.mark.promise("R11")
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.cedar").write_text('permit (principal in Hub::Role::"r", action, resource);')
+    (tmp_path / "b.cedar").write_text('@id("x") permit (principal resource);')
+    (tmp_path / "c.toml").write_text("[[tests]]\nname = 3")
+    (tmp_path / "d.txt").write_text("not of interest")
+    (tmp_path / ".e.cedar").write_text("an editor's")
+    with pytest.raises(PolicyError) as raised:
+        load(tmp_path)
+    assert isinstance(raised.value, ConfigError)
+    assert {one.file for one in raised.value.findings} == {"a.cedar", "b.cedar", "c.toml"}
+    for part in ("a.cedar:1: it has no id", "b.cedar:1:", "c.toml:"):
+        assert part in str(raised.value)
+
+
+def test_lines_are_right_behind_strings_and_comments_that_look_like_ends() -> None:
+    text = (
+        '// a ; comment "with\n'
+        '@id("one")\n@why("a; \\"b\\" // c")\n'
+        'permit (principal in Hub::Role::"x;//y", action, resource);\n'
+        "\n"
+        '// more\n@id("two") forbid (principal in Hub::Role::"z", action, resource); '
+        '@id("three") forbid (principal is Hub::Agent, action, resource); // end'
+    )
+    checked = check_texts({"own.cedar": text})
+    assert checked.snapshot is not None
+    own = [one for one in checked.snapshot.policies if not one.guardrail]
+    assert [(one.id, one.line) for one in own] == [("one", 2), ("two", 7), ("three", 7)]
+    assert own[0].text.startswith("@id(") and own[0].text.endswith(";")
+    assert own[0].annotations["why"] == 'a; "b" // c'
+
+
+def test_what_is_not_known_here_is_a_warning() -> None:
+    text = """
+    @id("a") permit (principal in Hub::Role::"operatorr", action,
+                     resource == Hub::Tool::"fs.read");
+    @id("b") forbid (principal == Hub::User::"key:ci", action, resource in Hub::Org::"default");
+    @id("c") forbid (principal is Hub::User, action, resource) when { 1 == 2 };
+    """
+    here = {("Tool", "fs.read"), ("User", "key:ci")}
+    checked = check_texts({"own.cedar": text}, lambda type, id: (type, id) in here)
+    assert checked.snapshot is not None
+    assert [(one.level, one.policy) for one in checked.findings] == [(WARNING, "a"), (WARNING, "c")]
+    assert 'Role::"operatorr"' in checked.findings[0].words
+    assert checked.snapshot.warnings == checked.findings
+
+
+def test_without_a_folder_the_defaults_hold_and_an_empty_one_permits_nothing(
+    tmp_path: Path,
+) -> None:
+    assert load(None).default
+    assert load(tmp_path / "none").default
+    (tmp_path / "empty").mkdir()
+    empty = load(tmp_path / "empty")
+    assert not empty.default
+    decision = policies(empty).decide(call(key("ci", "owner"), tool("fs.read")))
+    assert (decision.allowed, decision.policies, decision.errors) == (False, (), ())
+
+
+def test_a_folder_that_is_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.cedar").write_text(GOOD)
+    (tmp_path / "b.cedar").write_text("// " + "x" * 200)
+    monkeypatch.setattr(loading, "MAX_BYTES", 150)
+    assert "150 bytes" in str(check(tmp_path).findings[0])
+    monkeypatch.setattr(loading, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(loading, "MAX_FILES", 1)
+    assert "1 files" in str(check(tmp_path).findings[0])
+    monkeypatch.setattr(loading, "MAX_FILES", 10)
+    monkeypatch.setattr(loading, "MAX_POLICIES", 0)
+    assert "there may be 0" in str(check(tmp_path).findings[0])
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.cedar").write_bytes(b"\xff\xfe")
+    assert str(check(tmp_path).findings[0]) == "a.cedar: it is not text in UTF-8"
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "(" * 40 + "true" + ")" * 40,
+        ")" * 40 + "(" * 35,
+        "// a comment ends here\r" + "[" * 40,
+        "[" * 100_000,
+        "{a: " * 40,
+        " && ".join(["context.depth > 1"] * 500),
+        "if true then " * 500,
+        "principal" + ".org" * 2_000,
+        "1" + " - 1" * 50_000,
+    ],
+)
+def test_what_would_end_the_process_is_not_parsed(condition: str) -> None:
+    text = f'@id("x") permit (principal, action, resource) when {{ {condition} }};'
+    checked = check_texts({"own.cedar": GOOD, "deep.cedar": text})
+    assert checked.snapshot is None
+    assert ("within one another" in str(checked.findings)) or ("divide it" in str(checked.findings))
+
+
+def test_a_policy_may_be_long() -> None:
+    names = ", ".join(f'"n={number}"' for number in range(3_000))
+    many = " || ".join(f"context.depth == {number}" for number in range(200))
+    text = (
+        '@id("x") permit (principal, action in Hub::Action::"any_call", resource) '
+        f"when {{ context.args.containsAny([{names}]) && (({many})) }};"
+    )
+    engine = policies(snapshot(text))
+    assert engine.decide(call(key("ci"), tool("fs.read"), args={"n": 2999})).allowed
+
+
+def test_a_link_that_leads_nowhere_does_not_bring_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "policies").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PolicyError, match="cannot be read"):
+        load(tmp_path / "policies")
+
+
+def test_policies_are_a_folder_and_no_file(tmp_path: Path) -> None:
+    (tmp_path / "policies").write_text(GOOD)
+    with pytest.raises(PolicyError, match="cannot be read"):
+        load(tmp_path / "policies")
+
+
+def test_the_hash_is_of_the_policies_and_of_nothing_else() -> None:
+    one = snapshot(GOOD)
+    assert one.hash == snapshot(GOOD).hash
+    assert one.hash == snapshot(GOOD, **{"t.toml": ""}).hash
+    assert one.hash != snapshot(GOOD + "\n").hash
+    assert one.hash != load(None).hash
+
+
+@pytest.mark.parametrize("name", sorted(loading.SHIPPED))
+def test_what_is_shipped_is_what_its_hash_says_and_valid(name: str) -> None:
+    import cedarpy
+
+    text = (SHIPPED / name).read_text(encoding="utf-8")
+    assert sha256(text.encode()).hexdigest() == loading.SHIPPED[name]
+    schema = cedarpy.Schema.from_str((SHIPPED / "hub.cedarschema").read_text(encoding="utf-8"))
+    if name.endswith(".cedar"):
+        result = cedarpy.validate_policies(text, schema)
+        assert result.validation_passed, result.errors
+
+
+def test_a_default_set_can_be_copied_and_edited() -> None:
+    text = (SHIPPED / "default.cedar").read_text(encoding="utf-8")
+    checked = check_texts({"own.cedar": text})
+    assert checked.findings == ()
+
+
+def test_guardrails_that_were_changed_stop_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loading.SHIPPED, "guardrails.cedar", "0" * 64)
+    with pytest.raises(PolicyError, match="install it again"):
+        load(None)
+
+
+GOLDEN = """
+[[tests]]
+name = "ci reads"
+caller = "key:ci"
+roles = ["r"]
+tool = "fs.read"
+expect = "permit"
+by = ["a"]
+
+[[tests]]
+name = "nobody else"
+caller = "key:other"
+tool = "fs.read"
+expect = "deny"
+
+[[tests]]
+name = "not from another org"
+caller = "key:ci"
+roles = ["r"]
+org = "evil"
+skill = "ops.run"
+expect = "deny"
+by = ["tenant-wall"]
+
+[[tests]]
+name = "nothing that was told secrets goes out"
+agent = "planner"
+roles = ["r"]
+skill = "ops.run"
+resource = { sink = ["net"], trust = 1 }
+context = { taints = ["secret"], chain = ["a.b"] }
+expect = "deny"
+by = ["exfil"]
+
+[[tests]]
+name = "ci rules"
+caller = "key:ci"
+roles = ["r"]
+action = "admin"
+expect = "permit"
+
+[[tests]]
+name = "its own tasks"
+caller = "key:ci"
+roles = ["r"]
+action = "task_read"
+tool = "fs.read"
+context = { owner = true }
+expect = "permit"
+
+[[tests]]
+name = "it is told of agents"
+caller = "key:ci"
+roles = ["r"]
+action = "a2a_discover"
+tool = "planner.message"
+resource = { type = "Agent" }
+expect = "permit"
+"""
+
+
+@pytest.mark.promise("R11")
+def test_golden_decisions_are_tried_before_a_set_comes_into_force() -> None:
+    checked = check_texts({"own.cedar": GOOD, "golden.toml": GOLDEN})
+    assert checked.snapshot is not None, checked.findings
+    assert len(checked.outcomes) == 7
+    assert all(one.passed for one in checked.outcomes)
+    wrong = GOLDEN.replace('expect = "permit"\nby = ["a"]', 'expect = "deny"')
+    checked = check_texts({"own.cedar": GOOD, "golden.toml": wrong})
+    assert checked.snapshot is None
+    assert [one.name for one in checked.outcomes if not one.passed] == ["ci reads"]
+    assert str(checked.findings[0]) == (
+        'golden.toml: the test "ci reads" fails: expected deny, and it is permit by a'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[tests]]\nname = "x"\nexpect = "permit"\ntool = "a.b"', "either a caller or an agent"),
+        ('[[tests]]\nname = "x"\nexpect = "permit"\ncaller = "key:a"', "either a tool or a skill"),
+        ('[[tests]]\nname = "x"\nexpect = "permit"\ncaller = "key:a"\ntool = "a.b"\n'
+         'context = { taint = [] }', 'did you mean "taints"?'),
+        ('[[tests]]\nname = "x"\nexpect = "permit"\ncaller = "key:a"\ntool = "a.b"\n'
+         'context = { depth = "1" }', '"depth" of a call cannot be'),
+        ('[[tests]]\nname = "x"\nexpect = "maybe"', "maybe"),
+        ('[[tests]]\nname = "x"\nexpect = "deny"\nwho = "me"', "who"),
+        ("[[tests", "cannot be read"),
+        ('[[tests]]\nname = "x"\nexpect = "deny"\ncaller = "key:a"\ntool = "a.b"\nby = ["a"]',
+         "expected deny by a, and it is deny"),
+    ],
+)  # fmt: skip
+def test_a_golden_decision_that_cannot_be_tried_is_an_error(text: str, said: str) -> None:
+    checked = check_texts({"own.cedar": GOOD, "golden.toml": text})
+    assert checked.snapshot is None
+    assert said in str(checked.findings[0])

@@ -1,0 +1,359 @@
+"""The table of decisions that the model was made for, and everything that must not become a yes."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from cedarpy import Entities
+from policy_ground import agent, call, key, policies, skill, snapshot, tool
+
+from dragoman.core.call import Call
+from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_READ
+from dragoman.core.principal import LOCAL, OWNER
+from dragoman.core.tool import TargetFacts
+from dragoman.policy.context import Context
+from dragoman.policy.entities import reference, slice_of, what_from_tool, who_from_caller
+from dragoman.policy.judge import Judge
+from dragoman.policy.loading import load
+
+GRANTS = """
+@id("org-default")
+permit (principal, action in Hub::Action::"any_call", resource)
+when { context.scopes.contains("hub:invoke") && !resource.destructive };
+@id("operator")
+permit (principal in Hub::Role::"operator", action in Hub::Action::"any_call", resource)
+when { context.scopes.contains("hub:destructive") };
+@id("list")
+permit (principal, action == Hub::Action::"list", resource) when { principal.org == resource.org };
+"""
+
+STATUS = skill("vercel_ops.status", sources=frozenset({"external_network"}))
+DEPLOY = skill("vercel_ops.deploy", sinks=frozenset({"write"}), destructive=True)
+MAIL = skill("mail.send", sinks=frozenset({"net"}))
+PULLED = skill("rug.pull")
+PLANNER = agent("planner", scopes=("hub:invoke",))
+OPS = agent("ops", "operator", scopes=("hub:destructive",))
+STEPS = ("a.one", "b.two", "c.three", "d.four", "e.five", "f.six")
+
+
+@pytest.mark.promise("R7")
+@pytest.mark.parametrize(
+    ("asked", "allowed", "by"),
+    [
+        (call(PLANNER, STATUS), True, "org-default"),
+        (call(agent("planner"), STATUS), False, None),
+        (call(agent("mallory", scopes=("hub:invoke",), org="evil"), STATUS), False, "tenant-wall"),
+        (call(PLANNER, STATUS, chain=STEPS[:5]), True, "org-default"),
+        (call(PLANNER, STATUS, chain=STEPS), False, "depth-breaker"),
+        (call(PLANNER, STATUS, chain=("vercel_ops.status",)), False, "cycle-breaker"),
+        (call(PLANNER, MAIL, labels=frozenset({"secret"})), False, "exfil"),
+        (call(PLANNER, PULLED), False, "pin-mismatch"),
+        (call(PLANNER, DEPLOY), False, None),
+        (call(OPS, DEPLOY), True, "operator"),
+        (call(OPS, DEPLOY, labels=frozenset({"untrusted_agent"})), False, "injection-to-exec"),
+    ],
+)
+def test_what_may_be_called_is_what_the_table_says(
+    asked: Call, allowed: bool, by: str | None
+) -> None:
+    engine = policies(GRANTS, intact=lambda tool: tool is not PULLED)
+    decision = engine.decide(asked)
+    assert (decision.allowed, decision.errors) == (allowed, ())
+    assert decision.policies == ((by,) if by else ())
+    assert decision.snapshot == engine.snapshot.hash
+
+
+@pytest.mark.promise("R7")
+def test_what_was_approved_may_write_although_strangers_wrote_it() -> None:
+    engine = policies(GRANTS)
+    tainted = frozenset({"untrusted_agent"})
+    first = engine.beginning(OPS, "mcp-http")
+    for approved, allowed in ((None, False), (False, False), (True, True)):
+        context = Context(
+            max_depth=5, taints=tainted, scopes=first.scopes, via=first.via, approved=approved
+        )
+        assert engine.would(OPS, DEPLOY, context).allowed is allowed
+
+
+@pytest.mark.promise("R7")
+def test_a_caller_of_whom_nothing_is_known_may_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    engine = policies(GRANTS)
+    ghost = agent("ghost", scopes=("hub:invoke",))
+    with caplog.at_level(logging.WARNING):
+        decision = engine.decide(call(ghost, STATUS))
+    assert not decision.allowed
+    assert "ghost" in decision.errors[0]
+    assert "ghost" in caplog.text
+    assert not engine.lists(ghost, STATUS)
+    assert not engine.sees(ghost, STATUS, "mcp-http")
+    assert not engine.may(ghost, ADMIN).allowed
+
+
+@pytest.mark.promise("R7")
+@pytest.mark.parametrize("missing", ["principal", "resource"])
+def test_an_entity_that_is_missing_denies_where_the_policies_would_not(missing: str) -> None:
+    # What is said about it only fails, and a policy that fails is none: the permit would be left.
+    every = '@id("a") permit (principal, action == Hub::Action::"mcp_call", resource);'
+    fs = tool("fs.read")
+    who, what = who_from_caller(key("ci"), None), what_from_tool(fs, fs.target.facts, True)
+    context = Context(max_depth=5).written((), "")
+    assert Judge(snapshot(every)).decide(who, "mcp_call", what, context).allowed
+    judge = Judge(snapshot(every))
+    gone = reference(who.uid if missing == "principal" else what.uid)
+    left = [entity for entity in slice_of(who, what) if entity["uid"] != gone]
+    judge._slices[who, what] = Entities.from_json_str(json.dumps(left))
+    decision = judge.decide(who, "mcp_call", what, context)
+    assert not decision.allowed
+    assert decision.errors or decision.policies == ("tenant-wall",)
+
+
+@pytest.mark.promise("R7")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"depth": "0"},
+        {"depth": 0.5},
+        {"depth": None},
+        {"depth": 2**63},
+        {"chain": "a.one"},
+        {"approved": "yes"},
+        {"now": 3},
+        {"more": True},
+        {"args": {"deep": json.loads("[" * 400 + "]" * 400)}},
+    ],
+)
+def test_a_context_of_the_wrong_shape_is_no_decision_and_denies(wrong: dict[str, object]) -> None:
+    judge = Judge(snapshot(GRANTS))
+    who = who_from_caller(OPS, TargetFacts(type="Agent"))
+    what = what_from_tool(DEPLOY, DEPLOY.target.facts, True)
+    fits = json.loads(Context(max_depth=5, scopes=frozenset(OPS.scopes)).written((), ""))
+    assert judge.decide(who, "a2a_invoke", what, json.dumps(fits)).allowed
+    decision = judge.decide(who, "a2a_invoke", what, json.dumps({**fits, **wrong}))
+    assert not decision.allowed
+    assert decision.errors
+
+
+@pytest.mark.promise("R7")
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"depth": 1}'])
+def test_a_context_that_is_none_denies(text: str) -> None:
+    judge = Judge(snapshot(GRANTS))
+    who = who_from_caller(OPS, TargetFacts(type="Agent"))
+    what = what_from_tool(DEPLOY, DEPLOY.target.facts, True)
+    assert judge.decide(who, "a2a_invoke", what, text).errors
+
+
+@pytest.mark.promise("R7")
+def test_a_policy_that_fails_denies_though_another_permits() -> None:
+    overflow = """
+    @id("all") permit (principal, action in Hub::Action::"any_call", resource);
+    @id("broken") forbid (principal, action in Hub::Action::"any_call", resource)
+    when { resource.trust * 9223372036854775807 > 1 };
+    """
+    engine = policies(overflow)
+    assert engine.decide(call(key("ci"), tool("fs.read", trust=1))).policies == ("broken",)
+    decision = engine.decide(call(key("ci"), tool("fs.read", trust=2)))
+    assert not decision.allowed
+    assert "overflow" in decision.errors[0]
+
+
+@pytest.mark.promise("R7")
+def test_an_engine_that_breaks_denies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise RuntimeError("out of order")
+
+    engine = policies(GRANTS)
+    monkeypatch.setattr(engine._force.judge, "_ask", broken)
+    decision = engine.decide(call(PLANNER, STATUS))
+    assert not decision.allowed
+    assert decision.errors == ("RuntimeError: out of order",)
+    assert not engine.sees(PLANNER, STATUS, "mcp-http")
+    monkeypatch.undo()
+    assert engine.decide(call(PLANNER, STATUS)).allowed, "what could not be decided is not kept"
+
+
+@pytest.mark.promise("R7")
+@pytest.mark.parametrize(
+    "name",
+    [
+        'x" || true',
+        'owner:owner" ] ; permit(principal,action,resource);//',
+        "x\n]; permit",
+        "\u043ewner:owner",
+        "\\",
+        "a\x00b",
+    ],
+)
+def test_no_name_can_say_more_than_a_name(name: str) -> None:
+    engine = policies(
+        """
+        @id("one") permit (principal == Hub::User::"key:x", action, resource);
+        @id("other") permit (principal, action in Hub::Action::"any_call",
+                             resource == Hub::Tool::"fs.x");
+        """
+    )
+    assert engine.decide(call(key("x"), tool("fs.read"))).allowed
+    assert engine.decide(call(key("y"), tool("fs.x"))).allowed
+    odd = engine.decide(call(key(name), tool("fs.read")))
+    assert (odd.allowed, odd.policies, odd.errors) == (False, (), ())
+    odd = engine.decide(call(key("y"), tool(f"fs.{name}")))
+    assert (odd.allowed, odd.policies, odd.errors) == (False, (), ())
+
+
+def test_a_name_that_cannot_be_written_denies_for_every_caller_alike() -> None:
+    engine = policies(GRANTS)
+    assert engine.decide(call(key("ci", scopes=("hub:invoke",)), STATUS)).allowed
+    half = engine.decide(call(key("ci\ud800", scopes=("hub:invoke",)), STATUS))
+    assert not half.allowed
+    assert half.errors
+    assert not engine.decide(call(key("ci", scopes=("hub:invoke",)), skill("a.b\udfff"))).allowed
+
+
+def test_a_target_of_no_known_type_denies() -> None:
+    engine = policies(load(None))
+    assert not engine.decide(call(OWNER, tool("fs.read", "Oracle"))).allowed
+
+
+def test_a_target_that_says_nothing_of_itself_is_an_external_server() -> None:
+    engine = policies(
+        '@id("a") permit (principal, action in Hub::Action::"any_call", resource) '
+        "when { resource.trust >= 2 };"
+    )
+    silent = tool("fs.read")
+    del silent.target.facts
+    assert not engine.decide(call(OWNER, silent)).allowed
+    assert engine.decide(call(OWNER, tool("fs.read"))).allowed
+
+
+@pytest.mark.promise("R7")
+def test_the_default_policies_let_everybody_work_and_the_owner_rule() -> None:
+    engine = policies(load(None))
+    fs, deploy = tool("fs.read"), skill("vercel_ops.deploy", destructive=True)
+    assert engine.snapshot.default
+    for caller in (OWNER, LOCAL, key("ci"), agent("planner")):
+        for one in (fs, deploy):
+            assert engine.decide(call(caller, one)).allowed
+            assert engine.sees(caller, one, "mcp-http")
+            assert engine.may(caller, TASK_READ, one, owner=True).allowed
+        assert engine.may(caller, A2A_DISCOVER, deploy).allowed
+        assert engine.may(caller, A2A_DISCOVER, tool("planner.message", "Agent")).allowed
+    assert engine.may(OWNER, ADMIN).allowed
+    assert engine.may(LOCAL, ADMIN).allowed
+    assert not engine.may(key("ci"), ADMIN).allowed
+    assert not engine.may(agent("planner"), ADMIN).allowed
+    stranger = key("eve", "owner", org="evil")
+    assert engine.decide(call(stranger, fs)).policies == ("tenant-wall",)
+    assert not engine.sees(stranger, fs, "mcp-http")
+    assert not engine.may(stranger, A2A_DISCOVER, deploy).allowed
+
+
+def test_what_is_no_action_or_names_nothing_is_denied() -> None:
+    engine = policies(load(None))
+    assert not engine.may(OWNER, "everything").allowed
+    assert not engine.may(OWNER, TASK_READ).allowed
+    assert not engine.may(OWNER, "mcp_call", tool("fs.read")).allowed
+
+
+def test_tasks_of_others_can_be_kept_from_a_caller() -> None:
+    engine = policies(
+        '@id("own") permit (principal, action == Hub::Action::"task_read", resource) '
+        "when { context.owner };"
+    )
+    fs = tool("fs.read")
+    assert engine.may(key("ci"), TASK_READ, fs, owner=True).allowed
+    assert not engine.may(key("ci"), TASK_READ, fs, owner=False).allowed
+    assert not engine.may(key("ci"), TASK_READ, fs).allowed
+
+
+def test_the_depth_that_is_allowed_is_the_configured_one() -> None:
+    deep = call(OWNER, tool("fs.read"), chain=STEPS)
+    assert not policies(load(None)).decide(deep).allowed
+    assert policies(load(None), depth=6).decide(deep).allowed
+
+
+def test_in_shadow_only_the_guardrails_refuse_and_the_rest_is_told() -> None:
+    engine = policies(
+        '@id("only") permit (principal == Hub::User::"key:ci", action, resource);', mode="shadow"
+    )
+    fs = tool("fs.read")
+    allowed = engine.decide(call(key("ci"), fs))
+    assert allowed.allowed
+    assert allowed.shadow is not None
+    assert (allowed.shadow.allowed, allowed.shadow.policies) == (True, ("only",))
+    would = engine.decide(call(key("other"), fs))
+    assert would.allowed
+    assert would.shadow is not None
+    assert (would.shadow.allowed, would.shadow.policies) == (False, ())
+    assert engine.sees(key("other"), fs, "mcp-http")
+    held = engine.decide(call(key("ci"), fs, chain=STEPS))
+    assert not held.allowed
+    assert held.policies == ("depth-breaker",)
+
+
+def test_in_shadow_who_may_change_the_hub_is_decided_all_the_same() -> None:
+    engine = policies(
+        '@id("only") permit (principal == Hub::User::"key:ci", action, resource);', mode="shadow"
+    )
+    assert engine.may(key("ci"), ADMIN).allowed
+    assert not engine.may(key("other"), ADMIN).allowed
+
+
+def test_a_mode_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="enforced or in shadow"):
+        policies(load(None), mode="off")
+
+
+def test_arguments_can_be_read_and_none_of_them_hides() -> None:
+    engine = policies(
+        """
+        @id("staging") permit (principal, action in Hub::Action::"any_call", resource)
+        when { ["env=staging", "n=2", "dry=true"].containsAll(context.args) };
+        """
+    )
+    fs = tool("fs.read")
+
+    def may(args: dict[str, object]) -> bool:
+        return engine.decide(call(key("ci"), fs, args=args)).allowed
+
+    assert may({"env": "staging", "n": 2, "dry": True})
+    assert may({})
+    assert not may({"env": "production"})
+    assert not may({"env": "staging", "n": 2.5})
+    assert not may({"env": "staging", "more": None})
+    assert not may({"env": "staging", "list": ["x"]})
+    assert not may({"env": "staging", "long": "x" * 5000})
+    assert not may({"env": "staging", "odd\ud800": 1})
+    assert not may({f"n{number}": 1 for number in range(500)})
+
+
+def test_an_argument_cannot_pass_for_another() -> None:
+    engine = policies(
+        """
+        @id("q") permit (principal, action in Hub::Action::"any_call", resource)
+        when { context.args.contains("q=a=b") };
+        """
+    )
+    assert engine.decide(call(key("ci"), tool("fs.read"), args={"q": "a=b"})).allowed
+    assert not engine.decide(call(key("ci"), tool("fs.read"), args={"q=a": "b"})).allowed
+    # An argument that is cut is equal to no text that a policy may have.
+    long = "q=" + "x" * 254
+    engine = policies(
+        f'@id("q") permit (principal, action in Hub::Action::"any_call", resource) '
+        f'when {{ context.args.contains("{long}") }};'
+    )
+    assert engine.decide(call(key("ci"), tool("fs.read"), args={"q": "x" * 254})).allowed
+    assert not engine.decide(call(key("ci"), tool("fs.read"), args={"q": "x" * 255})).allowed
+
+
+def test_an_agent_may_be_kept_to_its_own_tools() -> None:
+    engine = policies(
+        '@id("self") permit (principal is Hub::Agent, action in Hub::Action::"any_call", resource) '
+        "when { resource in principal };"
+    )
+    own, other = tool("planner.message", "Agent"), tool("ops.message", "Agent")
+    for _ in range(2):
+        assert engine.decide(call(agent("planner"), own)).allowed
+        assert not engine.decide(call(agent("planner"), other)).allowed
+        assert engine.decide(call(agent("ops"), other)).allowed
+        assert not engine.decide(call(agent("ops"), own)).allowed

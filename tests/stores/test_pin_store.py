@@ -1,0 +1,121 @@
+"""Pins in the home: kept together, found again, bounded, and never half written."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dragoman.core.errors import ConfigError, Full
+from dragoman.core.ports import Pin, PinChange, PinDecision
+from dragoman.stores import pins as stores
+from dragoman.stores.pins import SqlitePins
+
+A = Pin("files", "tool", "a", "files.a", b"m" * 32, 1.5, "first sight", size=4)
+
+
+def decision(number: int, target: str = "files") -> PinDecision:
+    return PinDecision(float(number), "ann", "approve", target, "tool", "a", "files.a", "d")
+
+
+def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+    store = SqlitePins(tmp_path)
+    b = Pin("web", "card", "", "web", held_mark=b"h" * 32, held_at=2.5, held_size=3)
+    same = replace(A, kind="prompt")
+    store.save([PinChange(A, approved=b"body"), PinChange(b, held=b"new"), PinChange(same)], ())
+    store.close()
+    store = SqlitePins(tmp_path)
+    assert sorted(store.load("files"), key=lambda pin: pin.kind) == [replace(same, size=0), A]
+    assert store.load("web") == [b] and store.load("x") == []
+    assert [pin.name for pin in store.load(None)] == ["files.a", "files.a", "web"]
+    assert store.bodies(A) == (b"body", b"") and store.bodies(b) == (b"", b"new")
+    assert store.bodies(replace(A, id="x")) == (b"", b"")
+    assert (tmp_path / "pins.db").stat().st_mode & 0o077 == 0
+    store.close()
+
+
+def test_a_body_that_is_not_given_stays_and_one_that_is_not_held_goes(tmp_path: Path) -> None:
+    store = SqlitePins(tmp_path)
+    store.save([PinChange(A, approved=b"old")], ())
+    held = replace(A, held_mark=b"h", held_size=3)
+    store.save([PinChange(held, held=b"new")], ())
+    assert store.bodies(A) == (b"old", b"new")
+    store.save([PinChange(replace(held, rejected_by="ann"))], ())
+    assert store.bodies(A) == (b"old", b"new") and store.load("files")[0].rejected_by == "ann"
+    store.save([PinChange(replace(A, approved_by="ann"), approved=b"new")], ())
+    assert store.bodies(A) == (b"new", b"")
+    assert store.load("files") == [replace(A, approved_by="ann", size=3)]
+    store.close()
+
+
+def test_all_of_a_save_is_kept_or_nothing(tmp_path: Path) -> None:
+    store = SqlitePins(tmp_path)
+    bad = replace(A, id="b", name=None)  # type: ignore[arg-type]
+    with pytest.raises(Full, match=r"pins\.db.+cannot be written"):
+        store.save([PinChange(A), PinChange(bad)], [decision(1)])
+    assert store.load(None) == [] and store.decisions(A, 10) == []
+    store.save([PinChange(A)], ())
+    assert store.load(None) == [replace(A, size=0)]
+    store.close()
+
+
+def test_another_process_that_writes_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
+    store = SqlitePins(tmp_path)
+    other = sqlite3.connect(tmp_path / "pins.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Full, match="locked"):
+        store.save([PinChange(A)], ())
+    other.execute("ROLLBACK")
+    other.close()
+    store.save([PinChange(A)], ())
+    assert store.load("files")
+    store.close()
+
+
+def test_decisions_are_kept_the_newest_first_and_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "MAX_DECISIONS", 5)
+    store = SqlitePins(tmp_path)
+    for number in range(8):
+        store.save([], [decision(number)])
+    assert [one.at for one in store.decisions(A, 100)] == [7, 6, 5, 4, 3]
+    assert [one.at for one in store.decisions(A, 2)] == [7, 6]
+    assert store.decisions(replace(A, id="x"), 100) == []
+    store.close()
+
+
+def test_to_forget_a_target_leaves_the_others_and_what_was_decided(tmp_path: Path) -> None:
+    store = SqlitePins(tmp_path)
+    store.save([PinChange(A), PinChange(replace(A, target="web"))], [decision(1)])
+    store.forget("files", decision(2))
+    assert [pin.target for pin in store.load(None)] == ["web"]
+    assert [one.at for one in store.decisions(A, 10)] == [2, 1]
+    store.close()
+
+
+def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "pins.db").write_bytes(b"no database, but long enough to look like a file" * 100)
+    with pytest.raises(ConfigError, match="damaged"):
+        SqlitePins(tmp_path)
+
+
+def test_a_table_that_is_gone_is_a_refusal(tmp_path: Path) -> None:
+    store = SqlitePins(tmp_path)
+    other = sqlite3.connect(tmp_path / "pins.db", isolation_level=None)
+    other.execute("DROP TABLE pins")
+    other.close()
+    for ask in (
+        lambda: store.load("files"),
+        lambda: store.load(None),
+        lambda: store.bodies(A),
+    ):
+        with pytest.raises(Full, match="cannot be read"):
+            ask()
+    with pytest.raises(Full, match="cannot be written"):
+        store.save([PinChange(A)], ())
+    with pytest.raises(Full, match="cannot be written"):
+        store.forget("files", decision(1))
+    store.close()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.skilled_road import Road
+
+from dragoman.bus_side import EVENTS, BusSide, join_plugins
+from dragoman.core.bus import Bus
+from dragoman.core.errors import ConfigError, Denied
+from dragoman.core.events import PostVerb, PreVerb, VerbError
+
+MODULE = """
+import asyncio
+
+from dragoman.core.errors import Denied
+from dragoman.core.events import PostVerb, PreVerb, VerbError
+from dragoman.core.verbs import verb_event
+
+heard, followed = [], []
+
+def friday(bus):
+    async def gate(event):
+        if event.call.arguments.get("branch") == "main":
+            raise Denied("not to main on a Friday")
+    bus.gate("friday", gate)
+
+def watch(bus):
+    for kind in (PreVerb, PostVerb, VerbError):
+        bus.observe(kind, lambda event: heard.append(verb_event(event)["phase"]))
+    async def follow(event):
+        await asyncio.sleep(0.05)  # it takes its time, which it is given
+        followed.append(event.outcome)
+    bus.follow([PostVerb], "watch", follow)
+
+def broken(bus):
+    raise ValueError("no settings")
+
+async def late(bus):
+    bus.gate("late", None)
+
+nothing = 7
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package beside the hub, as installed; its module's name is new each time."""
+    name = f"plug_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(MODULE, encoding="utf-8")
+    for number, points in enumerate(
+        (
+            [f"{point} = {name}:{point}" for point in ("friday", "watch", "broken", "late")]
+            + [f"nothing = {name}:nothing", f"gone = {name}:gone", f"twice = {name}:watch"],
+            [f"twice = {name}:friday"],
+        )
+    ):
+        info = tmp_path / f"{name}_{number}-1.0.dist-info"
+        info.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name}-{number}\nVersion: 1.0\n"
+        (info / "METADATA").write_text(metadata, encoding="utf-8")
+        lines = ["[dragoman.bus]", *points, ""]
+        (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+@pytest.mark.promise("R8")
+async def test_plugins_that_the_configuration_names_observe_follow_and_gate(
+    installed: str, short_tmp: Path
+) -> None:
+    road = Road()
+    side = BusSide(short_tmp, road.hub, ["friday", "watch"], 100)
+    await road.call(branch="dev")
+    with pytest.raises(Denied, match="not to main on a Friday"):
+        await road.call(branch="main")
+    assert [call.arguments["branch"] for call in road.agent.calls] == ["dev"]
+    rows, _ = await side.dispatches.find(10, None, org="default", caller="*")
+    assert [row["status"] for row in rows] == ["denied", "completed"]
+    side.begin_stop()
+    await asyncio.wait_for(side.stop(), 5)
+    module = __import__(installed)
+    assert module.heard == ["pre-verb", "post-verb", "pre-verb", "post-verb", "verb-error"]
+    assert module.followed == ["completed", "failed"]
+
+
+def test_plugins_that_are_not_named_are_left_alone(installed: str) -> None:
+    bus = Bus()
+    join_plugins(bus, [])
+    assert not bus.gated and not any(bus.heard(kind) for kind in (PreVerb, PostVerb, VerbError))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("frida", 'has an entry point "frida" in the group dragoman.bus; there are broken, friday'),
+        ("broken", r"\"broken\" \(.*\) cannot be used: ValueError\('no settings'\); mend it"),
+        ("gone", "cannot be used: AttributeError"),
+        ("nothing", "cannot be used: TypeError"),
+        ("late", "it is async, and so would join too late"),
+        ("twice", r"\"twice\" names several entry points in the group dragoman.bus: \S+, \S+;"),
+    ],
+)
+def test_a_plugin_that_is_named_and_cannot_be_used_stops_the_start(
+    name: str, why: str, installed: str, short_tmp: Path
+) -> None:
+    road = Road()
+    with pytest.raises(ConfigError, match=why):
+        BusSide(short_tmp, road.hub, [name], 100)
+    assert list(short_tmp.iterdir()) == []  # nothing was opened that nobody would close
+
+
+async def test_a_hub_without_plugins_has_its_stream_and_its_dispatches(short_tmp: Path) -> None:
+    road = Road()
+    side = BusSide(short_tmp, road.hub, [], 100)
+    assert list(side.mounts) == [EVENTS] == ["/api/events"]
+    (part,) = side.parts
+    assert [path for _, path, _ in part.routes] == [r"/api/a2a/dispatches"]
+    await side.stop()
+    await side.stop()

@@ -1,0 +1,230 @@
+"""`/api/a2a/agents` over a real socket: who may do what, and how it is said that one may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests.a2a.registry_ground import Ground, external, ground, moody
+
+from dragoman.core.call import Call
+from dragoman.core.ports import A2A_DISCOVER, ADMIN, Decision
+from dragoman.core.principal import Principal
+from dragoman.core.tool import Tool
+from dragoman.stores.records import AuditReader
+from dragoman.web.api import Api
+from dragoman.web.api_agents import OPERATIONS, AgentsApi
+from dragoman.web.app import App
+from dragoman.web.auth import Authenticator, Names
+from dragoman.web.listener import Listener
+
+pytestmark = pytest.mark.promise("R10")
+
+PATH = "/api/a2a/agents"
+
+
+class Judge:
+    """The key "boss" runs the hub; "guest" may not know of the agent "Hidden"."""
+
+    version = 0
+
+    def decide(self, call: Call) -> Decision:
+        return Decision(True)
+
+    def lists(self, caller: Principal, tool: Tool) -> bool:
+        return True
+
+    def sees(self, caller: Principal, tool: Tool, door: str) -> bool:
+        return True
+
+    def group(self, caller: Principal) -> Hashable:
+        return None
+
+    def may(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+        if action == ADMIN:
+            return Decision(caller.id == "boss")
+        assert action == A2A_DISCOVER and tool is not None
+        return Decision(caller.id == "boss" or tool.target.name != "Hidden")
+
+
+class Served:
+    def __init__(self, port: int, here: Ground) -> None:
+        self.port = port
+        self.here = here
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, who: str = "boss"
+    ) -> tuple[int, Any]:
+        data = json.dumps(body).encode() if body is not None else b""
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {who}"]
+        lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+            async with asyncio.timeout(10):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = re.search(r"(?i)content-length: (\d+)", head)
+                assert length is not None
+                answer = await reader.readexactly(int(length[1]))
+        finally:
+            writer.close()
+        return int(head.split()[1]), json.loads(answer)
+
+
+@asynccontextmanager
+async def served(home: Path, config: str = "", enabled: bool = True) -> AsyncIterator[Served]:
+    async with ground(home, config, lookup={"TOKEN": "t0ken"}) as here:
+        here.hub.authorizer = Judge()
+        source = here.listed if enabled else None
+        part = AgentsApi(here.hub, source, here.audit)
+        api = Api(here.hub, None, parts=[part])  # type: ignore[arg-type]
+        sock = socket.create_server(("127.0.0.1", 0))
+        sock.setblocking(False)
+        auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
+        listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api), sock)
+        await listener.start()
+        try:
+            yield Served(sock.getsockname()[1], here)
+        finally:
+            await listener.drain(0.5)
+            listener.abort()
+
+
+async def test_who_has_changed_the_registry_is_in_the_audit(tmp_path: Path) -> None:
+    async with moody("deploy", name="Vercel Ops") as agent, served(tmp_path) as hub:
+        assert (await hub.ask("POST", "/api/a2a/agents", {"url": agent.url}))[0] == 200
+        assert (await hub.ask("PATCH", "/api/a2a/agents/nobody", {"trust": "trusted"}))[0] == 404
+        assert (await hub.ask("DELETE", "/api/a2a/agents/vercel_ops", who="guest"))[0] == 403
+        assert (await hub.ask("DELETE", "/api/a2a/agents/vercel_ops"))[0] == 200
+        hub.here.audit.flush()
+        reader = AuditReader(tmp_path)
+        found = [
+            (one.intent["verb"], one.intent["caller"], one.intent["asked_as"], one.outcome)
+            for one in reversed(reader.records(9))
+        ]
+        reader.close()
+    assert found == [
+        ("agent.add", "key:boss", agent.url, "completed"),
+        ("agent.change", "key:boss", "nobody", "failed"),
+        ("agent.remove", "key:boss", "vercel_ops", "completed"),
+    ]
+
+
+async def test_an_agent_is_registered_shown_changed_looked_at_and_removed(tmp_path: Path) -> None:
+    async with moody("deploy", name="Vercel Ops") as agent, served(tmp_path) as hub:
+        status, row = await hub.ask("POST", PATH, {"url": agent.url, "token": "env:TOKEN"})
+        assert status == 200 and row["name"] == "Vercel Ops" and row["health"] == "healthy"
+        assert set(row) >= {
+            *("id", "orgId", "name", "slug", "url", "trustLevel", "health", "reachable", "card"),
+            *("skills", "lastFetchedAt", "lastSeenAt", "createdAt", "updatedAt", "dialect"),
+            *("findings", "source", "tools"),
+        }
+        status, listed = await hub.ask("GET", PATH)
+        assert status == 200 and listed["total"] == 1 and "t0ken" not in json.dumps(listed)
+        for key in (row["id"], "vercel_ops", quote("Vercel Ops")):
+            status, one = await hub.ask("GET", f"{PATH}/{key}")
+            assert (status, one["id"]) == (200, row["id"]) and one["card"]["supportedInterfaces"]
+        status, changed = await hub.ask("PATCH", f"{PATH}/vercel_ops", {"trustLevel": "trusted"})
+        assert (status, changed["trustLevel"]) == (200, "trusted")
+        agent.card["description"] = "new"
+        status, looked = await hub.ask("POST", f"{PATH}/vercel_ops/refetch", {})
+        assert (status, looked["card"]["description"]) == (200, "new")
+        status, cards = await hub.ask("GET", f"{PATH}/vercel_ops/cards")
+        assert (status, cards["total"]) == (200, 2)
+        status, card = await hub.ask("GET", f"{PATH}/vercel_ops/cards?n=1")
+        assert status == 200 and '+  "description": "new",' in card["diff"]
+        assert (await hub.ask("GET", f"{PATH}/vercel_ops/cards?n=2&from=1"))[1]["comparedWith"] == 1
+        assert (await hub.ask("GET", f"{PATH}/vercel_ops/cards?n=9"))[0] == 404
+        assert (await hub.ask("GET", f"{PATH}/vercel_ops/cards?n=x"))[0] == 400
+        status, gone = await hub.ask("DELETE", f"{PATH}/{row['id']}")
+        assert (status, gone["removed"]) == (200, "Vercel Ops")
+        assert (await hub.ask("GET", f"{PATH}/vercel_ops"))[0] == 404
+        assert not hub.here.tools()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", PATH, {"url": "http://127.0.0.1:9"}),
+        ("PATCH", f"{PATH}/ops", {"trust": "trusted"}),
+        ("DELETE", f"{PATH}/ops", None),
+        ("POST", f"{PATH}/ops/refetch", {}),
+    ],
+)
+async def test_only_those_who_run_the_hub_may_change_it(
+    tmp_path: Path, method: str, path: str, body: Any
+) -> None:
+    async with served(tmp_path) as hub:
+        status, told = await hub.ask(method, path, body, who="guest")
+        assert status == 403 and '"key:guest" may not do this' in told["error"]["message"]
+
+
+async def test_a_guest_knows_of_no_agent_that_is_hidden_and_of_no_credential(
+    tmp_path: Path,
+) -> None:
+    async with (
+        moody("a", name="Open") as one,
+        moody("b", name="Hidden") as two,
+        served(tmp_path) as hub,
+    ):
+        await hub.ask("POST", PATH, {"url": one.url, "token": "env:TOKEN"})
+        await hub.ask("POST", PATH, {"url": two.url})
+        _, listed = await hub.ask("GET", PATH, who="guest")
+        assert [row["name"] for row in listed["agents"]] == ["Open"]
+        assert "TOKEN" not in json.dumps(listed) and "credentials" not in listed["agents"][0]
+        for path in (f"{PATH}/hidden", f"{PATH}/hidden/cards", f"{PATH}/hidden/cards?n=1"):
+            status, told = await hub.ask("GET", path, who="guest")
+            assert status == 404
+            assert told["error"]["message"] == 'there is no registered agent "hidden"'
+        status, told = await hub.ask("GET", f"{PATH}/open/cards?n=1", who="guest")
+        assert status == 403 and "admin" in told["error"]["message"]  # it may be held
+        _, boss = await hub.ask("GET", f"{PATH}/open")
+        assert boss["credentials"] == {"token": "env:TOKEN", "headers": []}
+
+
+async def test_what_cannot_be_done_is_said_with_its_status(tmp_path: Path) -> None:
+    async with (
+        moody("a") as agent,
+        moody("b") as other,
+        served(tmp_path, external("fixed", agent.url)) as hub,
+    ):
+        await hub.ask("POST", PATH, {"url": agent.url, "name": "ops"})
+        for method, path, body, status, said in (
+            ("POST", PATH, {"url": "http://127.0.0.1:9"}, 400, "no agent was registered"),
+            ("POST", PATH, {"url": other.url, "token": "sk-1"}, 400, "env:NAME"),
+            ("POST", PATH, {}, 400, "registered by"),
+            ("POST", PATH, [], 400, "JSON object"),
+            ("POST", PATH, {"url": other.url, "name": "Ops"}, 409, f'"ops" at {agent.url}'),
+            ("PATCH", f"{PATH}/ops", {"trustLevel": "internal"}, 400, "external, trusted"),
+            ("PATCH", f"{PATH}/ops", {"url": other.url}, 400, '"url" is none of'),
+            ("PATCH", f"{PATH}/fixed", {"trust": "trusted"}, 400, "config.toml"),
+            ("DELETE", f"{PATH}/fixed", None, 400, "config.toml"),
+            ("DELETE", f"{PATH}/opps", None, 404, 'did you mean "ops"'),
+            ("PUT", f"{PATH}/ops", {}, 405, "DELETE or GET or PATCH"),
+        ):
+            found, told = await hub.ask(method, path, body)
+            assert (found, said in told["error"]["message"]) == (status, True), (path, told)
+
+
+async def test_where_a2a_is_off_it_is_said_which_setting_enables_it(tmp_path: Path) -> None:
+    async with served(tmp_path, enabled=False) as hub:
+        for method, path in (("GET", PATH), ("GET", f"{PATH}/x"), ("POST", PATH)):
+            status, told = await hub.ask(method, path, {} if method == "POST" else None)
+            assert status == 404 and "enabled = true under [a2a]" in told["error"]["message"]
+
+
+async def test_every_route_is_described(tmp_path: Path) -> None:
+    async with ground(tmp_path, start=False) as here:
+        routes = {
+            (method, re.sub(r"\(.*?\)", "{name}", pattern))
+            for method, pattern, _ in AgentsApi(here.hub, None, here.audit).routes
+        }
+    assert routes == {(method.upper(), path) for path, method, *_ in OPERATIONS}

@@ -1,0 +1,191 @@
+"""`/api/pins` over a real socket: what is asked, who may ask, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests.web.serving import Answer, Place, Sources
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.chains import Chains
+from dragoman.core.hub import Hub
+from dragoman.core.ports import ADMIN, Decision
+from dragoman.core.principal import Principal
+from dragoman.core.tool import Tool
+from dragoman.policy.approving import Approvals
+from dragoman.policy.pinning import Pins
+from dragoman.stores.pins import SqlitePins
+from dragoman.web.api import Api
+from dragoman.web.api_pins import OPERATIONS, PinsApi
+from dragoman.web.app import App
+from dragoman.web.auth import Authenticator, Names
+from dragoman.web.listener import Listener
+from open_road import Everybody
+
+
+class AliceAlone(Everybody):
+    """May administer."""
+
+    def may(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:
+        return Decision(action != ADMIN or caller.id == "alice")
+
+
+class Files:
+    name = "files"
+
+    async def run(self, call: Call) -> Result:
+        return Result()
+
+
+def tools(*said: str) -> list[Tool]:
+    return [
+        Tool(
+            name=f"files.t{number}",
+            alias=f"t{number}",
+            remote_name=f"t{number}",
+            definition={"name": f"t{number}", "description": words, "inputSchema": {}},
+            target=Files(),
+        )
+        for number, words in enumerate(said)
+    ]
+
+
+class Ground:
+    def __init__(self, place: Any, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._place = place
+
+    async def ask(self, method: str, path: str, body: Any = None, who: str = "alice") -> Any:
+        answer: Answer = await self._place.send(method, path, body, who=who)
+        return answer.status, json.loads(await answer.body())
+
+
+@asynccontextmanager
+async def ground(home: Path) -> AsyncIterator[Ground]:
+    store = SqlitePins(home)
+    pins = Pins(store, lambda target: "first")
+    catalog = Catalog(review=pins.review)
+    hub = Hub(catalog, Bus(), [], Chains(bytes(32)), AliceAlone())
+    people = Approvals(pins, catalog.review_again, lambda decision: None)
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
+    api = Api(hub, Sources(), parts=[PinsApi(hub, people)])
+    listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api), sock)
+    await listener.start()
+    catalog.offer("files", tools("a", "b", "c"))
+    catalog.offer("files", tools("a", "B", "C"))
+    unused: Any = None
+    made = Place(sock.getsockname()[1], listener, unused, unused, unused, unused)
+    try:
+        yield Ground(made, catalog)
+    finally:
+        await listener.drain(0.5)
+        listener.abort()
+        for answer in made.answers:
+            answer.close()
+        store.close()
+
+
+@pytest.mark.promise("R9")
+async def test_what_is_held_is_listed_shown_and_approved(tmp_path: Path) -> None:
+    async with ground(tmp_path) as at:
+        status, found = await at.ask("GET", "/api/pins")
+        assert status == 200 and found["total"] == 2
+        assert [pin["name"] for pin in found["pins"]] == ["files.t1", "files.t2"]
+        assert {pin["state"] for pin in found["pins"]} == {"held"}
+        _, found = await at.ask("GET", "/api/pins?state=all")
+        assert found["total"] == 3
+        status, shown = await at.ask("GET", "/api/pins/diff?name=files.t1")
+        assert status == 200 and shown["diff"] == "description\n  - b\n  + B"
+        assert shown["approved_by"] == "first sight" and shown["now"]["description"] == "B"
+        body = {"name": "files.t1", "digest": shown["digest"]}
+        assert await at.ask("POST", "/api/pins/approve", body) == (200, {"approved": ["files.t1"]})
+        assert [tool.remote_name for tool in at.catalog.tools()] == ["t0", "t1"]
+        _, shown = await at.ask("GET", "/api/pins/diff?name=" + quote("tool:files.t1"))
+        assert shown["approved_by"] == "key:alice" and shown["diff"] == ""
+        assert [one["action"] for one in shown["decisions"]] == ["approve"]
+        rejected = await at.ask("POST", "/api/pins/reject", {"name": "files.t2"})
+        assert rejected == (200, {"rejected": ["files.t2"]})
+        _, found = await at.ask("GET", "/api/pins?state=held")
+        assert [pin["state"] for pin in found["pins"]] == ["rejected"]
+        done = await at.ask("POST", "/api/pins/forget", {"target": "files"})
+        assert done[0] == 200 and len(done[1]["forgotten"]) == 3
+        assert len(at.catalog) == 3
+
+
+async def test_all_of_a_target_or_all_is_approved_at_once(tmp_path: Path) -> None:
+    async with ground(tmp_path) as at:
+        done = await at.ask("POST", "/api/pins/approve", {"target": "files"})
+        assert done == (200, {"approved": ["files.t1", "files.t2"]})
+        assert len(at.catalog) == 3
+        assert await at.ask("POST", "/api/pins/approve", {"all": True}) == (200, {"approved": []})
+
+
+@pytest.mark.promise("R9")
+async def test_only_who_may_administer_sees_or_decides_anything(tmp_path: Path) -> None:
+    async with ground(tmp_path) as at:
+        for method, path, body in (
+            ("GET", "/api/pins", None),
+            ("GET", "/api/pins?state=all", None),
+            ("GET", "/api/pins/diff?name=files.t1", None),
+            ("GET", "/api/pins/diff?name=nothing", None),
+            ("POST", "/api/pins/approve", {"name": "files.t1"}),
+            ("POST", "/api/pins/approve", {"all": True}),
+            ("POST", "/api/pins/reject", {"name": "files.t1"}),
+            ("POST", "/api/pins/forget", {"target": "files"}),
+        ):
+            status, answer = await at.ask(method, path, body, who="bob")
+            assert status == 403 and "files.t" not in json.dumps(answer), path
+        assert (await at.ask("GET", "/api/pins"))[1]["total"] == 2
+
+
+async def test_what_does_not_fit_is_explained_and_does_nothing(tmp_path: Path) -> None:
+    async with ground(tmp_path) as at:
+        for body in (
+            {},
+            {"all": False},
+            {"all": 1},
+            {"name": ""},
+            {"name": 1},
+            {"target": ""},
+            {"name": "files.t1", "all": True},
+            {"name": "files.t1", "target": "files"},
+            {"name": "files.t1", "digest": 1},
+            {"name": "files.t1", "digest": ""},
+            {"name": "files.t1", "digest": "0" * 64},
+            {"name": "files.t0"},
+            [],
+        ):
+            status, answer = await at.ask("POST", "/api/pins/approve", body)
+            assert status == 400 and answer["error"]["message"], body
+        for path, body in (
+            ("reject", {}),
+            ("reject", {"name": "files.t0"}),
+            ("reject", {"name": "files.t1", "x": 1}),
+            ("forget", {"name": "files"}),
+        ):
+            assert (await at.ask("POST", f"/api/pins/{path}", body))[0] == 400, (path, body)
+        assert (await at.ask("GET", "/api/pins?state=x"))[0] == 400
+        assert (await at.ask("GET", "/api/pins/diff"))[0] == 400
+        assert (await at.ask("GET", "/api/pins/diff?name=x"))[0] == 404
+        assert (await at.ask("POST", "/api/pins/approve", {"name": "x"}))[0] == 404
+        assert (await at.ask("POST", "/api/pins/approve", {"target": "x"}))[0] == 404
+        assert (await at.ask("POST", "/api/pins/forget", {"target": "x"}))[0] == 404
+        assert (await at.ask("DELETE", "/api/pins"))[0] == 405
+        assert (await at.ask("GET", "/api/pins"))[1]["total"] == 2
+
+
+def test_every_route_is_described() -> None:
+    hub: Any = None
+    routes = {(path, method.lower()) for method, path, _ in PinsApi(hub, hub).routes}
+    assert {(row[0], row[1]) for row in OPERATIONS} == routes

@@ -1,0 +1,559 @@
+"""`/api/policies`: the real engine on a real folder, behind a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.web.serving import Answer, Place, Sources
+
+from dragoman import guards
+from dragoman.config import Config, parse
+from dragoman.core.bus import Bus
+from dragoman.core.call import Call, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.chains import Chains
+from dragoman.core.errors import AuthorizationError, ConfigError
+from dragoman.core.events import PolicyChanged
+from dragoman.core.hub import Hub
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.questions import Handles
+from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.view import EVERYTHING
+from dragoman.guards.config import Limits
+from dragoman.policy_files import principal_from_key
+from dragoman.policy_side import PolicySide
+from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.keys import KeyStore
+from dragoman.stores.records import AuditReader, Record
+from dragoman.web.api import Api
+from dragoman.web.api_policies import OPERATIONS, PoliciesApi
+from dragoman.web.app import App
+from dragoman.web.auth import Authenticator, Names
+from dragoman.web.listener import Listener
+
+CI = Principal("key", "ci")
+BOSS = "the-api-key-of-the-owner"
+NO_WIPING = """
+@id("no-wiping")
+@why("what is wiped is gone")
+forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"work.wipe");
+"""
+
+
+class Work:
+    name = "work"
+    facts = TargetFacts(type="Server", transport="stdio")
+
+    async def run(self, call: Call) -> Result:
+        return Result(content=[{"type": "text", "text": "done"}])
+
+
+class Hub_:
+    """A hub of one server, and its API over HTTP."""
+
+    def __init__(self, home: Path, config: Config) -> None:
+        self.home = home
+        self.bus, catalog = Bus(), Catalog()
+        self.keys = KeyStore(home)
+        self.audit = SqliteAudit(home)
+        try:
+            self.side = PolicySide(home, config, self.keys, self.audit, intact=lambda tool: True)
+        except BaseException:
+            self.keys.close()
+            self.audit.close()
+            raise
+        chains = Chains(bytes(32))
+        stages = guards.standard(
+            self.audit, self.bus, Limits(), Handles(bytes(32), 60), chains, self.side.policies
+        )
+        self.hub = Hub(catalog, self.bus, stages, chains, self.side.policies)
+        work = Work()
+        self.side.join(self.hub, {"work": work}.get)
+        catalog.offer(
+            "work",
+            [
+                Tool(
+                    name=f"work.{name}",
+                    alias=f"mcp_work_{name}",
+                    remote_name=name,
+                    destructive=name == "wipe",
+                    target=work,
+                )
+                for name in ("read", "wipe")
+            ],
+        )
+        self.port = 0
+
+    @property
+    def policies(self) -> Path:
+        return self.home / "policies"
+
+    async def ask(self, method: str, path: str, body: Any = None, who: str = BOSS) -> Any:
+        """The answer, with its status."""
+        asking = Place(self.port, None, None, None, None, None)  # type: ignore[arg-type]
+        answer: Answer = await asking.send(method, path, body, who=who)
+        return {"status": answer.status, **(await answer.json())}
+
+    async def call(self, name: str, who: Principal = CI) -> Result:
+        return await self.hub.call(who, name, {}, door="api", view=EVERYTHING)
+
+    async def permitted(self, name: str, who: Principal = CI) -> bool:
+        try:
+            await self.call(name, who)
+        except AuthorizationError:
+            return False
+        return True
+
+    def records(self) -> list[Record]:
+        self.audit.flush()
+        reader = AuditReader(self.home)
+        try:
+            return reader.records(1000)
+        finally:
+            reader.close()
+
+
+@asynccontextmanager
+async def hub(home: Path, config: str = "") -> AsyncIterator[Hub_]:
+    made = Hub_(home, parse(f'api_key = "{BOSS}"\n{config}'))
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    made.port = sock.getsockname()[1]
+    auth = Authenticator(BOSS, lambda key: Principal("key", key), lambda: True)
+    api = Api(made.hub, Sources(), parts=[PoliciesApi(made.hub, made.side)])
+    listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api), sock)
+    await listener.start()
+    try:
+        yield made
+    finally:
+        made.side.close()
+        await listener.drain(0.5)
+        listener.abort()
+        made.audit.close()
+        made.keys.close()
+
+
+@pytest.mark.promise("R11")
+async def test_a_policy_is_created_listed_switched_off_and_on_and_deleted(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        first = await at.ask("GET", "/api/policies")
+        assert first["status"] == 200 and first["default"] and first["mode"] == "enforce"
+        assert await at.permitted("work.wipe")
+
+        made = await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
+        assert made["status"] == 200 and made["ok"] and made["snapshot"] != first["snapshot"]
+        assert (at.policies / "mine.cedar").read_text() == NO_WIPING
+        assert not await at.permitted("work.wipe") and await at.permitted("work.read")
+
+        listed = await at.ask("GET", "/api/policies")
+        assert listed["snapshot"] == made["snapshot"] and listed["problem"] == ""
+        assert [(each["name"], each["enabled"]) for each in listed["files"]] == [
+            ("default", True),
+            ("mine", True),
+        ]
+        assert listed["files"][1]["policies"] == [
+            {"id": "no-wiping", "effect": "forbid", "line": 2}
+        ]
+        one = await at.ask("GET", "/api/policies/mine")
+        assert one["text"] == NO_WIPING and one["enabled"]
+
+        off = await at.ask("PATCH", "/api/policies/mine", {"enabled": False})
+        assert off["status"] == 200 and (at.policies / "mine.cedar.off").exists()
+        assert await at.permitted("work.wipe")
+        assert not (await at.ask("GET", "/api/policies/mine"))["enabled"]
+        await at.ask("PATCH", "/api/policies/mine", {"enabled": True})
+        assert not await at.permitted("work.wipe")
+
+        await at.ask("PATCH", "/api/policies/mine", {"enabled": False})
+        again = await at.ask("POST", "/api/policies", {"name": "mine.cedar", "text": NO_WIPING})
+        assert again["name"] == "mine" and not (at.policies / "mine.cedar.off").exists()
+        assert not await at.permitted("work.wipe")
+
+        gone = await at.ask("DELETE", "/api/policies/mine")
+        assert gone["status"] == 200 and await at.permitted("work.wipe")
+        assert sorted(file.name for file in at.policies.iterdir()) == ["default.cedar"]
+        assert (await at.ask("GET", "/api/policies/mine"))["status"] == 404
+
+
+@pytest.mark.promise("R11")
+async def test_a_set_that_cannot_be_used_is_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
+    bad = 'permit (principal, action, resource);\n@id("a") forbid (principal, action, resurce);'
+    async with hub(tmp_path) as at:
+        await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
+        before = await at.ask("GET", "/api/policies")
+        for name, text in {
+            "mine": "forbid (",
+            "more": bad,
+            "twice": NO_WIPING,
+            "typo": NO_WIPING.replace("no-wiping", "b").replace("any_call", "any_cal"),
+        }.items():
+            answer = await at.ask("POST", "/api/policies", {"name": name, "text": text})
+            assert answer["status"] == 400 and answer["error"]["kind"] == "ConfigError", name
+            errors = [each for each in answer["error"]["findings"] if each["level"] == "error"]
+            assert errors and all(each["file"] == f"{name}.cedar" for each in errors), errors
+            assert all(each["message"] in answer["error"]["message"] for each in errors)
+        assert await at.ask("GET", "/api/policies") == before
+        assert sorted(file.name for file in at.policies.iterdir()) == [
+            "default.cedar",
+            "mine.cedar",
+        ]
+        assert not await at.permitted("work.wipe")
+
+
+@pytest.mark.promise("R11")
+async def test_files_are_taken_up_as_one_and_bad_ones_never(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        heard: list[PolicyChanged] = []
+        at.bus.observe(PolicyChanged, heard.append)
+        lists: list[int] = []
+        at.hub.catalog.on_change(lambda: lists.append(1))
+        at.side.folder.init()
+        (at.policies / "mine.cedar").write_text(NO_WIPING)
+        await seen(at)
+        good = at.side.policies.snapshot.hash
+        assert not await at.permitted("work.wipe") and heard[-1] == PolicyChanged(good, "")
+        assert lists == [1]  # whoever has a list looks again
+
+        (at.policies / "mine.cedar").write_text("forbid (principal")
+        await seen(at)
+        listed = await at.ask("GET", "/api/policies")
+        assert listed["snapshot"] == good and "mine.cedar" in listed["problem"]
+        assert heard[-1].snapshot == good and heard[-1].problem == listed["problem"]
+        assert not await at.permitted("work.wipe")
+
+        (at.policies / "mine.cedar").write_text("")
+        await seen(at)
+        assert (await at.ask("GET", "/api/policies"))["problem"] == ""
+        assert await at.permitted("work.wipe")
+
+
+async def seen(at: Hub_) -> None:
+    """As the hub looks, from time to time, until nothing is new any more."""
+    for _ in range(4):
+        await at.side.look()
+
+
+async def test_a_hub_does_not_start_with_policies_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "mine.cedar").write_text("permit (")
+    with pytest.raises(ConfigError, match=r"mine\.cedar"):
+        async with hub(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda row: f"{row[1]} {row[0]}")
+async def test_nothing_is_told_or_done_without_admin(
+    tmp_path: Path, operation: tuple[Any, ...]
+) -> None:
+    path, method = operation[0].replace("{name}", "default"), operation[1].upper()
+    async with hub(tmp_path) as at:
+        body: Any = {} if method in ("POST", "PATCH") else None
+        answer = await at.ask(method, path, body, who="ci")
+        assert answer["status"] == 403 and "admin" in answer["error"]["message"]
+        assert not at.policies.exists()
+
+
+async def test_every_route_is_described_and_the_reverse(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        routes = PoliciesApi(at.hub, at.side).routes
+        patterns = {(m.lower(), p.replace("([^/]+)", "{name}")) for m, p, _ in routes}
+        assert patterns == {(row[1], row[0]) for row in OPERATIONS}
+
+
+async def test_who_changed_what_is_in_the_audit(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        old = at.side.policies.snapshot.hash
+        await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
+        (at.policies / "mine.cedar").write_text(NO_WIPING.replace("wipe", "read"))
+        await seen(at)
+        by_hand, by_api = (each for each in at.records() if each.intent["verb"] == "policy.change")
+        assert by_api.intent["caller"] == "key:api_key" and by_api.conclusion["was"] == old
+        assert by_api.conclusion["added"] == ["no-wiping"]
+        assert by_hand.intent["caller"] == "files"
+        assert by_hand.conclusion["changed"] == ["no-wiping"]
+        assert by_hand.conclusion["policy_set"] == at.side.policies.snapshot.hash
+
+
+async def test_nobody_locks_himself_out_by_mistake(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        at.side.folder.init()
+        refused = await at.ask("DELETE", "/api/policies/default")
+        assert refused["status"] == 400 and "admin" in refused["error"]["message"]
+        assert (at.policies / "default.cedar").exists()
+        forced = await at.ask("DELETE", "/api/policies/default?force=1")
+        assert forced["status"] == 200
+        assert (await at.ask("GET", "/api/policies"))["status"] == 403
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".x", "x" * 65, "ä", "explain", "who-can", 7])
+async def test_a_name_that_is_none_is_refused(tmp_path: Path, name: Any) -> None:
+    async with hub(tmp_path) as at:
+        answer = await at.ask("POST", "/api/policies", {"name": name, "text": NO_WIPING})
+        assert answer["status"] == 400 and not at.policies.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/policies", {"name": "x", "text": 1}),
+        ("POST", "/api/policies", {"name": "x", "text": "x" * 300_000}),
+        ("POST", "/api/policies", {"name": "x", "text": "", "more": 1}),
+        ("POST", "/api/policies", {"name": "x", "text": "", "force": "yes"}),
+        ("PATCH", "/api/policies/default", {"enabled": 1}),
+        ("PATCH", "/api/policies/default", {}),
+        ("POST", "/api/policies/validate", {"text": "", "texts": {}}),
+        ("POST", "/api/policies/validate", {"texts": {"../x.cedar": ""}}),
+        ("POST", "/api/policies/validate", {"texts": {"x.txt": ""}}),
+        ("POST", "/api/policies/validate", {"texts": {"x.cedar": 1}}),
+        ("POST", "/api/policies/validate", {"texts": {f"{n}.cedar": "" for n in range(201)}}),
+        ("POST", "/api/policies/explain", {"principal": "key:api_key"}),
+        (
+            "POST",
+            "/api/policies/explain",
+            {"principal": "key:api_key", "tool": "work.read", "x": 1},
+        ),
+        (
+            "POST",
+            "/api/policies/explain",
+            {"principal": "key:api_key", "tool": "work.read", "context": {"deptH": 1}},
+        ),
+        (
+            "POST",
+            "/api/policies/explain",
+            {"principal": "key:api_key", "tool": "work.read", "roles": "x"},
+        ),
+        ("GET", "/api/policies/who-can", None),
+        ("GET", "/api/policies/what-can", None),
+        ("POST", "/api/policies/replay", {"since": 0}),
+        ("POST", "/api/policies/replay", {"texts": {}}),
+        ("POST", "/api/policies/replay", {"texts": {}, "since": "yesterday"}),
+        ("POST", "/api/policies/replay", {"texts": {}, "since": True}),
+        ("POST", "/api/policies/replay", {"texts": {}, "since": 0, "limit": 0}),
+    ],
+)
+async def test_what_does_not_fit_is_refused(
+    tmp_path: Path, method: str, path: str, body: Any
+) -> None:
+    async with hub(tmp_path) as at:
+        answer = await at.ask(method, path, body)
+        assert answer["status"] == 400 and answer["error"]["message"]
+
+
+@pytest.mark.promise("R11")
+async def test_texts_are_validated_and_tested_without_being_used(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        before = at.side.policies.snapshot.hash
+        fine = await at.ask("POST", "/api/policies/validate", {"text": NO_WIPING})
+        assert fine["ok"] and fine["policies"] == 1 and fine["findings"] == []
+        unknown = await at.ask(
+            "POST", "/api/policies/validate", {"text": NO_WIPING.replace("work.wipe", "work.wip")}
+        )
+        assert unknown["ok"] and [each["level"] for each in unknown["findings"]] == ["warning"]
+        assert "work.wip" in unknown["findings"][0]["message"]
+        bad = await at.ask("POST", "/api/policies/validate", {"texts": {"x.cedar": "permit"}})
+        assert bad["status"] == 200 and not bad["ok"] and bad["findings"][0]["file"] == "x.cedar"
+        timed = NO_WIPING.replace(");", ') when { context.now > datetime("2030-01-01") };')
+        slow = await at.ask("POST", "/api/policies/validate", {"text": timed})
+        assert slow["uncached"] == [{"id": "no-wiping", "reads": ["context.now"]}]
+
+        assert (await at.ask("POST", "/api/policies/test", {}))["tests"] == []
+        assert at.side.policies.snapshot.hash == before and not at.policies.exists()
+
+
+async def test_a_decision_is_explained(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        at.keys.create("ci", owner="ann", expires_at=None, scopes=["call"])
+        await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
+
+        async def explain(principal: str, tool: str, **more: Any) -> Any:
+            asked = {"principal": principal, "tool": tool, **more}
+            return await at.ask("POST", "/api/policies/explain", asked)
+
+        allowed = await explain("key:ci", "mcp_work_read")
+        assert allowed["allowed"] and allowed["listed"] and allowed["tool"] == "work.read"
+        assert [rule["id"] for rule in allowed["permits"]] == ["everybody"]
+        assert allowed["words"].startswith("allowed: ") and not allowed["needed"]
+
+        denied = await explain("ci", "work.wipe")
+        assert not denied["allowed"] and not denied["listed"]
+        assert [rule["id"] for rule in denied["forbids"]] == ["no-wiping"]
+        assert "no-wiping (mine.cedar:" in denied["needed"]
+
+        guarded = await explain("key:ci", "work.read", context={"depth": 9})
+        assert not guarded["allowed"] and "depth-breaker" in guarded["needed"]
+
+        admin = await explain("key:ci", "-", action="admin")
+        assert not admin["allowed"] and admin["listed"] is None
+        assert 'Hub::Action::"admin"' in admin["example"]
+        as_owner = await explain("key:nobody", "-", action="admin", roles=["owner"])
+        assert as_owner["allowed"]
+
+        unknown = await explain("key:c", "work.read")
+        assert unknown["status"] == 404 and '"key:ci"' in unknown["error"]["message"]
+        nothing = await explain("key:ci", "work.reed")
+        assert nothing["status"] == 404 and '"work.read"' in nothing["error"]["message"]
+
+
+async def test_a_server_that_calls_back_is_an_agent_to_policies(tmp_path: Path) -> None:
+    text = NO_WIPING.replace("principal,", 'principal == Hub::Agent::"work",')
+    async with hub(tmp_path) as at:
+        at.keys.create(
+            "back", owner="ann", expires_at=None, scopes=[], roles=["worker"], target="work"
+        )
+        checked = await at.ask("POST", "/api/policies/validate", {"text": text})
+        assert checked["findings"] == []  # it is known here
+        await at.ask("POST", "/api/policies", {"name": "mine", "text": text})
+        asked = {"principal": "agent:work", "tool": "work.wipe"}
+        denied = await at.ask("POST", "/api/policies/explain", asked)
+        assert not denied["allowed"] and denied["principal"] == 'Hub::Agent::"work"'
+        who = await at.ask("GET", "/api/policies/who-can?tool=work.wipe")
+        assert {each["name"]: (each["agent"], each["allowed"]) for each in who["principals"]} == {
+            "owner:owner": ("", True),
+            "key:api_key": ("", True),
+            "key:back": ("work", False),
+        }
+        caller = principal_from_key(at.keys.list()[0])
+        assert caller.roles == ("worker",) and not await at.permitted("work.wipe", caller)
+        by_role = text.replace("no-wiping", "b").replace(
+            '== Hub::Agent::"work"', 'in Hub::Role::"worker"'
+        )
+        assert not (await at.ask("POST", "/api/policies/validate", {"text": by_role}))["findings"]
+
+
+async def test_an_example_that_is_given_would_do(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        owner = '@id("owner") permit (principal in Hub::Role::"owner", action, resource);'
+        await at.ask("POST", "/api/policies", {"name": "default", "text": owner})
+        at.keys.create("ci", owner="ann", expires_at=None, scopes=[])
+        asked = {"principal": "key:ci", "tool": "work.read"}
+        denied = await at.ask("POST", "/api/policies/explain", asked)
+        assert not denied["allowed"] and denied["example"]
+        done = await at.ask("POST", "/api/policies", {"name": "ci", "text": denied["example"]})
+        assert done["status"] == 200, done
+        assert (await at.ask("POST", "/api/policies/explain", asked))["allowed"]
+        assert await at.permitted("work.read")
+
+
+async def test_who_can_and_what_can_say_what_the_hub_would_do(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        at.keys.create("ci", owner="ann", expires_at=None, scopes=[])
+        at.keys.create("old", owner="ann", expires_at=None, scopes=[])
+        at.keys.revoke("old")
+        await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
+        who = await at.ask("GET", "/api/policies/who-can?tool=mcp_work_read")
+        assert who["tool"] == "work.read"
+        names = [each["name"] for each in who["principals"]]
+        assert names == ["owner:owner", "key:api_key", "key:ci"]  # a key that is revoked is nobody
+        assert all(each["allowed"] and each["listed"] for each in who["principals"])
+        nobody = await at.ask("GET", "/api/policies/who-can?tool=work.wipe")
+        assert {tuple(each["policies"]) for each in nobody["principals"]} == {("no-wiping",)}
+        what = await at.ask("GET", "/api/policies/what-can?principal=key:ci")
+        assert [(each["name"], each["allowed"]) for each in what["tools"]] == [
+            ("work.read", True),
+            ("work.wipe", False),
+        ]
+        for each in what["tools"]:
+            assert each["allowed"] == await at.permitted(each["name"])
+        assert (await at.ask("GET", "/api/policies/what-can?principal=x"))["status"] == 404
+
+
+@pytest.mark.promise("R11")
+async def test_replay_lists_only_what_a_draft_would_turn(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        at.keys.create("ci", owner="ann", expires_at=None, scopes=[])
+        ci = principal_from_key(at.keys.list()[0])
+        await at.call("work.wipe", ci)  # before what is asked for
+        begun = time.time()
+        for _ in range(3):
+            await at.call("work.wipe", ci)
+        await at.call("work.read", ci)
+        await at.call("work.wipe", OWNER)
+        await at.call("work.read", Principal("key", "gone"))
+        at.audit.flush()
+
+        draft = dict(at.side.folder.texts())
+        same = await at.ask("POST", "/api/policies/replay", {"texts": draft, "since": begun})
+        assert same["flips"] == [] and same["flipped"] == 0 and same["judged"] == 5
+        assert sum(same["skipped"].values()) == 1 and not same["more"]
+
+        draft["mine.cedar"] = NO_WIPING.replace("principal,", 'principal == Hub::User::"key:ci",')
+        asked = {"texts": draft, "since": begun, "until": time.time()}
+        turned = await at.ask("POST", "/api/policies/replay", asked)
+        (flip,) = turned["flips"]
+        assert (flip["caller"], flip["verb"], flip["count"]) == ("key:ci", "work.wipe", 3)
+        assert (flip["was"], flip["now"]) == ("permit", "deny")
+        assert flip["was_policies"] == ["everybody"] and flip["policies"] == ["no-wiping"]
+        assert begun <= flip["first_at"] <= flip["last_at"] <= time.time()
+        assert turned["flipped"] == 3
+
+        few = await at.ask("POST", "/api/policies/replay", {**asked, "limit": 2})
+        assert few["more"]
+        before = await at.ask("POST", "/api/policies/replay", {**asked, "since": 0, "until": begun})
+        assert before["judged"] == 1
+        bad = await at.ask("POST", "/api/policies/replay", {**asked, "texts": {"x.cedar": "?"}})
+        assert bad["status"] == 400 and bad["error"]["findings"]
+        assert await at.permitted("work.wipe", ci)  # nothing was put in force
+
+
+async def test_the_least_that_would_have_done_is_proposed_and_proved(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        for name in ("ci", "a.b", "a_b"):  # of which two read alike
+            at.keys.create(name, owner="ann", expires_at=None, scopes=[])
+        begun = time.time()
+        callers = {key.name: principal_from_key(key) for key in at.keys.list()}
+        await at.call("work.read", callers["ci"])
+        await at.call("work.wipe", callers["a.b"])
+        await at.call("work.read", callers["a_b"])
+        await at.call("work.wipe", OWNER)
+        at.audit.flush()
+        found = await at.ask("POST", "/api/policies/propose", {"since": begun})
+        assert found["status"] == 200 and found["calls"] == 4
+        assert found["denied"] == [] and found["skipped"] == 0
+        assert "owner:owner" not in found["text"]  # the role has it all
+        done = await at.ask("POST", "/api/policies", {"name": "default", "text": found["text"]})
+        assert done["status"] == 200, done
+        for key, tool, permitted in (
+            ("ci", "work.read", True),
+            ("ci", "work.wipe", False),
+            ("a.b", "work.wipe", True),
+            ("a.b", "work.read", False),
+            ("a_b", "work.wipe", False),
+        ):
+            what = await at.ask("GET", f"/api/policies/what-can?principal=key:{key}")
+            (row,) = (each for each in what["tools"] if each["name"] == tool)
+            assert (row["allowed"], row["listed"]) == (permitted, permitted), (key, tool)
+        assert await at.permitted("work.wipe", OWNER)
+
+
+async def test_shadow_mode_is_changed_live_and_keeps_the_guardrails(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
+        assert not await at.permitted("work.wipe")
+        at.side.apply(parse(f'api_key = "{BOSS}"\n[policy]\nmode = "shadow"\n'))
+        assert await at.permitted("work.wipe")
+        assert at.records()[0].conclusion["shadow"]["policies"] == ["no-wiping"]
+        assert (await at.ask("GET", "/api/policies"))["mode"] == "shadow"
+        at.side.apply(parse(f'api_key = "{BOSS}"\n'))
+        assert not await at.permitted("work.wipe")
+
+
+async def test_changes_at_one_time_do_not_undo_each_other(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+
+        async def write(number: int) -> int:
+            text = NO_WIPING.replace("no-wiping", f"no-wiping-{number}")
+            answer = await at.ask("POST", "/api/policies", {"name": f"n{number}", "text": text})
+            return int(answer["status"])
+
+        assert await asyncio.gather(*map(write, range(6))) == [200] * 6
+        ids = {each.id for each in at.side.policies.snapshot.policies}
+        assert {f"no-wiping-{number}" for number in range(6)} <= ids
+        listed = await at.ask("GET", "/api/policies")
+        assert len(listed["files"]) == 7 and listed["problem"] == ""
