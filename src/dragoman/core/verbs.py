@@ -52,6 +52,8 @@ from dragoman.core.events import (
     VerbError,
 )
 from dragoman.core.redaction import message_without_values, outline, short
+from dragoman.core.tool import Tool
+from dragoman.core.trace import Trace
 
 PRE_VERB, POST_VERB, VERB_ERROR = "pre-verb", "post-verb", "verb-error"
 TOOL_CALL, TOOL_RESULT = "EXEC:TOOL_CALL", "EXEC:TOOL_RESULT"
@@ -90,7 +92,11 @@ def code_of(error: HubError) -> int:
 
 def session_of(call: Call) -> str:
     """What a call is known by on both sides of a bridge."""
-    bridged, trace = call.tool.bridged, call.trace
+    return session_in(call.tool, call.trace)
+
+
+def session_in(tool: Tool, trace: Trace) -> str:
+    bridged = tool.bridged
     return trace.id if bridged is None else f"a2a-{bridged.card_id}-{bridged.skill_id}-{trace.id}"
 
 

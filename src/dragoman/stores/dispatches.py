@@ -16,19 +16,23 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from random import getrandbits
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call
 from dragoman.core.errors import Full, InvalidInput
 from dragoman.core.events import PostVerb, PreVerb
+from dragoman.core.principal import Principal
 from dragoman.core.redaction import numbers, short
+from dragoman.core.tool import Tool
+from dragoman.core.trace import Trace
 from dragoman.core.verbs import CANCELLED as CANCELLED_CODE
-from dragoman.core.verbs import CRASHED, FAILED, behalf_of, code_of, denied, iso, session_of
+from dragoman.core.verbs import CRASHED, FAILED, code_of, denied, iso, session_in
 from dragoman.stores.sqlite import open_store
 
 log = logging.getLogger(__name__)
@@ -61,7 +65,7 @@ CREATE TABLE dispatches (
     status TEXT NOT NULL, kind TEXT NOT NULL, started REAL NOT NULL, completed REAL,
     latency REAL, code INTEGER, usage TEXT
 ) STRICT;
-CREATE INDEX dispatches_by_time ON dispatches (started, id);
+CREATE INDEX dispatches_by_time ON dispatches (started);
 """,
 )
 
@@ -90,14 +94,35 @@ class Dispatch:
     code: int | None = None
     usage: str | None = None
 
-    def row(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in COLUMNS)
+
+End = tuple[str, int | None, float, float, Any, Any]
+"""Status, code, when, after how many ms, the far task's name, and what it took."""
+
+
+class Seen(NamedTuple):
+    """What a dispatch is made of, later: while a call is under way every microsecond counts, and
+    neither its arguments nor its result are to be held."""
+
+    tool: Tool
+    caller: Principal
+    trace: Trace
+    asked_as: str
+    started: float
+    end: End | None = None
 
 
 COLUMNS = tuple(Dispatch.__dataclass_fields__)
-_INSERT = (
-    f"INSERT INTO dispatches ({', '.join(COLUMNS)}) VALUES ({', '.join('?' for _ in COLUMNS)})"
-)
+_row = attrgetter(*COLUMNS)
+AT_ONCE = 64
+"""Rows of one statement: between two of them the thread asks for its turn among the others."""
+
+
+def _insert(rows: int) -> str:
+    row = f"({', '.join('?' for _ in COLUMNS)})"
+    return f"INSERT INTO dispatches ({', '.join(COLUMNS)}) VALUES {', '.join([row] * rows)}"
+
+
+_INSERT, _INSERT_MANY = _insert(1), _insert(AT_ONCE)
 _PRUNE = "DELETE FROM dispatches WHERE seq <= (SELECT max(seq) FROM dispatches) - ?"
 
 
@@ -156,10 +181,10 @@ class Dispatches:
 
     def __init__(self, home: Path, keep: int) -> None:
         self._keep = keep
-        self._open: dict[str, Dispatch] = {}
+        self._open: dict[str, Seen] = {}
         """By the spans of their calls."""
         self._active: dict[str, int] = {}
-        self._unwritten: deque[Dispatch] = deque()
+        self._unwritten: deque[Seen] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._failing = False
@@ -191,24 +216,31 @@ class Dispatches:
 
     def _began(self, event: PreVerb) -> None:
         call = event.call
-        if call.tool.bridged is None:
+        bridged = call.tool.bridged
+        if bridged is None:
             return
-        one = _dispatch_from_call(call, event.at)
-        self._open[call.trace.span] = one
-        self._active[one.agent] = self._active.get(one.agent, 0) + 1
+        self._open[call.trace.span] = Seen(
+            call.tool, call.caller, call.trace, call.asked_as, event.at
+        )
+        self._active[bridged.agent] = self._active.get(bridged.agent, 0) + 1
 
     def _ended(self, event: PostVerb) -> None:
-        if event.call.tool.bridged is None:
+        call = event.call
+        bridged = call.tool.bridged
+        if bridged is None:
             return
-        one = self._open.pop(event.call.trace.span, None)
-        if one is None:  # refused before it was announced
-            one = _dispatch_from_call(event.call, event.at - event.duration_ms / 1000)
-        elif (left := self._active[one.agent] - 1) > 0:
-            self._active[one.agent] = left
+        seen = self._open.pop(call.trace.span, None)
+        if seen is None:  # refused before it was announced
+            started = event.at - event.duration_ms / 1000
         else:
-            del self._active[one.agent]
-        _conclude(one, event)
-        self._unwritten.append(one)
+            started = seen.started
+            if (left := self._active[bridged.agent] - 1) > 0:
+                self._active[bridged.agent] = left
+            else:
+                del self._active[bridged.agent]
+        self._unwritten.append(
+            Seen(call.tool, call.caller, call.trace, call.asked_as, started, _end_of(event))
+        )
         self._bound()
         self._later(WRITE_SECONDS)
 
@@ -228,10 +260,15 @@ class Dispatches:
         self._writing = self._in_thread(lambda: self._insert(group))
         self._writing.add_done_callback(lambda done: self._written(group, done))
 
-    def _insert(self, group: Sequence[Dispatch]) -> None:
+    def _insert(self, group: Sequence[Seen]) -> None:
+        rows = [_row(_dispatch(seen)) for seen in group]
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(_INSERT, [one.row() for one in group])
+            whole = len(rows) - len(rows) % AT_ONCE
+            for start in range(0, whole, AT_ONCE):
+                values = chain.from_iterable(rows[start : start + AT_ONCE])
+                self._db.execute(_INSERT_MANY, tuple(values))
+            self._db.executemany(_INSERT, rows[whole:])
             self._db.execute(_PRUNE, (self._keep,))
             self._db.execute("COMMIT")
         except BaseException:
@@ -239,7 +276,7 @@ class Dispatches:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _written(self, group: list[Dispatch], done: asyncio.Future[None]) -> None:
+    def _written(self, group: list[Seen], done: asyncio.Future[None]) -> None:
         self._writing = None
         error = done.exception()
         if error is None:
@@ -276,7 +313,7 @@ class Dispatches:
 
     async def _find(self, limit: int, want: Wanted) -> tuple[list[dict[str, Any]], str | None]:
         # What is being written now is so before the thread reads: each of them is there once.
-        here = (*self._open.values(), *self._unwritten)
+        here = map(_dispatch, (*self._open.values(), *self._unwritten))
         found = [one for one in here if want.includes(one)]
         query, values = want.query(limit + 1)
         try:
@@ -312,37 +349,43 @@ class Dispatches:
             await asyncio.sleep(0)  # what is done when it is done is still to come
 
 
-def _dispatch_from_call(call: Call, at: float) -> Dispatch:
-    bridged = call.tool.bridged
+def _dispatch(seen: Seen) -> Dispatch:
+    tool, caller, trace, asked_as, started, end = seen
+    bridged = tool.bridged
     assert bridged is not None
-    return Dispatch(
-        f"{getrandbits(128):032x}",  # a name, not a secret
-        call.caller.org,
+    # Whoever knows the span itself belongs to its chain.
+    id = blake2b(trace.span.encode(), digest_size=16).hexdigest()
+    one = Dispatch(
+        id,
+        caller.org,
         bridged.card_id,
         bridged.agent,
         bridged.skill_id,
-        call.tool.name,
-        short(call.asked_as),
+        tool.name,
+        short(asked_as),
         None,
-        call.trace.id,
-        session_of(call),
-        call.caller.label,
-        behalf_of(call),
+        trace.id,
+        session_in(tool, trace),
+        caller.label,
+        trace.origin or caller.behalf or None,
         RUNNING,
         EXPLICIT,
-        at,
+        started,
     )
+    if end is not None:
+        one.status, one.code, one.completed, latency, task, usage = end
+        one.latency = round(latency, 3)
+        one.task = short(str(task)) if task is not None else None
+        if usage and (counted := numbers(usage)):
+            one.usage = msgspec.json.encode(counted).decode()
+    return one
 
 
-def _conclude(one: Dispatch, event: PostVerb) -> None:
+def _end_of(event: PostVerb) -> End:
     noted = event.call.noted
-    one.status, one.code = _outcome(event)
-    one.completed = event.at
-    one.latency = round(event.duration_ms, 3)
-    if "far_task" in noted:
-        one.task = short(str(noted["far_task"]))
-    if "usage" in noted and (usage := numbers(noted["usage"])):
-        one.usage = msgspec.json.encode(usage).decode()
+    status, code = _outcome(event)
+    usage = noted.get("usage")
+    return status, code, event.at, event.duration_ms, noted.get("far_task"), usage
 
 
 def _outcome(event: PostVerb) -> tuple[str, int | None]:
