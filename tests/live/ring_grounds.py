@@ -57,7 +57,9 @@ def stripped(told: Told, number: int) -> tuple[dict[str, Any], dict[str, str]]:
 def forged(told: Told, number: int) -> tuple[dict[str, Any], dict[str, str]]:
     """Another trace each time, words that nobody signed, and depths of its own."""
     depth = (-1, 10**9, "5", 0, None)[number % 5]
-    words = ("v1.W10=.00", "", told.beside.get("dragoman.hub/chain", "")[:-1] + "0")[number % 3]
+    signed = told.beside.get("dragoman.hub/chain", "")
+    other = signed[:-1] + ("1" if signed.endswith("0") else "0")
+    words = ("v1.W10=.00", "", other)[number % 3]
     parent = f"00-{number + 1:032x}-{number + 1:016x}-01"
     beside = {"traceparent": parent, "dragoman.hub/chain": words, "traceDepth": depth, "depth": 0}
     return beside, {"x-dragoman-depth": str(depth), "traceparent": parent, "baggage": "depth=0"}
