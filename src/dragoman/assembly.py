@@ -444,6 +444,7 @@ async def _serve(
     try:
         await instance.start()
         process.settle_garbage()
+        process.keep_memory()
         ready(instance)
         await ended.wait()
     finally:

@@ -8,6 +8,9 @@ import gc
 import resource
 from collections.abc import Callable
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+KEPT_BYTES = 64 * 1024 * 1024
+
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
@@ -22,6 +25,18 @@ def settle_garbage() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(2_000, 10, 10)
+
+
+def keep_memory() -> None:
+    """A long list is some megabytes, made anew for each answer. Whether the C library hands such
+    pieces back to the system every time, and has them zeroed again, is else a matter of luck: it
+    costs several times what making the answer does. At most as much as is said here is kept."""
+    import ctypes  # here: it is not needed before the hub serves
+
+    with contextlib.suppress(OSError, AttributeError):  # another C library has another way
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def raise_file_limit() -> None:
