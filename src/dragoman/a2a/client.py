@@ -241,20 +241,18 @@ class A2aClient:
         """`send`, of a message that need not be waited for; `beside` is the trace. The way of most
         is short: what is always the same of a request is written once."""
         way = peer.way
+        request = {"message": message, "configuration": AT_ONCE}
         if way is None or self._headers or way.tenant or way[:2] != (JSONRPC, V10):
-            request = {"message": message, "configuration": AT_ONCE}
             return await self.send(peer, request, headers_of(beside), timeout)
         key = way.url, "extensions" in message
         fixed = self._fixed.get(key)
         if fixed is None:
-            asked = written(way, SEND, {"message": message})
+            asked = written(way, SEND, request)
             fixed = FixedHeaders(self._with_extensions(way, asked.headers))
             if len(self._fixed) < MAX_PEERS:
                 self._fixed[key] = fixed
         headers = fixed.traced(beside)
-        body = rpc.request(
-            message["messageId"], SEND, {"message": message, "configuration": AT_ONCE}
-        )
+        body = rpc.request(message["messageId"], SEND, request)
         try:
             reply = await self._http.request(
                 "POST", way.url, headers, body, timeout=timeout or self.timeout
@@ -270,7 +268,6 @@ class A2aClient:
                 value = await self._heard(way, SEND, reply)
         except NotTaken as problem:
             await self._go_on(peer, way, SEND, problem, {_bare(way)})
-            request = {"message": message, "configuration": AT_ONCE}
             return await self.send(peer, request, headers_of(beside), timeout)
         if not isinstance(value, dict):
             raise BadReply(f'"{SEND}" in {way} was answered with no object')

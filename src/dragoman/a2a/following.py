@@ -22,7 +22,6 @@ from dragoman.a2a.patience import Patience
 from dragoman.a2a.probing import Peer
 from dragoman.a2a.ways import HttpStatus
 from dragoman.core.call import Call, Updates
-from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 from dragoman.core.trace import MEMBERS, headers_of
 from dragoman.core.verbs import session_of
@@ -61,7 +60,7 @@ class Work:
         """From here on it is timed: one request has its own time, what follows has not."""
         if self.seconds is not None and self.patience is None:
             left = self.seconds - (monotonic() - self._begun)
-            self.patience = Patience(Deadlines(self.seconds), self.call, left)
+            self.patience = Patience(self.seconds, self.call, max(0.0, left))
 
     @property
     def more(self) -> dict[str, str]:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 
 from dragoman.core.call import NO_UPDATES, Artifact, Call, Lasting, Progress, Update, Updates
-from dragoman.core.deadlines import Deadlines
 
 
 class Patience:
     """Begins at once, for the task it is made in. When it is at its end that is cancelled, and
     whoever catches this asks whether it `ran_out`."""
 
-    __slots__ = (
-        "_anew", "_call", "_deadlines", "_key", "_loop", "_pending", "_task", "over", "updates",
-    )  # fmt: skip
+    __slots__ = ("_call", "_loop", "_pending", "_seconds", "_task", "_timer", "over", "updates")
 
-    def __init__(self, deadlines: Deadlines, call: Call, left: float) -> None:
-        """`left` are the seconds until its first end; after a sign of life it has all anew."""
+    def __init__(self, seconds: float, call: Call, left: float) -> None:
+        """`left` is what is left of the `seconds`, which begin anew with a sign of life."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -31,13 +28,13 @@ class Patience:
         self.over = False
         self.updates: Updates = call.updates if call.wanted is NO_UPDATES else self._hear
         """Where what the agent says meanwhile goes."""
-        self._deadlines = Deadlines(max(0.0, left))
-        self._key = self._deadlines.begin(self._loop, self._expire)
-        self._anew = deadlines
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(left, self._expire)
 
     def end(self) -> None:
-        self._deadlines.end(self._key)
-        self._key = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def ran_out(self) -> bool:
         """Whether a cancellation is this one's, which then is none any more."""
@@ -49,11 +46,10 @@ class Patience:
 
     def _hear(self, update: Update) -> None:
         wanted = self._call.wanted
-        if self._key and not self.over:
+        if self._timer is not None and not self.over:
             if wanted.lasting and isinstance(update, Lasting):
                 self.end()
             elif wanted.progress and isinstance(update, Progress | Artifact):
-                self._deadlines.end(self._key)
-                self._deadlines = self._anew
-                self._key = self._deadlines.begin(self._loop, self._expire)
+                self._timer.cancel()
+                self._timer = self._loop.call_later(self._seconds, self._expire)
         self._call.updates(update)
