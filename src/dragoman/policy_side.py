@@ -108,7 +108,8 @@ class PolicySide:
         """Takes up what has changed in the folder, all of it or nothing. Never raises: whoever asks
         for it asks again."""
         try:
-            self._known()
+            if self.reloader.stale:
+                self._known()  # only then is it asked for, by another thread
             await self.reloader.look()
             problem = self.reloader.problem
         except Exception as error:

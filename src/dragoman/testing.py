@@ -22,7 +22,7 @@ from dragoman.a2a.remote import RemoteAgent
 from dragoman.a2a.ways import JSONRPC, Way
 from dragoman.core.bus import Bus
 from dragoman.core.call import ABSENT, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.chains import Chains
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.core.events import PostVerb, PreVerb, VerbError
@@ -129,7 +129,7 @@ def build_a2a_skill_tool(
     a new hub has."""
     org, url = str(_of(agent_row, "orgId")), str(_of(agent_row, "agentUrl"))
     name = str(agent_row.get("name") or card.get("name") or agent_row["id"])
-    catalog, bus = Catalog(), (verb_bus or VerbBus()).bus
+    catalog, bus = Catalog(review=admit_all), (verb_bus or VerbBus()).bus
     agent = RemoteAgent(
         ExternalAgent(name=name, url=url, wire=wire, timeout_secs=timeout_secs),  # type: ignore[arg-type]
         lambda *_: _Fetching(fetcher),

@@ -15,7 +15,7 @@ from tests.a2a.odd_agent import WELL_KNOWN, OddAgent, Request, card_10, odd_agen
 from dragoman.agent_side import AgentSide
 from dragoman.config import parse
 from dragoman.core.bus import Bus
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import AgentChanged
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
@@ -151,7 +151,7 @@ async def ground(
     start: bool = True,
 ) -> AsyncIterator[Ground]:
     written = f"[bridge]\nprobe_secs = {every}\n[a2a]\nenabled = true\nstore = 'memory'\n{config}"
-    tools = catalog if catalog is not None else Catalog()
+    tools = catalog if catalog is not None else Catalog(review=admit_all)
     hub, net, pins = open_hub(tools, Bus(), []), Client(), Pins()
     changes: list[None] = []
     audit = SqliteAudit(home)

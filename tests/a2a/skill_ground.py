@@ -13,7 +13,7 @@ from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result, Update
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Next
 from dragoman.core.principal import OWNER
@@ -126,7 +126,7 @@ async def bridged(
         calls.append(call)
         return await next(call)
 
-    hub = open_hub(Catalog(), Bus(), [noted, Validate(), Time(*limits)])
+    hub = open_hub(Catalog(review=admit_all), Bus(), [noted, Validate(), Time(*limits)])
     async with odd_agent(playing(answer, card)) as server:
         agent = RemoteAgent(
             ExternalAgent(**{"name": "Vercel Ops", "url": server.url, **entry}),

@@ -35,7 +35,7 @@ from dragoman.agents.function import FunctionAgent, Request
 from dragoman.core.agents import SCHEMA
 from dragoman.core.bus import Bus
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates, discard
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Full, WorkFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
@@ -317,7 +317,7 @@ def face() -> tuple[Face, StoredTasks, Cards]:
     """With one agent, `echo`."""
     entry = AgentEntry(name="echo", function="tests.peers.agents_module:echo")
     agent = FunctionAgent(entry, "agent_", compile_schema(SCHEMA))
-    hub = open_hub(Catalog(), Bus(), [])
+    hub = open_hub(Catalog(review=admit_all), Bus(), [])
     hub.catalog.offer("echo", [agent.tool])
     settings = A2aSettings(enabled=True)
     tasks, store = listed(), MemoryTasks()

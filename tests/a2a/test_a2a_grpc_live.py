@@ -30,7 +30,7 @@ from dragoman.agent import Ask, Decline, Reply, Request
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent
 from dragoman.core.bus import Bus
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
 from dragoman.stores.tasks import MemoryTasks
@@ -68,7 +68,7 @@ class _NoWay:
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[grpc.aio.Channel]:
     settings = A2aSettings(enabled=True)
-    catalog, store = Catalog(), MemoryTasks()
+    catalog, store = Catalog(review=admit_all), MemoryTasks()
     hub = open_hub(catalog, Bus(), [])
     entry = AgentEntry(name="echo", function=f"{__name__}:agent", extended_card=True)
     catalog.offer("echo", [FunctionAgent(entry, "dragoman_agent_", lambda given: None).tool])

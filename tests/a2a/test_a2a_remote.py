@@ -16,7 +16,7 @@ from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import Artifact, Lasting, Progress, Result, Update, Wanted
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import (
     BadReply,
     ConfigError,
@@ -64,7 +64,7 @@ FEATURES = {"elicitation": {"form": {}, "url": {}}}
 @asynccontextmanager
 async def remote(url: str, seconds: float = 30.0, **entry: Any) -> AsyncIterator[Remote]:
     net = Client()
-    hub = open_hub(Catalog(), Bus(), [Time(seconds, seconds, seconds)])
+    hub = open_hub(Catalog(review=admit_all), Bus(), [Time(seconds, seconds, seconds)])
     agent = RemoteAgent(
         ExternalAgent(name="far-away", url=url, **entry),
         lambda url, private: net.reaching(url, allow_private=private),
@@ -131,7 +131,12 @@ def test_an_address_that_is_none_is_told_at_the_start() -> None:
     entry = ExternalAgent(name="x", url="ftp://example.com")
     with pytest.raises(ConfigError, match='agent "x" is at "ftp:'):
         RemoteAgent(
-            entry, lambda *_: None, Catalog(), compile_schema, headers={}, signatures="ignore"
+            entry,
+            lambda *_: None,
+            Catalog(review=admit_all),
+            compile_schema,
+            headers={},
+            signatures="ignore",
         )  # type: ignore[arg-type, return-value]
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.a2a.odd_agent import Request, card_10, odd_agent
 from tests.a2a.registry_ground import NOT_FOUND, anybody, external, ground, moody, skill
 
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import Tool
@@ -129,7 +129,7 @@ async def test_one_that_answers_each_question_late_has_no_more_time_than_another
 
 @pytest.mark.promise("R1")
 async def test_names_that_are_taken_are_refused_with_both_owners(tmp_path: Path) -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     server = Nobody("late-server")
     catalog.offer(
         "late-server",
@@ -376,7 +376,7 @@ async def test_the_registry_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 async def test_a_changed_skill_is_held_by_the_catalogs_review_and_the_rest_is_offered(
     tmp_path: Path,
 ) -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     approved: dict[str, str] = {}
 
     def review(target: str, tools: object) -> tuple[list[Tool], dict[str, str]]:

@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.a2a.card_reading import card_in, read_card
 from dragoman.a2a.skills import OPEN, Owner, alias_name, skill_tools, slug_of, text_skills
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.guards.validate import compile_schema
 
@@ -54,7 +54,7 @@ def test_a_skill_is_called_as_the_seed_has_it_by_all_of_its_names(
     (tool,) = tools_of(agent, [{"id": skill, "name": "A skill"}])
     assert tool.name == name and tool.bridged is not None and tool.bridged.alias == alias
     assert tool.description == f"Invokes the {skill} skill on remote A2A agent {agent}"
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer(agent, [tool])
     assert catalog.shown(tool, "seed") == catalog.shown(tool, "dotted") == name
     safe = catalog.shown(tool, "safe")
@@ -84,7 +84,7 @@ def test_any_id_makes_names_that_every_revision_and_model_takes(skill: str) -> N
     for style in ("safe", "safe!"):
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.other_names[style])
     assert len(alias_name("some_agent", skill)) <= 128
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("Some Agent", [tool])
     assert catalog.find(f"some_agent.{skill}") is tool
 
@@ -94,7 +94,7 @@ def test_skills_that_would_be_called_the_same_are_told_apart() -> None:
     names = [tool.name for tool in tools]
     assert len(set(names)) == 4 and "ag.message" not in names
     assert names[0] == "ag.a_b" and all(re.fullmatch(r"[\w.]+", name) for name in names)
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("ag", tools)
     # one alias stands for three of them: it is refused, and names them all
     refused = catalog.find("a2a_ag_a_b").target

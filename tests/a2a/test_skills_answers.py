@@ -16,7 +16,7 @@ from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import ABSENT, Progress, Result, Update, Wanted
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import (
     BadReply,
     Declined,
@@ -323,7 +323,7 @@ async def test_an_agent_that_answers_with_errors_is_there() -> None:
 async def sdk_skill(url: str, updates: list[Update]) -> AsyncIterator[Callable[..., Any]]:
     """What calls the skill `echo` of the agent there."""
     net = Client()
-    hub = open_hub(Catalog(), Bus(), [])
+    hub = open_hub(Catalog(review=admit_all), Bus(), [])
     agent = RemoteAgent(
         ExternalAgent(name="SDK", url=url),
         lambda url, private: net.reaching(url, allow_private=private),

@@ -29,7 +29,7 @@ from dragoman.a2a.targets import Targets
 from dragoman.core.agents import agent_tool
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.chains import Flight
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
@@ -126,7 +126,7 @@ class Place:
 @contextlib.asynccontextmanager
 async def place() -> AsyncIterator[Place]:
     settings = A2aSettings(enabled=True)
-    catalog, store, agent = Catalog(), MemoryTasks(), Mirror()
+    catalog, store, agent = Catalog(review=admit_all), MemoryTasks(), Mirror()
     hub = open_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
     facts = AgentFacts(name="mirror", description="")
     catalog.offer("mirror", [agent_tool(agent, facts, "dragoman_agent_", anything)])

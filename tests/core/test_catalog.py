@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import AmbiguousName, ConfigError, NotFound
 from dragoman.core.tool import Nowhere, Tool
 
@@ -29,7 +29,7 @@ def error_of(catalog: Catalog, name: str) -> Exception:
 
 @pytest.mark.promise("B3")
 def test_a_tool_is_found_by_its_name_and_by_its_alias() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     one = tool("a.b_c", "mcp_a_b_c")
     catalog.offer("a", [one])
     assert catalog.find("a.b_c") is one
@@ -39,7 +39,7 @@ def test_a_tool_is_found_by_its_name_and_by_its_alias() -> None:
 
 @pytest.mark.promise("B3")
 def test_the_whole_name_is_looked_up_and_never_cut() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
     catalog.offer("a_b", [tool("a_b.d", "mcp_a_b_d")])
     assert catalog.find("mcp_a_b_c").name == "a.b_c"
@@ -50,7 +50,7 @@ def test_the_whole_name_is_looked_up_and_never_cut() -> None:
 
 @pytest.mark.promise("B3")
 def test_an_alias_of_several_tools_leads_nowhere_and_names_them() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
     error = error_of(catalog, "mcp_a_b_c")
@@ -66,14 +66,14 @@ def test_an_alias_of_several_tools_leads_nowhere_and_names_them() -> None:
 
 
 def test_a_name_goes_before_an_alias() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.x", "b.y")])
     catalog.offer("b", [tool("b.y", "mcp_b_y")])
     assert catalog.find("b.y").name == "b.y"
 
 
 def test_an_offer_takes_the_place_of_the_one_before() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.x"), tool("a.y")])
     catalog.offer("a", [tool("a.y"), tool("a.z")])
     assert [one.name for one in catalog.tools()] == ["a.y", "a.z"]
@@ -82,14 +82,14 @@ def test_an_offer_takes_the_place_of_the_one_before() -> None:
 
 
 def test_tools_come_in_the_order_of_their_names_whoever_came_first() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("b", [tool("b.x")])
     catalog.offer("a", [tool("a.z"), tool("a.a")])
     assert [one.name for one in catalog.tools()] == ["a.a", "a.z", "b.x"]
 
 
 def test_a_name_that_another_holds_stays_with_the_first_and_the_rest_is_offered() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     first = tool("a.x")
     catalog.offer("a", [first])
     with pytest.raises(ConfigError, match=r"target 'b' offers names that others hold: a\.x"):
@@ -101,7 +101,7 @@ def test_a_name_that_another_holds_stays_with_the_first_and_the_rest_is_offered(
 
 
 def test_an_offer_with_a_name_twice_changes_nothing() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.x")])
     version = catalog.version
     with pytest.raises(ConfigError, match="twice"):
@@ -111,7 +111,7 @@ def test_an_offer_with_a_name_twice_changes_nothing() -> None:
 
 
 def test_listeners_hear_of_changes_until_they_stop() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     heard: list[int] = []
     stop = catalog.on_change(lambda: heard.append(catalog.version))
     catalog.offer("a", [tool("a.x")])
@@ -123,12 +123,12 @@ def test_listeners_hear_of_changes_until_they_stop() -> None:
 
 
 def test_an_unknown_name_of_any_length_makes_a_short_message() -> None:
-    assert len(str(error_of(Catalog(), "x" * 10_000))) < 250
+    assert len(str(error_of(Catalog(review=admit_all), "x" * 10_000))) < 250
 
 
 @pytest.mark.promise("B3")
 def test_a_tool_whose_alias_is_the_name_of_another_is_shown_by_its_own_name() -> None:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer("a", [tool("a.b.c", "mcp_a_b.c")])
     catalog.offer("mcp_a_b", [tool("mcp_a_b.c", "mcp_mcp_a_b_c")])
     assert catalog.shown(catalog.find("a.b.c")) == "a.b.c"

@@ -4,7 +4,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import BadReply, InvalidInput, NeedsInput
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
@@ -39,7 +39,7 @@ class Asker:
 
 
 def hub_of(asker: Asker) -> Hub:
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     catalog.offer(
         "asker", [Tool(name="asker.greet", alias="greet", remote_name="greet", target=asker)]
     )

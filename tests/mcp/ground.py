@@ -15,7 +15,7 @@ from tests.peers.process import command
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Result, Update, Wanted
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.questions import Handles
@@ -38,7 +38,7 @@ class Ground:
     def __init__(self, place: Path, question_secs: float = 60.0) -> None:
         self.bus = Bus()
         handles = Handles(b"k" * 32, question_secs)
-        self.hub = open_hub(Catalog(), self.bus, [Questions(handles), Time(60)])
+        self.hub = open_hub(Catalog(review=admit_all), self.bus, [Questions(handles), Time(60)])
         self.net = Client()
         self._connector = Connector(
             place,

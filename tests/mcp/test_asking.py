@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.questions import Handles
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Tool
@@ -81,7 +81,7 @@ class Curious:
 def curious(*rounds: dict[str, Question], seconds: float = 5.0) -> tuple[Face, Curious]:
     target = Curious(*rounds)
     stage = Questions(Handles(b"k" * 32, 60))
-    hub = open_hub(Catalog(), Bus(), [stage])
+    hub = open_hub(Catalog(review=admit_all), Bus(), [stage])
     for kind, alias in ((TOOL, "mcp_curious_t"), (PROMPT, "mcp_curious_p"), (RESOURCE, "a:b")):
         tool = Tool(name=f"curious.{alias}", alias=alias, kind=kind, remote_name="x", target=target)
         hub.catalogs[kind].offer("curious", [tool])

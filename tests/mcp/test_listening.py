@@ -11,7 +11,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Denied, InvalidInput
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.principal import OWNER
@@ -56,7 +56,7 @@ def offered(kind: str, name: str, target: Any) -> Tool:
 
 
 def watched(*uris: str) -> tuple[Face, Watchable]:
-    target, hub = Watchable(), open_hub(Catalog(), Bus(), [])
+    target, hub = Watchable(), open_hub(Catalog(review=admit_all), Bus(), [])
     names = uris or ("a:1", "a:2", "a:secret", "a:dull", "file:///d")
     hub.catalogs[RESOURCE].offer("watch", [offered(RESOURCE, uri, target) for uri in names])
     return Face(hub), target

@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
@@ -56,7 +56,7 @@ def offered(server: str, kind: str, name: str, **definition: Any) -> Tool:
 
 
 def hub_with(*tools: Tool) -> Hub:
-    hub = open_hub(Catalog(), Bus(), [])
+    hub = open_hub(Catalog(review=admit_all), Bus(), [])
     for kind, catalog in hub.catalogs.items():
         for server in {tool.target.name for tool in tools}:
             catalog.offer(server, [t for t in tools if t.kind == kind and t.target.name == server])

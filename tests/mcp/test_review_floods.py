@@ -11,7 +11,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ResourceUpdated
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import RESOURCE, TOOL, Tool
@@ -36,7 +36,7 @@ class Server:
 
 
 def face_of(*uris: str) -> Face:
-    hub, server = open_hub(Catalog(), Bus(), []), Server()
+    hub, server = open_hub(Catalog(review=admit_all), Bus(), []), Server()
     tools = [
         Tool(name=f"s.{uri}", alias=uri, remote_name=uri, kind=RESOURCE, target=server)
         for uri in uris

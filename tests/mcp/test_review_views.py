@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import AmbiguousName, NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
@@ -40,7 +40,10 @@ class Server:
 
 def hub_of(*servers: tuple[str, str, str]) -> tuple[Hub, dict[str, Server]]:
     """A hub in front of servers: whose, of which kind, and the name or address."""
-    hub, made = open_hub(Catalog(), Bus(), []), {name: Server(name) for name, _, _ in servers}
+    hub, made = (
+        open_hub(Catalog(review=admit_all), Bus(), []),
+        {name: Server(name) for name, _, _ in servers},
+    )
     for server in made:
         for kind in hub.catalogs:
             offered = [

@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Note, Progress, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import BadReply, Denied, TimedOut, Unreachable, WorkFailed
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
@@ -68,7 +68,7 @@ class Library:
 
 
 def library() -> tuple[Face, Library]:
-    target, hub = Library(), open_hub(Catalog(), Bus(), [])
+    target, hub = Library(), open_hub(Catalog(review=admit_all), Bus(), [])
 
     def offer(kind: str, *names: str, **definition: Any) -> None:
         tools = [
@@ -252,7 +252,7 @@ async def test_what_goes_wrong_with_a_prompt_or_a_resource_is_an_error(
 @pytest.mark.promise("F7")
 @pytest.mark.parametrize("revision", range(5))
 async def test_what_is_not_there_is_said_with_the_code_of_the_revision(revision: int) -> None:
-    hub = open_hub(Catalog(), Bus(), [])
+    hub = open_hub(Catalog(review=admit_all), Bus(), [])
     answer = await ask(Face(hub), "resources/read", revision, uri="note://nowhere")
     assert answer["error"]["code"] == (-32602 if revision == R2607 else -32002)
     assert answer["error"]["data"]["uri"] == "note://nowhere"

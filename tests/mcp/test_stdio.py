@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import ROOTS, Call, Note, Progress, Question, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.principal import OWNER
 from dragoman.core.questions import Handles
@@ -46,7 +46,7 @@ class Talkative:
 @pytest.mark.promise("N1")
 async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
     loop = asyncio.get_running_loop()
-    catalog = Catalog()
+    catalog = Catalog(review=admit_all)
     target = Talkative()
     catalog.offer("talkative", [Tool(name="t.t", alias="t", remote_name="t", target=target)])
     settled = loop.create_future()
@@ -128,7 +128,7 @@ async def connected(
     target: Any, settled: asyncio.Future[None] | None = None
 ) -> AsyncIterator[Client]:
     loop = asyncio.get_running_loop()
-    hub = open_hub(Catalog(), Bus(), [Questions(Handles(b"k" * 32, 60))])
+    hub = open_hub(Catalog(review=admit_all), Bus(), [Questions(Handles(b"k" * 32, 60))])
     names = {TOOL: ("wait", "ask", "log"), PROMPT: ("ask",), RESOURCE: ("a:b",)}
     for kind, some in names.items():
         hub.catalogs[kind].offer("server", [offered(kind, name, target) for name in some])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from dragoman.core.bus import Bus
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client import Session
@@ -19,7 +19,7 @@ from dragoman.mcp.servers import Servers
 from dragoman.mcp.upstream import Apart, Upstream
 
 ENTRY = ServerEntry(name="s", transport=HttpTransport(url="http://me:secret@x.example/a?k=secret"))
-CATALOGS = {kind: Catalog(kind) for kind in (TOOL, PROMPT, RESOURCE, TEMPLATE)}
+CATALOGS = {kind: Catalog(kind, review=admit_all) for kind in (TOOL, PROMPT, RESOURCE, TEMPLATE)}
 
 
 class Wire:

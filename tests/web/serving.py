@@ -12,7 +12,7 @@ from typing import Any
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Progress, Question, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
 from dragoman.core.questions import Handles
 from dragoman.core.tool import Tool
@@ -215,7 +215,7 @@ class Answer:
 
 @asynccontextmanager
 async def place() -> AsyncIterator[Place]:
-    catalog, work = Catalog(), Work()
+    catalog, work = Catalog(review=admit_all), Work()
     catalog.offer(
         "work",
         [

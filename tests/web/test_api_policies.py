@@ -17,7 +17,7 @@ from dragoman import guards
 from dragoman.config import Config, parse
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.chains import Chains
 from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.events import PolicyChanged
@@ -60,7 +60,7 @@ class Hub_:
 
     def __init__(self, home: Path, config: Config) -> None:
         self.home = home
-        self.bus, catalog = Bus(), Catalog()
+        self.bus, catalog = Bus(), Catalog(review=admit_all)
         self.keys = KeyStore(home)
         self.audit = SqliteAudit(home)
         try:

@@ -22,7 +22,7 @@ def admit_all(target: str, tools: Sequence[Tool]) -> tuple[Sequence[Tool], Mappi
 
 
 class Catalog:
-    def __init__(self, kind: str = TOOL, review: Review = admit_all) -> None:
+    def __init__(self, kind: str = TOOL, *, review: Review) -> None:
         self.kind = kind
         self.review = review
         """Sees what is offered before anybody else does."""

@@ -57,9 +57,9 @@ class Hub:
         self.authorizer = authorizer
         self.catalogs: Mapping[str, Catalog] = {
             TOOL: catalog,
-            PROMPT: Catalog(PROMPT),
-            RESOURCE: Catalog(RESOURCE),
-            TEMPLATE: Catalog(TEMPLATE),
+            PROMPT: Catalog(PROMPT, review=catalog.review),
+            RESOURCE: Catalog(RESOURCE, review=catalog.review),
+            TEMPLATE: Catalog(TEMPLATE, review=catalog.review),
         }
         self.bus = bus
         self._owners_at = (-1, -1), Owners((), ())

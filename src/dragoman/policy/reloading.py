@@ -49,6 +49,11 @@ class Reloader:
         except PolicyError:
             return False
 
+    @property
+    def stale(self) -> bool:
+        """Whether the folder is another than what was loaded of it, or looked at in vain."""
+        return state_of(self._folder) != self._loaded
+
     async def reload(self) -> Snapshot:
         """At once. Raises where they cannot be used; what was in force stays."""
         async with self._one:
