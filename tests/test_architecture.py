@@ -18,7 +18,7 @@ from dragoman.core.errors import HubError, leaves
 
 SOURCE = Path(__file__).parent.parent / "src"
 
-LONGEST = {"module": 500, "function": 80}
+LONGEST = {"module": 800, "function": 80}
 
 # On the way from `python -m dragoman mcp` to the relay: whatever these load, every IDE waits for.
 RELAY = {
