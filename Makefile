@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_LINK_MODE := copy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check fix bench conformance docs lock clean help anew
+.PHONY: up test check fix bench compare conformance docs lock clean help anew
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -e 's/:.*## /\t/'
 up: $(VENV)/.core  ## run the hub in the foreground
@@ -30,6 +30,11 @@ bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done 
 	$(VENV)/bin/python -m bench
 conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
 	$(VENV)/bin/python -m conformance
+BEFORE ?= HEAD
+compare: $(VENV)/.core .venv-bench/.done  ## CPU of a call beside the commit BEFORE=..., interleaved
+	rm -rf bench/build/before && git worktree prune && git worktree add -q --detach bench/build/before $(BEFORE)
+	$(MAKE) -s -C bench/build/before .venv/.core
+	$(VENV)/bin/python -m bench.compare bench/build/before
 docs: $(VENV)/.dev  ## write the generated pages again
 	$(VENV)/bin/python -m tests.generate_docs
 lock: | $(UV)  ## choose versions anew
