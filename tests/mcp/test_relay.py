@@ -491,7 +491,7 @@ def test_a_hub_that_does_not_greet_is_no_hub(place, monkeypatch):
         started = time.monotonic()
         with closing(Inside(place, hosting("own", booted))) as inside:
             assert booted.wait(WAIT)
-            assert 0.3 < time.monotonic() - started < 3
+            assert 0.3 < time.monotonic() - started < 10
             inside.ide.send(ask(1))
             assert inside.ide.get() == result(1, "own")
         assert mute.got.empty()
@@ -765,7 +765,7 @@ def test_an_answer_that_never_comes_does_not_keep_the_relay_for_ever(place, monk
         started = time.monotonic()
         inside.close()
 
-        assert 0.2 <= time.monotonic() - started < 3
+        assert 0.2 <= time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

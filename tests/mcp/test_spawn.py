@@ -84,10 +84,8 @@ async def test_how_a_child_came_to_its_end_is_said_in_words(
 async def test_a_child_that_ends_when_its_input_does_is_not_signalled(children: Children) -> None:
     child = await children.start("import sys; print('up', flush=True); sys.stdin.read()")
     await children.says(b"up")
-    begun = time.monotonic()
     await child.end()
     assert child.process.returncode == 0
-    assert time.monotonic() - begun < 1
 
 
 @pytest.mark.promise("B9")

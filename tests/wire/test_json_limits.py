@@ -154,9 +154,9 @@ def test_looking_for_names_in_a_large_message_is_quick() -> None:
     arguments = [{"name": "n", "id": 1, "params": "x" * 400} for _ in range(20_000)]
     message = {"jsonrpc": "2.0", "id": 1, "method": "m", "params": {"name": "t"}}
     text = json.dumps({**message, "params": {"name": "t", "arguments": {"a": arguments}}}).encode()
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert not twice(text)
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 0.5
 
 
 @pytest.mark.parametrize("padding", ["", "x" * 5_000], ids=["short", "long"])
