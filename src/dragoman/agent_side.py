@@ -16,7 +16,7 @@ from dragoman.a2a import ai_catalog
 from dragoman.a2a.ai_catalog import AiCatalog
 from dragoman.a2a.cards import Cards
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.credentials import Credentials, Filled
+from dragoman.a2a.credentials import TOKENS, Credentials, Filled, ReferenceRules
 from dragoman.a2a.health import CardPins
 from dragoman.a2a.http import CARD_PATHS, HttpFace, disabled
 from dragoman.a2a.listed import Listed
@@ -158,6 +158,7 @@ class AgentSide:
             pins=self._pins,
             changed=self._facts_changed,
             every=self._config.bridge.probe_secs,
+            references=ReferenceRules(self._config.bridge.credential_env, place),
         )
         settings = self._config.a2a
         registry.load(settings.external_agents if settings.enabled else ())
@@ -185,7 +186,7 @@ class AgentSide:
             dict(header_pairs(entry.headers)),
             self._lookup,
             self._place,
-            anywhere=source == CONFIG,
+            files_below=Path("/") if source == CONFIG else self._place.resolve() / TOKENS,
         )
         if source == CONFIG:
             credentials.values()  # what is missing is told at the start
@@ -242,6 +243,8 @@ class AgentSide:
         """To callers it is not told where the hub looked for it."""
         if name in self.failures:
             return "it could not be loaded"
+        if self.registry is not None and name in self.registry.refused():
+            return "the hub does not use it; its operator knows why"
         if self.registry is not None and name in self.registry.names():
             return "it is being looked for"
         return None

@@ -149,8 +149,10 @@ async def ground(
     lookup: Mapping[str, str] | None = None,
     catalog: Catalog | None = None,
     start: bool = True,
+    bridge: str = "",
 ) -> AsyncIterator[Ground]:
-    written = f"[bridge]\nprobe_secs = {every}\n[a2a]\nenabled = true\nstore = 'memory'\n{config}"
+    written = f"[bridge]\nprobe_secs = {every}\n{bridge}[a2a]\nenabled = true\nstore = 'memory'\n"
+    written += config
     tools = catalog if catalog is not None else Catalog(review=admit_all)
     hub, net, pins = open_hub(tools, Bus(), []), Client(), Pins()
     changes: list[None] = []

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.a2a.registry_ground import anybody, external, ground, moody
 
-from dragoman.a2a.credentials import Credentials
+from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.credentials import Credentials, ReferenceRules
+from dragoman.a2a.rows import registered, stored
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.principal import OWNER
 from dragoman.core.view import EVERYTHING
+from dragoman.stores.registry import RegistryStore
 
 pytestmark = pytest.mark.promise("R10")
 
@@ -33,8 +37,8 @@ async def test_a_token_of_the_environment_is_shown_to_the_agent_and_to_nobody_el
     async with moody("deploy") as agent, moody("other") as elsewhere:
         agent.wants = SECRET
         interface = {"url": elsewhere.url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
-        async with ground(tmp_path, lookup={"OPS_TOKEN": SECRET}) as here:
-            row = await here.listed.add({"url": agent.url, "token": "env:OPS_TOKEN"})
+        async with ground(tmp_path, lookup={"DRAGOMAN_AGENT_OPS": SECRET}) as here:
+            row = await here.listed.add({"url": agent.url, "token": "env:DRAGOMAN_AGENT_OPS"})
             assert row["health"] == "healthy"
             await here.hub.call(OWNER, "moody.deploy", {}, door="test", view=EVERYTHING)
             sent = {one.headers.get("authorization") for one in agent.served.requests}
@@ -45,30 +49,36 @@ async def test_a_token_of_the_environment_is_shown_to_the_agent_and_to_nobody_el
             assert not any("authorization" in one.headers for one in elsewhere.served.requests)
             told = [here.listed.all(anybody, secret=True), row, here.side.status(), here.reasons]
             assert SECRET not in json.dumps(told) and SECRET not in caplog.text
-            assert "env:OPS_TOKEN" in json.dumps(here.listed.all(anybody, secret=True))
-            assert "OPS_TOKEN" not in json.dumps(here.listed.all(anybody, secret=False))
+            assert "env:DRAGOMAN_AGENT_OPS" in json.dumps(here.listed.all(anybody, secret=True))
+            assert "AGENT_OPS" not in json.dumps(here.listed.all(anybody, secret=False))
     kept = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
-    assert SECRET.encode() not in kept and b"env:OPS_TOKEN" in kept
+    assert SECRET.encode() not in kept and b"env:DRAGOMAN_AGENT_OPS" in kept
 
 
 async def test_a_file_is_read_at_every_use(tmp_path: Path) -> None:
-    private(tmp_path / "secrets" / "ops", "first")
+    private(tmp_path / "tokens" / "ops", "first")
     async with moody("deploy") as agent, ground(tmp_path) as here:
         agent.wants = "first"
-        row = await here.listed.add({"url": agent.url, "token": "file:secrets/ops"})
+        row = await here.listed.add({"url": agent.url, "token": "file:tokens/ops"})
         assert row["health"] == "healthy"
         agent.wants = "second"
         assert (await here.listed.refetch("moody"))["health"] == "degraded"
-        private(tmp_path / "secrets" / "ops", "second")
+        private(tmp_path / "tokens" / "ops", "second")
         assert (await here.listed.refetch("moody"))["health"] == "healthy"
-        (tmp_path / "secrets" / "ops").chmod(0o644)
+        (tmp_path / "tokens" / "ops").chmod(0o644)
         gone = await here.listed.refetch("moody")
         assert gone["health"] == "degraded" and "chmod 600" in gone["reason"]
 
 
 async def test_headers_are_filled_in_on_the_way_out(tmp_path: Path) -> None:
-    async with moody("deploy") as agent, ground(tmp_path, lookup={"KEY": SECRET}) as here:
-        headers = {"X-Api-Key": "${KEY}", "Authorization": "Custom ${KEY}"}
+    async with (
+        moody("deploy") as agent,
+        ground(tmp_path, lookup={"DRAGOMAN_AGENT_KEY": SECRET}) as here,
+    ):
+        headers = {
+            "X-Api-Key": "${DRAGOMAN_AGENT_KEY}",
+            "Authorization": "Custom ${DRAGOMAN_AGENT_KEY}",
+        }
         await here.listed.add({"url": agent.url, "headers": headers})
         for request in agent.served.requests:
             assert request.headers["x-api-key"] == SECRET
@@ -79,8 +89,8 @@ async def test_headers_are_filled_in_on_the_way_out(tmp_path: Path) -> None:
 
 async def test_a_secret_that_is_not_there_is_said_before_anything_is_kept(tmp_path: Path) -> None:
     async with moody("deploy") as agent, ground(tmp_path) as here:
-        with pytest.raises(InvalidInput, match="environment variable ABSENT, which is not set"):
-            await here.listed.add({"url": agent.url, "token": "env:ABSENT"})
+        with pytest.raises(InvalidInput, match="variable DRAGOMAN_AGENT_ABSENT, which is not set"):
+            await here.listed.add({"url": agent.url, "token": "env:DRAGOMAN_AGENT_ABSENT"})
         assert not agent.served.requests and not here.registry.all()
 
 
@@ -97,38 +107,161 @@ async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out
 @pytest.mark.parametrize(
     ("make", "name", "said"),
     [
-        (lambda home: None, "none", "no such file"),
-        (lambda home: (home / "d").mkdir(), "d", "no regular file"),
-        (lambda home: os.mkfifo(home / "pipe", 0o600), "pipe", "no regular file"),
-        (lambda home: (home / "t").write_text("x"), "t", "chmod 600"),
-        (lambda home: private(home / "t", "x" * 9_000), "t", "more than 8192 bytes"),
-        (lambda home: private(home / "t", "two\nlines"), "t", "visible ASCII"),
-        (lambda home: private(home / "t", ""), "t", "visible ASCII"),
-        (lambda home: private(home / "hub.key"), "hub.key", "hub's own"),
-        (lambda home: private(home / "hub.db"), "hub.db", "hub's own"),
-        (lambda home: private(home / "env"), "./env", "hub's own"),
-        (lambda home: private(home.parent / "out"), "../out", "outside"),
-        (lambda home: private(home.parent / "out"), "sub/../../out", "no such file|outside"),
-        (lambda home: (home / "l").symlink_to(private(home.parent / "o")), "l", "outside"),
-        (lambda home: None, "/etc/hostname", "outside|no such file"),
+        (lambda home: None, "tokens/none", "no such file"),
+        (lambda home: (home / "tokens/d").mkdir(), "tokens/d", "no regular file"),
+        (lambda home: os.mkfifo(home / "tokens/pipe", 0o600), "tokens/pipe", "no regular file"),
+        (lambda home: (home / "tokens/t").write_text("x"), "tokens/t", "chmod 600"),
+        (lambda home: private(home / "tokens/t", "x" * 9_000), "tokens/t", "more than 8192 bytes"),
+        (lambda home: private(home / "tokens/t", "two\nlines"), "tokens/t", "visible ASCII"),
+        (lambda home: private(home / "tokens/t", ""), "tokens/t", "visible ASCII"),
+        (
+            lambda home: (home / "tokens/l").symlink_to(private(home.parent / "o")),
+            "tokens/l",
+            "outside",
+        ),
+        (
+            lambda home: (home / "tokens/l").symlink_to(private(home / "hub.key")),
+            "tokens/l",
+            "outside",
+        ),
     ],
 )
-def test_a_file_that_is_not_private_or_not_in_the_home_is_no_token(
+def test_a_file_that_is_not_private_or_not_a_file_of_tokens_is_no_token(
     tmp_path: Path, make: Callable[[Path], object], name: str, said: str
 ) -> None:
     home = tmp_path / "home"
-    home.mkdir()
+    (home / "tokens").mkdir(parents=True)
     make(home)
-    credentials = Credentials("ops", f"file:{name}", {}, {}, home, anywhere=False)
+    below = home.resolve() / "tokens"
+    credentials = Credentials("ops", f"file:{name}", {}, {}, home, files_below=below)
     with pytest.raises(ConfigError, match=said) as caught:
         credentials.values()
     assert 'agent "ops"' in str(caught.value) and SECRET not in str(caught.value)
 
 
-def test_whoever_writes_the_configuration_may_point_anywhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("env:AWS_SECRET_ACCESS_KEY", 'add "AWS_SECRET_ACCESS_KEY" to credential_env below'),
+        ("env:dragoman_agent_x", "begins with DRAGOMAN_AGENT_"),
+        ("env:LISTED2", 'add "LISTED2"'),
+        ("file:env", "file:tokens/NAME"),
+        ("file:env.bak", "file:tokens/NAME"),
+        ("file:servers/github/home/.config/tok", "file:tokens/NAME"),
+        ("file:tokens", "file:tokens/NAME"),
+        ("file:tokens/../hub.key", "file:tokens/NAME"),
+        ("file:tokens2/x", "file:tokens/NAME"),
+        ("file:../tokens/x", "file:tokens/NAME"),
+        ("file:/etc/hostname", "file:tokens/NAME"),
+    ],
+)
+def test_the_api_may_refer_only_to_what_is_meant_for_agents(
+    tmp_path: Path, reference: str, said: str
+) -> None:
+    rules = ReferenceRules(["LISTED"], tmp_path)
+    for allowed in ("env:LISTED", "env:DRAGOMAN_AGENT_X", "file:tokens/a/b", "file:tokens/x"):
+        rules.check(allowed)
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        rules.check(reference)
+
+
+def test_the_operator_may_refer_to_any_file(tmp_path: Path) -> None:
     outside = private(tmp_path / "outside")
     home = tmp_path / "home"
     home.mkdir()
-    credentials = Credentials("ops", f"file:{outside}", {}, {}, home, anywhere=True)
+    credentials = Credentials("ops", f"file:{outside}", {}, {}, home, files_below=Path("/"))
     assert credentials.values() == {"authorization": f"Bearer {SECRET}"}
     assert SECRET not in str(credentials.headers)
+    for name in ("hub.key", "hub.db", "env"):
+        private(home / name)
+        own = Credentials("ops", f"file:{name}", {}, {}, home, files_below=Path("/"))
+        with pytest.raises(ConfigError, match="hub's own"):
+            own.values()
+
+
+async def test_a_refused_reference_sends_nothing_and_tells_nothing(tmp_path: Path) -> None:
+    """By registering, by registering again and by changing."""
+    async with (
+        moody("deploy") as agent,
+        ground(tmp_path, lookup={"VENDOR": SECRET, "DRAGOMAN_AGENT_A": "a"}) as here,
+    ):
+        refused = []
+        for name in ("VENDOR", "NOT_SET"):
+            for body in ({"token": f"env:{name}"}, {"headers": {"Cookie": f"Bearer ${{{name}}}"}}):
+                with pytest.raises(InvalidInput) as caught:
+                    await here.listed.add({"url": agent.url, **body})
+                refused.append(str(caught.value).replace(name, "NAME"))
+        assert len(set(refused)) == 1 and not agent.served.requests
+        await here.listed.add({"url": agent.url, "token": "env:DRAGOMAN_AGENT_A"})
+        for act in (
+            here.listed.add({"url": agent.url, "token": "env:VENDOR"}),
+            here.listed.change("moody", {"token": "env:VENDOR"}),
+            here.listed.change("moody", {"token": None, "headers": {"X": "${VENDOR}"}}),
+        ):
+            with pytest.raises(InvalidInput, match="credential_env"):
+                await act
+        await here.listed.refetch("moody")
+        assert {one.headers.get("authorization") for one in agent.served.requests} == {"Bearer a"}
+        assert SECRET not in str([one.headers for one in agent.served.requests])
+
+
+async def test_a_reference_goes_only_to_the_origin_it_was_first_registered_for(
+    tmp_path: Path,
+) -> None:
+    """Also after the agent was removed and the hub was started again."""
+    variables = {"DRAGOMAN_AGENT_OPS": SECRET}
+    private(tmp_path / "tokens" / "ops")
+    async with moody("deploy") as agent, moody("steal") as thief:
+        async with ground(tmp_path, lookup=variables) as here:
+            body = {"url": agent.url, "token": "env:DRAGOMAN_AGENT_OPS"}
+            await here.listed.add({**body, "headers": {"X-Key": "${DRAGOMAN_AGENT_OPS}"}})
+            await here.listed.remove("moody")
+            await here.listed.add({"url": agent.url, "token": "file:tokens/ops"})
+            await here.listed.remove("moody")
+        async with ground(tmp_path, lookup=variables) as here:
+            for given in (
+                {"token": "env:DRAGOMAN_AGENT_OPS"},
+                {"headers": {"X-Key": "${DRAGOMAN_AGENT_OPS}"}},
+                {"token": "file:tokens/ops"},
+                {"token": "file:tokens/.//ops"},
+            ):
+                with pytest.raises(InvalidInput, match=f"is kept for {agent.url}"):
+                    await here.listed.add({"url": thief.url, **given})
+            await here.listed.add({"url": f"{agent.url}/", "token": "file:tokens/ops"})
+            with pytest.raises(InvalidInput, match='"url" is none of'):
+                await here.listed.change("moody", {"url": thief.url})
+        assert not thief.served.requests
+        # The operator says otherwise in config.toml.
+        written = external("thief", thief.url, token='"env:DRAGOMAN_AGENT_OPS"')
+        async with ground(tmp_path, written, lookup=variables) as here:
+            await here.registry.settled()
+            assert thief.served.requests[-1].headers["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_a_stored_agent_whose_reference_is_not_allowed_is_kept_and_not_used(
+    tmp_path: Path,
+) -> None:
+    """As a version of the hub that allowed every variable has stored it."""
+    async with moody("deploy", name="Ops") as agent, moody("b", name="Other") as other:
+        store = RegistryStore(tmp_path)
+        for name, url in (("Ops", agent.url), ("Other", other.url)):
+            entry = ExternalAgent(name=name, url=url, token="env:VENDOR")
+            store.save(stored(registered(entry, 1.0)))
+        store.close()
+        async with ground(tmp_path, lookup={"VENDOR": SECRET}) as here:
+            row = here.one("ops")
+            assert (row["health"], row["enabled"]) == ("unknown", True) and not row["tools"]
+            assert "is not used" in row["reason"] and "credential_env" in row["reason"]
+            assert [one["refused"] for one in here.side.status()["remote"]] == [True, True]
+            changed = await here.listed.change("ops", {"trustLevel": "trusted"})
+            assert "credential_env" in changed["reason"] and not agent.served.requests
+            await here.listed.refetch("ops")
+            again = await here.listed.change("ops", {"token": None})
+            assert again["health"] == "healthy" and agent.served.requests
+            assert "authorization" not in agent.served.requests[-1].headers
+        allowed = 'credential_env = ["VENDOR"]\n'
+        async with ground(tmp_path, bridge=allowed, lookup={"VENDOR": SECRET}) as here:
+            await here.registry.settled()
+            assert here.one("other")["health"] == "healthy"
+            assert other.served.requests[-1].headers["authorization"] == f"Bearer {SECRET}"
+            await here.listed.change("ops", {"token": "env:VENDOR"})  # it was there before

@@ -52,7 +52,7 @@ def test_what_is_given_becomes_an_entry_in_either_spelling() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"token": "sk-12345678"}, "never as it is.*env:NAME.*file:PATH"),
+        ({"token": "sk-12345678"}, "never as it is.*env:NAME.*file:tokens"),
         ({"token": "Bearer x"}, "never as it is"),
         ({"token": "env:NO-NAME"}, "never as it is"),
         ({"token": 7}, "never as it is"),

@@ -13,6 +13,10 @@ import pytest
 from tests.cli.terminal import Terminal
 from tests.peers.process import HttpPeer
 
+from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.rows import registered, stored
+from dragoman.stores.registry import RegistryStore
+
 pytestmark = pytest.mark.promise("R10")
 
 A2A = "[a2a]\nenabled = true\n"
@@ -74,10 +78,10 @@ def agent() -> Iterator[Card]:
 
 def test_an_agent_is_added_shown_trusted_refreshed_and_removed(terminal: Terminal) -> None:
     terminal.configure(config=A2A)
-    terminal.env = {"OPS_TOKEN": "t0p-s3cret"}
+    terminal.env = {"DRAGOMAN_AGENT_OPS": "t0p-s3cret"}
     terminal.up()
     with agent() as far:
-        added = terminal.run("agents", "add", far.url, "--token", "env:OPS_TOKEN")
+        added = terminal.run("agents", "add", far.url, "--token", "env:DRAGOMAN_AGENT_OPS")
         assert added.code == 0, added.err
         said = 'agent "Vercel Ops" is registered: healthy, 2 tools under vercel_ops.'
         assert added.out.strip() == said
@@ -113,6 +117,36 @@ def test_an_agent_is_added_shown_trusted_refreshed_and_removed(terminal: Termina
         assert "no agents are registered" in terminal.run("agents").out
 
 
+def test_a_credential_that_is_not_meant_for_agents_is_refused_and_the_remedy_is_said(
+    terminal: Terminal,
+) -> None:
+    terminal.configure(config=A2A)
+    terminal.env = {"AWS_SECRET_ACCESS_KEY": "CANARY", "DRAGOMAN_AGENT_OPS": "for-ops"}
+    with agent() as far:
+        entry = ExternalAgent(name="Old", url=far.url, token="env:AWS_SECRET_ACCESS_KEY")
+        store = RegistryStore(terminal.home)  # as an earlier version has written it
+        store.save(stored(registered(entry, 1.0)))
+        store.close()
+        terminal.up()
+        for reference in ("env:AWS_SECRET_ACCESS_KEY", "env:NOT_THERE"):
+            refused = terminal.run("agents", "add", far.url, "--name", "new", "--token", reference)
+            name = reference[4:]
+            assert refused.code == 2
+            assert f'add "{name}" to credential_env below [bridge] in config.toml' in refused.err
+        for command in (("agents",), ("status",), ("doctor",)):
+            told = terminal.run(*command)
+            assert 'add "AWS_SECRET_ACCESS_KEY" to credential_env' in told.out, told
+            assert "CANARY" not in told.out + told.err
+        assert far.seen == []
+        added = terminal.run(
+            *("agents", "add", far.url, "--name", "new", "--token", "env:DRAGOMAN_AGENT_OPS")
+        )
+        assert added.code == 0, added.err
+        assert set(far.seen) == {"Bearer for-ops"}
+    taught = " ".join(terminal.run("agents", "add", "--help").out.split())
+    assert "begins with DRAGOMAN_AGENT_ or is in [bridge] credential_env" in taught
+
+
 @pytest.mark.promise("R9")
 def test_what_an_agent_has_changed_is_held_until_it_is_approved(terminal: Terminal) -> None:
     terminal.configure(config=A2A)
@@ -146,7 +180,11 @@ def test_without_a_hub_it_works_the_same_and_what_was_added_stays(terminal: Term
         (("add", "http://127.0.0.1:9", "--token", "sk-123"), 2, "env:NAME"),
         (("add", "http://127.0.0.1:9", "--header", "X-Key: abc"), 2, "${NAME}"),
         (("add", "http://127.0.0.1:9", "--header", "nonsense"), 2, "NAME: ${VARIABLE}"),
-        (("add", "http://127.0.0.1:9", "--token", "env:ABSENT"), 2, "ABSENT, which is not set"),
+        (
+            ("add", "http://127.0.0.1:9", "--token", "env:DRAGOMAN_AGENT_NO"),
+            2,
+            "NO, which is not set",
+        ),
         (("trust", "x", "system"), 2, "external"),
         (("remove", "nobody"), 5, "no registered agent"),
         (("show", "x", "--card", "--cards"), 2, "exclude each other"),
@@ -171,5 +209,5 @@ def test_the_help_teaches(terminal: Terminal) -> None:
     told = terminal.run("agents", "--help").out
     for command in ("add", "list", "show", "refresh", "remove", "trust", "approve"):
         assert command in told
-    assert "dragoman agents add https://" in told and "env:OPS_TOKEN" in told
+    assert "dragoman agents add https://" in told and "env:DRAGOMAN_AGENT_OPS" in told
     assert "never given here" in terminal.run("agents", "add", "--help").out

@@ -81,7 +81,7 @@ class Served:
 
 @asynccontextmanager
 async def served(home: Path, config: str = "", enabled: bool = True) -> AsyncIterator[Served]:
-    async with ground(home, config, lookup={"TOKEN": "t0ken"}) as here:
+    async with ground(home, config, lookup={"DRAGOMAN_AGENT_X": "t0ken"}) as here:
         here.hub.authorizer = Judge()
         source = here.listed if enabled else None
         part = AgentsApi(here.hub, source, here.audit)
@@ -120,7 +120,9 @@ async def test_who_has_changed_the_registry_is_in_the_audit(tmp_path: Path) -> N
 
 async def test_an_agent_is_registered_shown_changed_looked_at_and_removed(tmp_path: Path) -> None:
     async with moody("deploy", name="Vercel Ops") as agent, served(tmp_path) as hub:
-        status, row = await hub.ask("POST", PATH, {"url": agent.url, "token": "env:TOKEN"})
+        status, row = await hub.ask(
+            "POST", PATH, {"url": agent.url, "token": "env:DRAGOMAN_AGENT_X"}
+        )
         assert status == 200 and row["name"] == "Vercel Ops" and row["health"] == "healthy"
         assert set(row) >= {
             *("id", "orgId", "name", "slug", "url", "trustLevel", "health", "reachable", "card"),
@@ -175,11 +177,11 @@ async def test_a_guest_knows_of_no_agent_that_is_hidden_and_of_no_credential(
         moody("b", name="Hidden") as two,
         served(tmp_path) as hub,
     ):
-        await hub.ask("POST", PATH, {"url": one.url, "token": "env:TOKEN"})
+        await hub.ask("POST", PATH, {"url": one.url, "token": "env:DRAGOMAN_AGENT_X"})
         await hub.ask("POST", PATH, {"url": two.url})
         _, listed = await hub.ask("GET", PATH, who="guest")
         assert [row["name"] for row in listed["agents"]] == ["Open"]
-        assert "TOKEN" not in json.dumps(listed) and "credentials" not in listed["agents"][0]
+        assert "AGENT_X" not in json.dumps(listed) and "credentials" not in listed["agents"][0]
         for path in (f"{PATH}/hidden", f"{PATH}/hidden/cards", f"{PATH}/hidden/cards?n=1"):
             status, told = await hub.ask("GET", path, who="guest")
             assert status == 404
@@ -187,7 +189,7 @@ async def test_a_guest_knows_of_no_agent_that_is_hidden_and_of_no_credential(
         status, told = await hub.ask("GET", f"{PATH}/open/cards?n=1", who="guest")
         assert status == 403 and "admin" in told["error"]["message"]  # it may be held
         _, boss = await hub.ask("GET", f"{PATH}/open")
-        assert boss["credentials"] == {"token": "env:TOKEN", "headers": []}
+        assert boss["credentials"] == {"token": "env:DRAGOMAN_AGENT_X", "headers": []}
 
 
 async def test_what_cannot_be_done_is_said_with_its_status(tmp_path: Path) -> None:

@@ -91,6 +91,14 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
         float,
         Meta(gt=0, le=86_400, description="Seconds between two looks at an agent's health."),
     ] = 30
+    credential_env: Annotated[
+        list[Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]],
+        Meta(
+            max_length=1_000,
+            description="Variables that agents registered by the API or the command line may use "
+            "as credentials, beside those that begin with DRAGOMAN_AGENT_.",
+        ),
+    ] = []
     keep_dispatches: Annotated[
         int, Meta(ge=100, le=10_000_000, description="How many past dispatches are kept.")
     ] = 100_000

@@ -1,28 +1,79 @@
-"""What an agent of others is shown to prove who asks: kept as references, looked up when it leaves.
+"""The credentials of external agents: stored as references, resolved when a request leaves.
 
-`env:NAME` and `${NAME}` are in the environment or the home's env file, `file:PATH` is a private
-file. To whom such a header goes the client decides, which sends it to the registered origin alone;
-here its value is put in. Nothing of this is ever shown.
+`env:NAME` and `${NAME}` name a variable of the environment or of the home's env file, `file:PATH`
+names a private file. The operator may refer to anything in config.toml; the API may refer only to
+what the operator set aside for agents (`ReferenceRules`). The A2A client sends the headers to the
+registered origin alone; this module fills in their values. No value is ever shown.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dragoman.core.errors import ConfigError, Unreachable
+from dragoman.a2a.config import ExternalAgent
+from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
 from dragoman.core.ports import HttpClient, Reply
 
 MAX_FILE_BYTES = 8 * 1024
 HELD = "(held)"
 """What stands for a value until it leaves."""
+ENV_PREFIX = "DRAGOMAN_AGENT_"
+"""Variables whose names begin so are meant for agents."""
+TOKENS = "tokens"
+"""The folder of the home whose files are meant for agents."""
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 _OWN = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
 """Files of the home that are somebody else's secrets."""
+
+
+class ReferenceRules:
+    """The references that agents registered by the API may use."""
+
+    def __init__(self, names: Iterable[str], home: Path) -> None:
+        """`names` are the variables that the operator listed in config.toml."""
+        self._names = frozenset(names)
+        self._home = home
+
+    def check(self, reference: str) -> None:
+        """Raises `InvalidInput` for a reference that is not allowed, and looks at nothing: the
+        error is the same whether or not the variable or the file exists."""
+        kind, _, name = reference.partition(":")
+        if kind == "env" and not (name.startswith(ENV_PREFIX) or name in self._names):
+            raise InvalidInput(
+                "agents registered by the API or the command line may not use the variable "
+                f'"{name}": add "{name}" to credential_env below [bridge] in config.toml and '
+                "restart the hub, or put the value under a name that begins with "
+                f"{ENV_PREFIX} into the hub's env file. See docs/registry.md"
+            )
+        if kind == "file" and not self.normalize(reference).startswith(f"file:{TOKENS}/"):
+            raise InvalidInput(
+                "agents registered by the API or the command line may only use files below "
+                f'"{TOKENS}" in the hub\'s home: put the token there, mode 600, and give '
+                f"file:{TOKENS}/NAME. See docs/registry.md"
+            )
+
+    def normalize(self, reference: str) -> str:
+        """One spelling for each file; case is folded, since some file systems ignore it."""
+        kind, _, name = reference.partition(":")
+        if kind != "file":
+            return reference
+        path = posixpath.normpath(posixpath.join(str(self._home), name))
+        return f"file:{posixpath.relpath(path, str(self._home))}".casefold()
+
+    def find_in(self, entry: ExternalAgent) -> list[str]:
+        """The normalized references of an agent's token and headers."""
+        headers = entry.headers
+        lines = headers.values() if isinstance(headers, dict) else headers
+        found = [f"env:{name}" for line in lines for name in _REFERENCE.findall(line)]
+        if entry.token is not None:
+            found.append(self.normalize(entry.token))
+        return list(dict.fromkeys(found))
 
 
 class Credentials:
@@ -34,16 +85,16 @@ class Credentials:
         lookup: Mapping[str, str],
         home: Path,
         *,
-        anywhere: bool,
+        files_below: Path,
     ) -> None:
-        """`anywhere` says whether a file may be outside of the home: whoever wrote the
-        configuration can read it anyway, whoever uses the API perhaps not."""
+        """A file must be below `files_below` once all links are resolved: `/` for the operator's
+        own agents, the home's tokens folder for those registered by the API."""
         self._whose = f'agent "{agent}"'
         self._token = token
         self._headers = {name.lower(): value for name, value in headers.items()}
         self._lookup = lookup
         self._home = home
-        self._anywhere = anywhere
+        self._files_below = files_below
 
     @property
     def headers(self) -> dict[str, str]:
@@ -84,8 +135,8 @@ class Credentials:
         try:
             home = self._home.resolve(strict=True)
             path = (home / name).resolve(strict=True)
-            if not self._anywhere and not path.is_relative_to(home):
-                raise self._unfit(name, "it is outside of the hub's home")
+            if not path.is_relative_to(self._files_below):
+                raise self._unfit(name, f'it is outside of "{self._files_below}"')
             if path.parent == home and (path.name in _OWN or path.suffix == ".db"):
                 raise self._unfit(name, "it is one of the hub's own")
             # Not to wait where it turns out to be a pipe.

@@ -9,7 +9,7 @@ from typing import Any
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.discovery import shown
-from dragoman.a2a.health import REACHED, TRUST, UNKNOWN, Watch
+from dragoman.a2a.health import REACHED, TRUST, UNKNOWN
 from dragoman.a2a.registry import AgentStore, Member, Registry
 from dragoman.a2a.rows import card_shown, row_shown, when
 from dragoman.core.agents import MESSAGE, tool_name
@@ -106,7 +106,7 @@ class Listed:
         row, watch = member.row, member.watch
         peer = watch.peer if watch is not None else None
         raw = peer.found.raw if peer is not None else self._last_card(row.id)
-        told = {**row_shown(row), **_state(watch)}
+        told = {**row_shown(row), **_state(member)}
         offered = self._catalog.offered_by(member.name)
         if secret:
             told |= card_shown(raw, peer.card if peer is not None else None, whole=whole)
@@ -132,7 +132,11 @@ class Listed:
 
     def status(self) -> list[dict[str, Any]]:
         """In short, for whoever looks at the hub as a whole."""
-        return [_status(member) for member in self._registry.all() if member.watch is not None]
+        return [
+            _status(member)
+            for member in self._registry.all()
+            if member.watch is not None or member.refusal
+        ]
 
 
 def difference(before: str, after: str) -> str:
@@ -179,23 +183,26 @@ def _admitted(offered: Sequence[Tool]) -> dict[str, Any] | None:
 
 
 def _status(member: Member) -> dict[str, Any]:
-    told = _state(member.watch)
+    told = _state(member)
     peer = member.watch.peer if member.watch is not None else None
     return {
         "name": member.name,
         "url": shown(member.row.entry.url),
         "state": told["health"],
         "reason": told["reason"],
+        "refused": bool(member.refusal),
         "dialect": told["dialect"],
         "skills": len(peer.card["skills"]) if peer is not None else 0,
         "findings": told["findings"],
     }
 
 
-def _state(watch: Watch | None) -> dict[str, Any]:
+def _state(member: Member) -> dict[str, Any]:
+    watch = member.watch
     if watch is None:
         nothing = dict.fromkeys(("latencyMs", "lastFetchedAt", "lastSeenAt", "dialect"))
-        said = {"health": UNKNOWN, "reason": "it is disabled", "reachable": False, "held": ""}
+        reason = f"it is not used: {member.refusal}" if member.refusal else "it is disabled"
+        said = {"health": UNKNOWN, "reason": reason, "reachable": False, "held": ""}
         return {**said, **nothing, "findings": []}
     health, peer = watch.health, watch.peer
     return {

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.discovery import Found, shown
+from dragoman.a2a.credentials import ReferenceRules
+from dragoman.a2a.discovery import Found, origin_of, shown
 from dragoman.a2a.errors import A2aError
 from dragoman.a2a.health import UNKNOWN, CardPins, Watch, Watched
 from dragoman.a2a.rows import (
@@ -73,12 +74,19 @@ class AgentStore(Protocol):
 
     def card(self, agent: str, digest: str) -> bytes | None: ...
 
+    def bind(self, reference: str, origin: str) -> None:
+        """The credential may be sent to that origin. A binding outlives its agent."""
+
+    def bound_origins(self, reference: str) -> list[str]: ...
+
 
 class Member:
     def __init__(self, row: Row) -> None:
         self.row = row
         self.watch: Watch | None = None
-        """None for one that is not enabled."""
+        """None for one that is not enabled, or refused."""
+        self.refusal = ""
+        """Why the hub keeps the agent but does not use it."""
 
     @property
     def name(self) -> str:
@@ -96,6 +104,7 @@ class Registry:
         pins: CardPins,
         changed: Callable[[], None],
         every: float,
+        references: ReferenceRules,
     ) -> None:
         """`make` makes the target of an entry and its source; `others` are the kinds and names of
         all else that tools are called by, servers and the hub's own agents; `changed` is called
@@ -107,6 +116,7 @@ class Registry:
         self._pins = pins
         self._facts_changed = changed
         self._every = every
+        self._references = references
         self._members: dict[str, Member] = {}
         """By slug."""
         self._joining = 0
@@ -121,17 +131,30 @@ class Registry:
         """Those of the configuration first: a name that is in both is theirs."""
         now = time.time()
         for entry in entries:
+            self._bind(entry)
             self._load(configured(entry, now))
         for kept in self._store.rows():
             try:
-                self._load(from_stored(kept))
+                row = from_stored(kept)
             except InvalidInput as error:
                 log.error("%s; the hub runs without it", error)
+                continue
+            self._bind(row.entry)
+            self._load(row, self._refusal(row.entry))
 
-    def _load(self, row: Row) -> None:
+    def _refusal(self, entry: ExternalAgent) -> str:
+        """Why a stored agent is not used: another version of the hub accepted its references."""
+        try:
+            self._check_references(entry)
+        except InvalidInput as error:
+            log.error('agent "%s" is not used: %s', entry.name, error)
+            return str(error)
+        return ""
+
+    def _load(self, row: Row, refusal: str = "") -> None:
         try:
             self._check_free(row.entry.name, row.slug)
-            self._join(row)
+            self._join(row, refusal)
         except (ConfigError, AmbiguousName) as error:
             self.failures[row.entry.name] = str(error)
             log.error("%s; the hub runs without it", error)
@@ -152,10 +175,11 @@ class Registry:
         watches = [one.watch for one in self._members.values() if one.watch is not None]
         await asyncio.gather(*(watch.stop() for watch in watches), return_exceptions=True)
 
-    def _join(self, row: Row) -> Member:
+    def _join(self, row: Row, refusal: str = "") -> Member:
         """Makes its target and its watch; nothing is done yet."""
         member = Member(row)
-        if row.entry.enabled:
+        member.refusal = refusal
+        if row.entry.enabled and not refusal:
             agent = self._make(row.entry, row.source)
             member.watch = Watch(
                 agent,
@@ -180,6 +204,30 @@ class Registry:
 
     def _told(self, name: str, state: str, reason: str) -> None:
         self._bus.emit(AgentChanged(name, state, reason))
+
+    # --- credentials -----------------------------------------------------------------------------
+
+    def _check_references(self, entry: ExternalAgent) -> None:
+        """A reference must be allowed, and goes only to the origin it was first registered for:
+        who may register agents must not be able to have a credential sent to another host."""
+        origin = _origin_text(entry.url)
+        for reference in self._references.find_in(entry):
+            self._references.check(reference)
+            bound = self._store.bound_origins(reference)
+            if bound and origin not in bound:
+                raise InvalidInput(
+                    f'"{reference}" is kept for {" and ".join(bound)}, where it was registered '
+                    f"first, and is not sent to {origin}: put the credential for {origin} under "
+                    "another name, or write the agent into config.toml. See docs/registry.md"
+                )
+
+    def _bind(self, entry: ExternalAgent) -> None:
+        for reference in self._references.find_in(entry):
+            self._store.bind(reference, _origin_text(entry.url))
+
+    def refused(self) -> dict[str, str]:
+        """The agents that are kept but not used, and why."""
+        return {one.name: one.refusal for one in self._members.values() if one.refusal}
 
     # --- names -----------------------------------------------------------------------------------
 
@@ -227,6 +275,7 @@ class Registry:
     async def add(self, body: Mapping[str, Any]) -> Member:
         """Registering what is there already looks at it again."""
         values = given(body)
+        self._check_references(entry_of(values, values.get("name", "(new)")))
         known = self._same(values["url"], values.get("name"))
         if known is not None:
             return await self._again(known, values)
@@ -263,6 +312,8 @@ class Registry:
         if known is not None:  # meanwhile
             return known
         self._check_free(row.entry.name, row.slug)
+        self._check_references(row.entry)  # another registration may have bound them meanwhile
+        self._bind(row.entry)
         self._store.save(stored(row))
         member = self._join(row)
         log.info('agent "%s" at %s is registered', member.name, shown(row.entry.url))
@@ -317,6 +368,7 @@ class Registry:
                     "[[a2a.external_agents]]"
                 )
             entry = changed(old.entry, body)
+            refusal = self._refusal_after(member, entry)
             row = replace(old, entry=entry, updated=time.time())
             self._store.save(stored(row))
             fields = entry.__struct_fields__
@@ -327,14 +379,24 @@ class Registry:
                 if "pin" in differs:
                     member.watch.repin()
                 return member
-            return await self._replaced(member, row)
+            return await self._replaced(member, row, refusal)
 
-    async def _replaced(self, member: Member, row: Row) -> Member:
+    def _refusal_after(self, member: Member, entry: ExternalAgent) -> str:
+        """A refused agent may be changed in other respects and stays refused. Raises `InvalidInput`
+        for new references that are not allowed."""
+        old = member.row.entry
+        if member.refusal and (entry.token, entry.headers) == (old.token, old.headers):
+            return member.refusal
+        self._check_references(entry)
+        self._bind(entry)
+        return ""
+
+    async def _replaced(self, member: Member, row: Row, refusal: str) -> Member:
         if member.watch is not None:
             await member.watch.stop()
-        member = self._join(row)
+        member = self._join(row, refusal)
         if member.watch is None:
-            self._told(member.name, UNKNOWN, "it was disabled")
+            self._told(member.name, UNKNOWN, refusal or "it was disabled")
         self._begin(member)
         return member
 
@@ -372,3 +434,11 @@ class Registry:
     def all(self) -> list[Member]:
         """Those of the configuration first, in its order."""
         return list(self._members.values())
+
+
+def _origin_text(url: str) -> str:
+    origin = origin_of(url)
+    if origin is None:
+        return shown(url)
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    return f"{origin.scheme}://{host}:{origin.port}"

@@ -168,9 +168,10 @@ def _value(key: str, value: Any) -> Any:
 def _check_token(value: Any) -> None:
     if value is not None and not (isinstance(value, str) and _TOKEN.fullmatch(value)):
         raise InvalidInput(
-            "a token is given by reference, never as it is: put it into the hub's environment or "
-            "the env file in its home and give env:NAME, or into a private file in its home and "
-            "give file:PATH"
+            "a token is given by reference, never as it is: put it into the env file in the hub's "
+            "home as DRAGOMAN_AGENT_NAME=… and give env:DRAGOMAN_AGENT_NAME (any env:NAME that is "
+            "in [bridge] credential_env will do), or into a private file below tokens/ in its home "
+            "and give file:tokens/NAME"
         )
 
 
@@ -185,8 +186,9 @@ def _headers(value: Any) -> dict[str, str]:
         if not isinstance(said, str) or not _VALUE.fullmatch(said):
             raise InvalidInput(
                 f'the value of header "{name}" is given by reference, never as it is: put it into '
-                "the hub's environment or the env file in its home and give ${NAME}, perhaps "
-                "behind a word such as Bearer"
+                "the env file in the hub's home as DRAGOMAN_AGENT_NAME=… and give "
+                "${DRAGOMAN_AGENT_NAME} (any ${NAME} that is in [bridge] credential_env will do), "
+                "perhaps behind a word such as Bearer"
             )
     return {name.lower(): said for name, said in value.items()}
 

@@ -29,6 +29,9 @@ def agents(found: Situation) -> Iterator[Finding]:
         elif far["state"] == "degraded":
             said = f"it is degraded: {clean(far['reason'])}"
             yield Finding(name, "warning", said, f'dragoman agents show "{who}"')
+        elif far.get("refused"):
+            fix = "allow the reference as it says and restart the hub, or: dragoman agents remove"
+            yield Finding(name, "problem", clean(far["reason"]), f'{fix} "{who}"')
         else:
             said = f"it is {far['state']}: {clean(far['reason'] or 'it is being looked for')}"
             fix = f'see that it runs and its url is right, then: dragoman agents refresh "{who}"'

@@ -33,7 +33,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
     \b
     dragoman agents add https://agents.example.com/ops           register it by its address
-    dragoman agents add https://… --token env:OPS_TOKEN          with a key, by reference
+    dragoman agents add https://… --token env:DRAGOMAN_AGENT_OPS with a key, by reference
     dragoman agents                                              all of them, and how they are
     dragoman agents show "Vercel Ops"                            one: card, skills, tools, history
     dragoman agents refresh ops                                  look at it now
@@ -109,10 +109,11 @@ def _looked_at(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
 @click.argument("url")
 @click.option("--name", help="What it is called here; default: as its card says.")
 @click.option("--token", metavar="env:NAME|file:PATH",
-              help="The bearer token, by reference: a variable of the hub's environment or of the "
-              "env file in its home, or a private file in its home.")  # fmt: skip
+              help="The bearer token, by reference: a variable whose name begins with "
+              "DRAGOMAN_AGENT_ or is in [bridge] credential_env of config.toml, or a private file "
+              "below tokens/ in the hub's home (file:tokens/NAME).")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: ${VARIABLE}'",
-              help="A header with a secret, by reference.")  # fmt: skip
+              help="A header with a secret, by reference to such a variable.")  # fmt: skip
 @click.option("--trust", type=click.Choice(["external", "trusted"]), default=None,
               help="How far it is trusted; default external.")  # fmt: skip
 @click.option("--pin", type=click.Choice(["strict", "first", "off"]), default=None,
@@ -145,11 +146,17 @@ def add(
     \b
     dragoman agents add https://agents.example.com/vercel-ops
     dragoman agents add http://localhost:9999 --name local --trust trusted
-    dragoman agents add https://a.example.com --token env:A_TOKEN
-    dragoman agents add https://a.example.com --header 'X-Api-Key: ${A_KEY}'
+    dragoman agents add https://a.example.com --token env:DRAGOMAN_AGENT_A
+    dragoman agents add https://a.example.com --header 'X-Api-Key: ${DRAGOMAN_AGENT_A}'
+    dragoman agents add https://a.example.com --token file:tokens/a
 
     Nothing is kept unless the agent is found and its card can be read. To register it again looks
-    at it again. Secrets are never given here, only where they are.
+    at it again.
+
+    Secrets are never given here, only where they are: put the line DRAGOMAN_AGENT_A=… into the file
+    env of the hub's home. A variable of another name must be listed in config.toml, as
+    credential_env = ["A_TOKEN"] below [bridge]. A reference is sent only to the scheme, host and
+    port that it was first registered for.
     """
     body: dict[str, Any] = {"url": url}
     options = {"name": name, "token": token, "trust": trust, "pin": pin, "wire": wire}

@@ -36,6 +36,13 @@ MIGRATIONS = (
     );
     CREATE INDEX cards_by_number ON cards (agent, number);
     """,
+    """
+    CREATE TABLE credential_origins (
+        reference TEXT NOT NULL,
+        origin TEXT NOT NULL,
+        PRIMARY KEY (reference, origin)
+    ) WITHOUT ROWID;
+    """,
 )
 
 MAX_CARDS = 50
@@ -70,6 +77,24 @@ class RegistryStore:
         """And its cards."""
         self._write("DELETE FROM agents WHERE id = ?", (id,))
         self._write("DELETE FROM cards WHERE agent = ?", (id,))
+
+    # --- where credentials may be sent -----------------------------------------------------------
+
+    def bind(self, reference: str, origin: str) -> None:
+        self._write(
+            "INSERT OR IGNORE INTO credential_origins (reference, origin) VALUES (?, ?)",
+            (reference, origin),
+        )
+
+    def bound_origins(self, reference: str) -> list[str]:
+        try:
+            found = self._db.execute(
+                "SELECT origin FROM credential_origins WHERE reference = ? ORDER BY origin",
+                (reference,),
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
+        return [origin for (origin,) in found]
 
     # --- cards -----------------------------------------------------------------------------------
 

@@ -44,7 +44,8 @@ OPERATIONS: list[tuple[Any, ...]] = [
     (
         _AGENTS,
         "post",
-        "Register an agent: url, and name, token (env:NAME or file:PATH), headers (${NAME}), "
+        "Register an agent: url, and name, token (env:NAME or file:tokens/NAME), headers "
+        "(${NAME}), "
         "trust, pin, wire, allow_private, timeout_secs",
         "Object",
         [400, 403, 404, 409, 503],
