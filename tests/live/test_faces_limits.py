@@ -15,7 +15,7 @@ import pytest
 from tests.live.conftest import RunningHub
 from tests.live.lasting import lasting_hub, rss, text_of
 from tests.live.unix_client import UnixClient
-from tests.peers import wire
+from tests.peers import http_seeds, wire
 from tests.peers.process import server_entry
 
 LIMIT = 10 * 1024 * 1024
@@ -89,6 +89,16 @@ def test_a_length_that_is_absurd_is_refused_at_once(hub: RunningHub) -> None:
         client.write(b"Content-Length: 99999999999999\r\n\r\n{")
         with pytest.raises(EOFError):
             client.read()
+
+
+@pytest.mark.promise("N1")
+def test_connect_is_refused_at_once_and_everybody_else_is_served(hub: RunningHub) -> None:
+    port = int(hub.url.rpartition(":")[2])
+    for request in http_seeds.CONNECTS:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+            raw.sendall(request)
+            raw.recv(4096)
+        assert wire.get(hub.url + "/healthz", timeout=5).status == 200
 
 
 @pytest.mark.promise("N1", "F5")

@@ -92,6 +92,8 @@ class App:
                 wanted = fields.get(b"access-control-request-headers", b"")
                 request.extra.append((b"access-control-allow-headers", _allowed(wanted)))
                 return Response(204, b"", "text/plain")
+        if b"content-encoding" in fields and not _is_plain(fields):
+            return _ENCODED
         try:
             request.principal = self._auth.principal(fields)
         except HubError as error:
@@ -124,7 +126,9 @@ class OwnerApp:
 
     def admit(self, request: Request) -> bool:
         request.principal = self._owner
-        return True
+        if b"content-encoding" in request.fields and not _is_plain(request.fields):
+            request.refusal = _ENCODED
+        return request.refusal is None
 
     def answer(self, request: Request) -> Awaitable[None]:
         return serve(request, self._mounts, self._api, self._under)
@@ -188,6 +192,17 @@ def reply(request: Request, response: Response) -> None:
 def _twice(repeated: frozenset[bytes]) -> set[bytes]:
     return {name for name in repeated if name in ONCE or name.startswith(MIRRORED)}
 
+
+def _is_plain(fields: Mapping[bytes, bytes]) -> bool:
+    return fields[b"content-encoding"].lower() in (b"", b"identity")
+
+
+_ENCODED = Response(
+    415,
+    problem(415, "a body is taken as it is: send it without Content-Encoding").body,
+    "application/json",
+    [(b"accept-encoding", b"identity")],
+)
 
 _UNAUTHORIZED = Response(
     401,

@@ -50,6 +50,7 @@ class Application(Protocol):
     def answer(self, request: Request) -> Awaitable[None]: ...
 
 
+_NONE: frozenset[bytes] = frozenset()
 _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
@@ -88,8 +89,10 @@ class Connection(asyncio.Protocol):
         self._in_head = True
         self._idle = False
         """Between two requests."""
-        self._offer = b""
-        """The head of a request that offers another protocol, without the offer."""
+        self._without_offer = b""
+        """The head of a request that offers another protocol, written again without the offer."""
+        self._repeated_before: frozenset[bytes] = frozenset()
+        """The headers that such a head repeats; the one that is written again has them joined."""
 
     # --- asyncio.Protocol ----------------------------------------------------------------------
 
@@ -124,7 +127,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._feed_again(data[offer.args[0] :])
+            self._feed_after_upgrade(memoryview(data)[offer.args[0] :])
         except httptools.HttpParserError:
             self._refuse(400, b"that is no HTTP request")
         if self._ends():
@@ -139,16 +142,22 @@ class Connection(asyncio.Protocol):
     def _ends(self) -> bool:
         return self._closing
 
-    def _feed_again(self, rest: bytes) -> None:
-        """After an offer of h2c, which Java's client and curl make. llhttp takes the head for the
-        whole request then, so it is read again without the offer."""
-        while True:
-            head, self._offer = self._offer, b""
+    def _feed_after_upgrade(self, rest: memoryview) -> None:
+        """Goes on after a request that offers h2c, as curl and Java's client do. llhttp takes such
+        a head for the whole request; it is parsed once more without the offer, then comes `rest`.
+        Every turn of the loop takes the head of a request out of `rest`, so it ends."""
+        while not self._closing:
+            head, self._without_offer = self._without_offer, b""
             self._parser = httptools.HttpRequestParser(self)
             try:
-                self._parser.feed_data(head + rest)
+                self._parser.feed_data(head)
+            except httptools.HttpParserError:  # another upgrade included: it had none to offer
+                self._refuse(400, b"that is no HTTP request")
+                return
+            try:
+                self._parser.feed_data(rest)
             except httptools.HttpParserUpgrade as offer:
-                rest = (head + rest)[offer.args[0] :]
+                rest = rest[max(1, offer.args[0]) :]
             except httptools.HttpParserError:
                 self._refuse(400, b"that is no HTTP request")
                 return
@@ -209,18 +218,28 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self._closing:
+            return  # what follows a refused request in the same packet
         if self._parser.should_upgrade():
-            self._offer = _without_offer(self._parser, self._url, self._fields)
+            self._decline_upgrade()
+            return
+        if b"transfer-encoding" in self._fields and not self._is_chunked_only():
             return
         if self._head_bytes > HEAD_BYTES and _size(self._url, self._fields) > HEAD_BYTES:
             self._refuse(431, b"the head of the request is too long")
             return
         self._head_bytes = 0
         parser = self._parser
-        keep = parser.should_keep_alive() and not self._closing
+        keep = parser.should_keep_alive()
+        if not keep and parser.get_http_version() not in ("1.1", "1.0"):
+            self._refuse(505, b"this is a server for HTTP/1.1")
+            return
         request = Request(self, parser.get_method().decode("latin-1"), self._url, keep)
         request.fields = self._fields
         request.repeated = self._repeated
+        if self._repeated_before:
+            request.repeated |= self._repeated_before
+            self._repeated_before = _NONE
         request.kept = self._app.admit(request)
         if not request.kept:  # the answer need not wait for what is thrown away
             self._ready(request)
@@ -235,6 +254,21 @@ class Connection(asyncio.Protocol):
             self._ready(request)
         elif b"expect" in self._fields and self._continues():
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _decline_upgrade(self) -> None:
+        """No other protocol is spoken here; the request itself is served all the same (RFC 9110,
+        7.8), except for CONNECT, which llhttp reports as an upgrade whatever its headers say."""
+        if self._parser.get_method() == b"CONNECT":
+            self._refuse(405, b"this is no proxy", b"allow: GET, POST, PATCH, DELETE, OPTIONS\r\n")
+            return
+        self._without_offer = _without_offer(self._parser, self._url, self._fields)
+        self._repeated_before = self._repeated
+
+    def _is_chunked_only(self) -> bool:
+        if self._fields[b"transfer-encoding"].lower() == b"chunked":
+            return True
+        self._refuse(501, b"of transfer codings, only chunked is understood")
+        return False
 
     def _continues(self) -> bool:
         """Whether the sender waits to be told that its body is wanted."""
@@ -263,7 +297,7 @@ class Connection(asyncio.Protocol):
             self._body += body
 
     def on_message_complete(self) -> None:
-        if self._offer:
+        if self._without_offer:
             return
         self._unfinished = False
         self._head_bytes = 0
@@ -346,11 +380,11 @@ class Connection(asyncio.Protocol):
         if not self._queue:
             self._transport.resume_reading()
 
-    def _refuse(self, status: int, text: bytes) -> None:
+    def _refuse(self, status: int, text: bytes, headers: bytes = b"") -> None:
         self._closing = True
         if self._current is None:
             head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            self.write(STATUS[status] + head % (len(text) + 1) + text + b"\n")
+            self.write(STATUS[status] + headers + head % (len(text) + 1) + text + b"\n")
         self._close()
 
     # --- writing, timing, ending -----------------------------------------------------------------
@@ -430,6 +464,8 @@ def _without_offer(
     version = parser.get_http_version().encode()
     lines = [b"%b %b HTTP/%b\r\n" % (parser.get_method(), url, version)]
     lines += [b"%b: %b\r\n" % pair for pair in fields.items() if pair[0] not in _OFFERING]
+    if version == b"1.1" and not parser.should_keep_alive():
+        lines.append(b"connection: close\r\n")
     return b"".join(lines) + b"\r\n"
 
 
