@@ -48,6 +48,7 @@ OURS: dict[str, set[str]] = {
     "dragoman.policy_files": {"dragoman"},
     "dragoman.policy_answers": {"dragoman"},
     "dragoman.bus_side": {"dragoman"},
+    "dragoman.store_side": {"dragoman"},
     "dragoman.place": {"dragoman.config", "dragoman.core"},
     "dragoman.agent": {"dragoman.agents"},  # the names that functions import
     "dragoman.process": set(),

@@ -42,12 +42,14 @@ from dragoman.mcp.sse import SseFace
 from dragoman.mcp.stdio import Connection
 from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
-from dragoman.place import ConfigWatch, key_of, lookup_of
+from dragoman.place import ConfigWatch, lookup_of
 from dragoman.policy.pinning import OFF, STRICT
-from dragoman.stores.audit import SqliteAudit
+from dragoman.store_side import StoreSide
 from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
 from dragoman.stores.verify import Verdict, verify
+from dragoman.stores.witness import NAMES as STORE_NAMES
+from dragoman.stores.witness import Loss, accept_losses, survey
 from dragoman.web.api import Api
 from dragoman.web.app import App, Mounted, OwnerApp, Under
 from dragoman.web.auth import Authenticator, Names
@@ -58,6 +60,7 @@ from dragoman.web.sockets import is_loopback, tcp_socket, unix_socket
 
 __all__ = [
     "LOG_FORMAT",
+    "STORE_NAMES",
     "A2aClient",
     "A2aError",
     "AuditReader",
@@ -65,11 +68,14 @@ __all__ = [
     "Instance",
     "KeyRecord",
     "KeyStore",
+    "Loss",
     "Record",
     "Verdict",
+    "accept_losses",
     "host",
     "policy_files",
     "run",
+    "survey",
     "verify",
 ]
 
@@ -98,11 +104,10 @@ class Instance:
         self._lookup = lookup_of(place)
 
         with contextlib.ExitStack() as undo:  # this process may try again
-            key = key_of(place)
-            self.keys = KeyStore(place)
-            undo.callback(self.keys.close)
-            self.audit = SqliteAudit(place, durable=config.audit.durable)
-            undo.callback(self.audit.close)
+            self.stores = StoreSide(place, config)
+            undo.callback(self.stores.close)
+            self.keys, self.audit = self.stores.keys, self.stores.audit
+            key = self.stores.witness.key
             self.guards = GuardSide(place, config, key, self.keys, self.audit, self._pin_of)
             undo.callback(self.guards.close)
             self.hub, self.bus = self.guards.hub, self.guards.bus
@@ -163,6 +168,7 @@ class Instance:
             guards.policies.touch,
         )
         undo.callback(self.agents.close_stores)
+        self.stores.enroll()
         self.listeners = BusSide(
             self.place, self.hub, config.bus.plugins, config.bridge.keep_dispatches
         )
@@ -231,8 +237,13 @@ class Instance:
                 mode=self.mode,
             ),
         )
-        following = self.watch.follow(self._apply, self.guards.policies.look)
-        self._tasks = [loop.create_task(following), loop.create_task(self._prune())]
+        following = self.watch.follow(self._apply, self._look)
+        loops = (following, self._prune(), self.stores.keep_checkpoints())
+        self._tasks = [loop.create_task(each) for each in loops]
+
+    async def _look(self) -> None:
+        await self.guards.policies.look()
+        await self.stores.look()
 
     def _connection(self) -> Connection:
         return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio, self._settled)
@@ -299,8 +310,7 @@ class Instance:
         for path in home.socket_paths(str(self.place)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        self.audit.close()
-        self.keys.close()
+        self.stores.close()
 
     async def _concluded(self) -> None:
         while self.audit.unfinished:
@@ -360,6 +370,7 @@ class Instance:
             },
             "config_problem": self.watch.problem,
             "policies": self.guards.policies.brief(),
+            "store_problems": self.stores.problems(),
         }
 
     def server_log(self, name: str) -> str | None:

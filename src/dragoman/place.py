@@ -1,5 +1,5 @@
-"""The files of a home that a running hub goes by: its key, its `env`, and its configuration, which
-is followed while it changes."""
+"""The files of a home that its operator writes: `env`, and the configuration, which is followed
+while the hub runs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.2
 """How often the files are looked at."""
-
-
-def key_of(place: Path) -> bytes:
-    """The home's own secret, made at the first start."""
-    file = place / "hub.key"
-    try:
-        key = file.read_bytes()
-    except FileNotFoundError:
-        key = os.urandom(32)
-        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "wb") as out:
-            out.write(key)
-    if len(key) != 32:
-        raise ConfigError(f"{file} is damaged; delete it, and clients begin new sessions")
-    return key
 
 
 def lookup_of(place: Path) -> dict[str, str]:

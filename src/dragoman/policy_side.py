@@ -252,6 +252,9 @@ class PolicySide:
     ) -> dict[str, Any]:
         """`then` tells what will be there: it is tried before anything is done."""
         async with self._changing:
+            if not self.policies.snapshot.default and not self.folder.exists:
+                # A new folder would begin with the default policies, which permit more.
+                raise Full(f'the folder of policies "{self.folder.path}" is gone: put it back')
             checked = await self._checked(then())
             if checked.snapshot is None:
                 return judged(checked)

@@ -42,7 +42,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import Client
-from dragoman.stores.tasks import BUSY_SECONDS, MemoryTasks, SqliteTasks
+from dragoman.stores.tasks import MemoryTasks, SqliteTasks
 from dragoman.web import http1
 from dragoman.web.listener import Listener
 from dragoman.web.sockets import tcp_socket
@@ -184,26 +184,19 @@ async def test_numbers_of_a_kind_of_their_own_keep_no_task_of_others_from_being_
     store.close()
 
 
-def test_a_store_that_another_program_holds_is_waited_for_once(tmp_path: Path) -> None:
+def test_a_store_that_another_program_holds_refuses_and_goes_on_afterwards(tmp_path: Path) -> None:
     store = SqliteTasks(tmp_path)
     change = TaskChange(0, "one", ME, "working", 1.0, 1.0, {}, ())
     push = StoredPush(1, "hook", {}, 0, 0, 0.0, "")
     other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    begun = time.monotonic()
     for _ in range(10):
         with pytest.raises(Full, match="locked"):
             store.save([change])
         with pytest.raises(Full, match="locked"):
             store.save_push(push)
-    assert time.monotonic() - begun < 10 * BUSY_SECONDS  # each for itself: 20 times
     other.execute("ROLLBACK")
     [(key, _)] = store.save([change])
-    other.execute("BEGIN IMMEDIATE")
-    begun = time.monotonic()
-    with pytest.raises(Full, match="locked"):  # and then it is patient again
-        store.save_push(push)
-    assert time.monotonic() - begun > BUSY_SECONDS / 2
     other.close()
     assert [task.key for task in store.load()] == [key]
     store.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import ConfigError
-from dragoman.stores.sqlite import open_store, open_to_read
+from dragoman.stores.sqlite import Writer, find_damage, open_store, open_to_read
 
 ONE = "CREATE TABLE people (name TEXT);\nINSERT INTO people VALUES ('ada');"
 TWO = "ALTER TABLE people ADD COLUMN born INTEGER;"
@@ -106,3 +106,41 @@ def test_what_is_opened_to_read_cannot_be_written(tmp_path: Path) -> None:
         open_to_read(tmp_path / "none.db", 1)
     with pytest.raises(ConfigError, match="newer dragoman"):
         open_to_read(path, 0)
+
+
+def test_a_writer_waits_once_for_another_program_and_not_again_until_it_can_write(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "held.db"
+    db = open_store(path, [ONE], busy_seconds=0.02)
+    writer = Writer(db, path, 0.02)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert pragma(db, "busy_timeout") == 20
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="locked"), writer.transaction():
+            raise AssertionError
+        assert pragma(db, "busy_timeout") == 0
+    other.execute("ROLLBACK")
+    with writer.transaction():
+        db.execute("INSERT INTO people VALUES ('grace')")
+    assert pragma(db, "busy_timeout") == 20
+    with pytest.raises(ZeroDivisionError), writer.transaction():
+        db.execute("DELETE FROM people")
+        _ = 1 / 0
+    assert db.execute("SELECT count(*) FROM people").fetchone() == (2,)
+    other.close()
+    db.close()
+
+
+def test_damage_is_found_without_changing_anything(tmp_path: Path) -> None:
+    path = tmp_path / "some.db"
+    db = open_store(path, [ONE])
+    db.executemany("INSERT INTO people VALUES (?)", [("x" * 500,)] * 100)
+    db.close()
+    assert find_damage(path, 10) == ""
+    data = path.read_bytes()
+    path.write_bytes(data[:8192] + b"\xff" * 4096 + data[12288:])
+    assert find_damage(path, 10)
+    path.write_bytes(b"no database at all" * 100)
+    assert "not a database" in find_damage(path, 10)

@@ -74,7 +74,7 @@ class Sending:
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f'task "{stored.id[:100]}" in tasks.db cannot be read ({error!r}); restore it from '
-                "a backup, or move it away and start again"
+                "a backup, or move it away and go on without: dragoman stores accept-loss tasks"
             ) from error
 
     def take(

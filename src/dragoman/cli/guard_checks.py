@@ -45,7 +45,7 @@ def policies(found: Situation) -> Iterator[Finding]:
         yield Finding("policies", "warning", said, 'mode = "enforce", once the audit looks right')
     if not judged["policies"]:
         said = f"{folder.path} has none, so nothing is permitted, to you neither"
-        yield Finding("policies", "problem", said, "write some there, or delete the folder")
+        yield Finding("policies", "problem", said, "write some there: dragoman policy --help")
         return
     yield Finding("policies", "ok", f"{judged['policies']} in {folder.path} can be used")
 

@@ -284,6 +284,8 @@ def status(home: str | None, as_json: bool) -> None:
         print("  policies  in shadow mode: recorded, not enforced")
     if policies["problem"]:
         print(f"  problem   {clean(policies['problem'])}; see: dragoman policy check")
+    for problem in state.get("store_problems", ()):
+        print(f"  problem   {clean(problem)}")
     if state["config_problem"]:
         print(f"  problem   config.toml as it is now is not used: {state['config_problem']}")
     if servers["connected"] + len(servers["starting"]) < servers["total"]:

@@ -34,6 +34,7 @@ COMMANDS = {
     "policy": ("dragoman.cli.policy", "policy", "Who may call what: files, checks, questions."),
     "keys": ("dragoman.cli.keys", "keys", "Keys for callers over HTTP."),
     "audit": ("dragoman.cli.audit", "audit", "The record of every call, and its proof."),
+    "stores": ("dragoman.cli.stores", "stores", "The databases of the home, and lost ones."),
     "doctor": ("dragoman.cli.doctor", "doctor", "What is wrong, and how to fix it."),
     "mcp": ("dragoman.cli.main", "mcp", "What an IDE starts (see: dragoman mcp --help)."),
 }

@@ -109,7 +109,7 @@ def state_of(folder: Path) -> State:
 
 def _gone(folder: Path) -> Finding:
     words = (
-        f"the folder {folder} is gone or cannot be read: put it back, or start the hub anew to "
-        "have the default policies"
+        f"the folder {folder} is gone or cannot be read: put it back; to have the default "
+        "policies instead, stop the hub and run: dragoman stores accept-loss policies"
     )
     return Finding(ERROR, "", 0, "", words)

@@ -50,15 +50,14 @@ from dragoman.stores.chain import (
     walk,
 )
 from dragoman.stores.journal import JOURNAL, MAX_BODY, Journal, read_journal
-from dragoman.stores.sqlite import open_store
+from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, OpenFile, open_store
 from dragoman.stores.verify import departure, rows_after
 
 log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 0.02
 PAUSE_SECONDS = 0.25
-"""How long calls are refused unasked after a failed write: each try may block the loop for BUSY."""
-BUSY_MILLISECONDS = 100
+"""How long calls are refused unasked after a failed write: each try may block the loop a moment."""
 PRUNE_BATCH = 250
 CHECKPOINT_PAGES = 4000
 BACKSTOP_PAGES = 16_000
@@ -69,10 +68,14 @@ REFUSED = b'{"outcome":"refused","error":"Full","duration_ms":0}'
 class SqliteAudit:
     """An `AuditLog` in the files `audit.*` of the hub's home."""
 
-    def __init__(self, home: Path, *, durable: bool = False) -> None:
+    def __init__(
+        self, home: Path, *, durable: bool = False, broken: tuple[int, str] | None = None
+    ) -> None:
+        """`broken` tells of a loss that files alone cannot show: how many entries there were, and
+        what happened. It is recorded as a break."""
         self.commits = 0
         self._home = home
-        self._path = str(home / DATABASE)
+        self._broken = broken
         self._durable = durable
         self._encode = msgspec.json.Encoder().encode
         self._pending: list[tuple[str, int | None, float, bytes]] = []
@@ -132,6 +135,31 @@ class SqliteAudit:
         """Whether a call has begun whose outcome is still to come."""
         return bool(self._running)
 
+    @property
+    def tip(self) -> Tip:
+        """Where the chain ends."""
+        return Tip(self._seq, self._mac)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether there is something that the database does not have."""
+        return bool(self._pending or self._unsaved)
+
+    def sync(self) -> bool:
+        """Waits until what the database has is on the disk; whether that went well. May be called
+        from another thread."""
+        try:
+            _copy_log(self._home / DATABASE)
+            head = os.open(self._home / HEAD, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(head)
+            finally:
+                os.close(head)
+        except (OSError, sqlite3.Error) as error:
+            log.warning("the audit could not be brought to the disk: %s", error)
+            return False
+        return True
+
     def flush(self) -> None:
         """Puts all there is in the database now; raises `Full` when that cannot be done."""
         if not self._save():
@@ -180,12 +208,13 @@ class SqliteAudit:
         if fresh:
             # At once, so that a key or entries without a head are never our own doing.
             os.pwrite(self._head, self._seal.tip(FIRST_HEAD, *ORIGIN), 0)
-        self._db = open_store(path, MIGRATIONS, durable=self._durable)
+        self._db = open_store(
+            path, MIGRATIONS, durable=self._durable, busy_seconds=LOOP_BUSY_SECONDS
+        )
         self._journal = Journal(self._home)
         try:
-            self._db.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
             self._db.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
-            self._inode = path.stat().st_ino
+            self._file = OpenFile(path)
             self._begin(lost_key)
             if not self._save():
                 raise OSError(self._failure)
@@ -209,6 +238,8 @@ class SqliteAudit:
             problem: str | None = "the key was missing, so nothing before this entry can be proved"
         else:
             problem = departure(self._db, self._seal, record, left)
+        lost, told = self._broken or (0, None)
+        problem = told or problem
         end = tail(self._db)
         waiting = rows_after(end, left)
         try:
@@ -223,7 +254,7 @@ class SqliteAudit:
             # Above whatever head and journal have seen, so that no number is given twice.
             head = self._seal.read_tip(HEADS, record)
             trailer = self._seal.read_tip(TRAILERS, left.trailer) if left else None
-            self._seq = max(tip.seq for tip in (end, head, trailer) if tip is not None)
+            self._seq = max(lost, *(tip.seq for tip in (end, head, trailer) if tip is not None))
             os.ftruncate(self._head, 0)
             self._pending.append((BREAK, None, time.time(), self._encode({"problem": problem})))
         elif left is None:
@@ -301,7 +332,7 @@ class SqliteAudit:
         if not count and self._failure is None:
             return True
         try:
-            self._check_place()
+            self._file.check()
             insert(self._db, self._unsaved)
             self._unsaved.clear()
             self._move_ends()
@@ -334,11 +365,6 @@ class SqliteAudit:
             f'the call was refused: the audit in "{self._home}" cannot be written '
             f"({self._failure}); calls are made again as soon as it can"
         )
-
-    def _check_place(self) -> None:
-        """A file that was removed takes writes for ever, and nobody can read them."""
-        if os.stat(self._path).st_ino != self._inode:
-            raise OSError(f"{DATABASE} was replaced while the hub runs; restart the hub")
 
     def _prune_batch(self, before: float, max_entries: int) -> int:
         if not self._save():
@@ -408,11 +434,15 @@ def _open_head(home: Path) -> int:
     raise ConfigError(f'another hub writes the audit in "{home}"; end it, or use another home')
 
 
+def _copy_log(path: Path) -> None:
+    # `rw`, or a database that was taken away would be made anew.
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+
 def _checkpoint(path: Path) -> None:
     try:
-        # `rw`, or a database that was taken away would be made anew.
-        uri = f"{path.absolute().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        _copy_log(path)
     except sqlite3.Error as error:
         log.warning("the audit's log could not be copied into its database: %s", error)

@@ -33,7 +33,7 @@ from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
 from dragoman.core.verbs import CANCELLED as CANCELLED_CODE
 from dragoman.core.verbs import CRASHED, FAILED, code_of, denied, iso, session_in
-from dragoman.stores.sqlite import open_store
+from dragoman.stores.sqlite import OpenFile, open_store
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +200,7 @@ class Dispatches:
                 open_store, home / DATABASE, MIGRATIONS, busy_seconds=BUSY_SECONDS
             )
             self._db = opened.result()
+            self._file = OpenFile(home / DATABASE)
         except BaseException:
             self._thread.shutdown()
             raise
@@ -262,6 +263,7 @@ class Dispatches:
 
     def _insert(self, group: Sequence[Seen]) -> None:
         rows = [_row(_dispatch(seen)) for seen in group]
+        self._file.check()
         try:
             self._db.execute("BEGIN IMMEDIATE")
             whole = len(rows) - len(rows) % AT_ONCE

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import Full, InvalidInput, NotFound
-from dragoman.stores.sqlite import open_store
+from dragoman.stores.sqlite import BUSY_SECONDS, OpenFile, open_store
 
 DATABASE = "hub.db"
 MIGRATIONS = (
@@ -90,12 +90,15 @@ class KeyRecord:
 
 
 class KeyStore:
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._path = home / DATABASE
-        self._db = open_store(self._path, MIGRATIONS)
+        self._db = open_store(self._path, MIGRATIONS, busy_seconds=busy_seconds)
+        self._file = OpenFile(self._path)
         self._by_id: dict[str, KeyRecord] = {}
         self._version = -1
         self._looked = 0.0
+        self.were_made = False
+        """Whether there were keys once, whatever the database says now."""
         self._load()
 
     def create(
@@ -178,7 +181,7 @@ class KeyStore:
         """Whether a key was ever made, revoked and expired ones too."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._look()
-        return bool(self._by_id)
+        return self.were_made or bool(self._by_id)
 
     def list(self) -> tuple[KeyRecord, ...]:
         """All of them, in the order of their names."""
@@ -193,6 +196,7 @@ class KeyStore:
         if now - self._looked < pause:
             return
         try:
+            self._file.check()  # keys that are revoked elsewhere would not be seen here
             changed = self._data_version() != self._version
         except sqlite3.Error as error:
             raise self._unreadable(error) from error

@@ -13,11 +13,10 @@ from typing import Any
 
 from dragoman.core.errors import Full
 from dragoman.core.ports import Pin, PinChange, PinDecision
-from dragoman.stores.sqlite import open_store
+from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, open_store
 
 DATABASE = "pins.db"
 MAX_DECISIONS = 100_000
-BUSY_SECONDS = 0.5
 
 MIGRATIONS = (
     """
@@ -65,7 +64,8 @@ class SqlitePins:
 
     def __init__(self, home: Path) -> None:
         self._path = home / DATABASE
-        self._db = open_store(self._path, MIGRATIONS, busy_seconds=BUSY_SECONDS)
+        self._db = open_store(self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS)
+        self._writer = Writer(self._db, self._path, LOOP_BUSY_SECONDS)
         self.commits = 0
 
     def load(self, target: str | None) -> list[Pin]:
@@ -105,23 +105,12 @@ class SqlitePins:
 
     def _write(self, orders: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> None:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            for order, rows in orders:
-                self._db.executemany(order, rows)
-            self._db.execute("COMMIT")
+            with self._writer.transaction():
+                for order, rows in orders:
+                    self._db.executemany(order, rows)
         except sqlite3.Error as error:
             raise Full(f'"{self._path}" cannot be written ({error})') from error
-        finally:
-            self._roll_back()
         self.commits += 1
-
-    def _roll_back(self) -> None:
-        """What was begun and did not come to its end."""
-        try:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-        except sqlite3.Error:
-            pass  # then it is none any more
 
 
 def _row(pin: Pin) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import Full
-from dragoman.stores.sqlite import open_store
+from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, open_store
 
 DATABASE = "registry.db"
 MIGRATIONS = (
@@ -53,7 +53,8 @@ MAX_CARD_BYTES = 4 * 1024 * 1024
 class RegistryStore:
     def __init__(self, home: Path) -> None:
         self._path = home / DATABASE
-        self._db = open_store(self._path, MIGRATIONS)
+        self._db = open_store(self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS)
+        self._writer = Writer(self._db, self._path, LOOP_BUSY_SECONDS)
 
     def rows(self) -> list[dict[str, Any]]:
         """In the order of their slugs."""
@@ -75,8 +76,12 @@ class RegistryStore:
 
     def delete(self, id: str) -> None:
         """And its cards."""
-        self._write("DELETE FROM agents WHERE id = ?", (id,))
-        self._write("DELETE FROM cards WHERE agent = ?", (id,))
+        try:
+            with self._writer.transaction():
+                self._db.execute("DELETE FROM agents WHERE id = ?", (id,))
+                self._db.execute("DELETE FROM cards WHERE agent = ?", (id,))
+        except sqlite3.Error as error:
+            raise self._unwritable(error) from error
 
     # --- where credentials may be sent -----------------------------------------------------------
 
@@ -101,19 +106,16 @@ class RegistryStore:
     def keep_card(self, agent: str, digest: str, card: bytes, at: float) -> None:
         """One that was there before is the newest again, and is kept once."""
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute(
-                "INSERT INTO cards (agent, digest, seen_at, number, card) VALUES (?, ?, ?, "
-                "(SELECT coalesce(max(number), 0) + 1 FROM cards WHERE agent = ?), ?) "
-                "ON CONFLICT (agent, digest) DO UPDATE SET seen_at = excluded.seen_at, "
-                "number = excluded.number",
-                (agent, digest, at, agent, card),
-            )
-            self._drop_old(agent)
-            self._db.execute("COMMIT")
+            with self._writer.transaction():
+                self._db.execute(
+                    "INSERT INTO cards (agent, digest, seen_at, number, card) VALUES (?, ?, ?, "
+                    "(SELECT coalesce(max(number), 0) + 1 FROM cards WHERE agent = ?), ?) "
+                    "ON CONFLICT (agent, digest) DO UPDATE SET seen_at = excluded.seen_at, "
+                    "number = excluded.number",
+                    (agent, digest, at, agent, card),
+                )
+                self._drop_old(agent)
         except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             raise self._unwritable(error) from error
 
     def _drop_old(self, agent: str) -> None:
@@ -154,7 +156,8 @@ class RegistryStore:
 
     def _write(self, statement: str, values: tuple[Any, ...]) -> None:
         try:
-            self._db.execute(statement, values)
+            with self._writer.transaction():
+                self._db.execute(statement, values)
         except sqlite3.Error as error:
             raise self._unwritable(error) from error
 

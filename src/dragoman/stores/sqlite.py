@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dragoman.core.errors import ConfigError
 
 BUSY_SECONDS = 2.0
+LOOP_BUSY_SECONDS = 0.02
+"""How long a connection of the event loop waits for a database that is locked: another connection
+of the hub has it for less. For another program nobody waits: see `Writer`."""
 
 
 def open_store(
@@ -26,12 +31,13 @@ def open_store(
     """The database at `path`, made if there is none, its tables brought forward by `migrations`.
 
     A commit survives kill -9; with `durable` it survives a loss of power too, and costs an fsync.
-    Transactions are begun and ended by hand.
+    Transactions are begun and ended by hand. `busy_seconds` is how long the connection waits for a
+    lock once it is open; to open it waits for BUSY_SECONDS.
     """
     db: sqlite3.Connection | None = None
     try:
         _keep_private(path)
-        db = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None)
+        db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
         _check_version(db, path, len(migrations))
         if db.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
             raise ConfigError(f'"{path}" must be on a local file system: SQLite cannot log there')
@@ -39,6 +45,7 @@ def open_store(
         db.execute("PRAGMA foreign_keys=ON")
         db.execute("PRAGMA trusted_schema=OFF")
         _migrate(db, migrations)
+        _set_busy(db, busy_seconds)
     except (OSError, sqlite3.Error) as error:
         if db is not None:
             db.close()
@@ -48,6 +55,68 @@ def open_store(
             db.close()
         raise
     return db
+
+
+def _set_busy(db: sqlite3.Connection, seconds: float) -> None:
+    db.execute(f"PRAGMA busy_timeout={int(seconds * 1000)}")
+
+
+class OpenFile:
+    """The file of a database that is open. A file that was removed takes writes for ever, and
+    nobody can read them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._inode = os.stat(path).st_ino
+
+    def check(self) -> None:
+        """Raises `sqlite3.OperationalError` if it was removed or replaced. One system call."""
+        try:
+            if os.stat(self._path).st_ino == self._inode:
+                return
+            what = "was replaced"
+        except OSError:
+            what = "is gone"
+        name = os.path.basename(self._path)
+        raise sqlite3.OperationalError(
+            f"{name} {what} while the hub runs; put it back, or restart the hub"
+        )
+
+
+class Writer:
+    """Write transactions of a connection that the event loop uses. Once it has waited in vain for
+    another program that holds the database, it does not wait again until a write succeeds."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
+        self._db = db
+        self._file = OpenFile(path)
+        self._busy_seconds = busy_seconds
+        self._waits = True
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; raises `sqlite3.Error`."""
+        db = self._db
+        try:
+            self._file.check()
+            db.execute("BEGIN IMMEDIATE")
+            yield
+            db.execute("COMMIT")
+        except BaseException as error:
+            try:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+            except sqlite3.Error:
+                pass  # then there is none any more
+            if isinstance(error, sqlite3.Error):
+                self._wait(False)
+            raise
+        self._wait(True)
+
+    def _wait(self, waits: bool) -> None:
+        if waits is not self._waits:
+            self._waits = waits
+            _set_busy(self._db, self._busy_seconds if waits else 0)
 
 
 def open_to_read(path: Path, known: int) -> sqlite3.Connection:
@@ -120,12 +189,39 @@ def _statements(script: str) -> Iterator[str]:
         yield statement
 
 
+def is_damage(error: Exception) -> bool:
+    name: str = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+def find_damage(path: Path, seconds: float) -> str:
+    """What is wrong with the database, found without changing it; empty if nothing was found within
+    `seconds`."""
+    until = time.monotonic() + seconds
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+            db.set_progress_handler(lambda: time.monotonic() > until, 10_000)
+            found = db.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        return str(error) if is_damage(error) else ""
+    return "" if found is None or found[0] == "ok" else str(found[0])
+
+
+def advise(path: Path) -> str:
+    """What can be done about a database that cannot be read."""
+    if path.name == "dispatches.db":
+        return "restore it from a backup, or move it away: the audit has what was in it"
+    name = "keys" if path.name == "hub.db" else path.stem
+    return (
+        "restore it from a backup, or move it away and go on without what was in it: "
+        f"dragoman stores accept-loss {name}"
+    )
+
+
 def _why(path: Path, error: Exception) -> str:
-    if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return (
-            f'"{path}" is damaged or is no database ({error}); restore it from a backup, '
-            "or move it away and start again"
-        )
+    if is_damage(error):
+        return f'"{path}" is damaged or is no database ({error}); {advise(path)}'
     if not path.parent.is_dir():
         return f'"{path}" cannot be opened: there is no directory "{path.parent}"'
     return f'"{path}" cannot be opened ({error}); check who may write there and the space left'

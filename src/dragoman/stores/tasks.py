@@ -18,13 +18,12 @@ from dragoman.core.errors import ConfigError, Full
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
-from dragoman.stores.sqlite import open_store
+from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, advise, open_store
 
 DATABASE = "tasks.db"
 MAX_DEPTH = 100
 PIECE_BYTES = 256 * 1024
 """A piece that is longer is made of one entry: so a long log can be read bit by bit."""
-BUSY_SECONDS = 0.5
 
 T = TypeVar("T")
 
@@ -125,12 +124,11 @@ class SqliteTasks:
 
     def __init__(self, home: Path, *, durable: bool = False) -> None:
         self._path = home / DATABASE
-        self._db = open_store(self._path, MIGRATIONS, durable=durable, busy_seconds=BUSY_SECONDS)
+        busy = LOOP_BUSY_SECONDS
+        self._db = open_store(self._path, MIGRATIONS, durable=durable, busy_seconds=busy)
+        self._writer = Writer(self._db, self._path, busy)
         self._gone: list[int] = []
         """Deleted, and not yet so in the database."""
-        self._waits = True
-        """Whether it waits for another program that holds the database: once in vain is enough, for
-        all others wait meanwhile."""
         self.statements = 0
 
     def load(self) -> list[StoredTask]:
@@ -169,29 +167,21 @@ class SqliteTasks:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> ConfigError:
-        return ConfigError(
-            f'"{self._path.name}" cannot be read ({error}); restore it from a backup, or move it '
-            "away and start again"
-        )
+        return ConfigError(f'"{self._path.name}" cannot be read ({error}); {advise(self._path)}')
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         db = self._db
         saved: list[tuple[int, int]] = []
         written = [(change, _written(change.about), _pieces(change.entries)) for change in changes]
         try:
-            db.execute("BEGIN IMMEDIATE")
-            self.statements += 2
-            if self._gone:
-                self._delete()
-            for change, about, pieces in written:
-                saved.append(self._change(db, change, about, pieces))
-            db.execute("COMMIT")
+            with self._writer.transaction():
+                self.statements += 2
+                if self._gone:
+                    self._delete()
+                for change, about, pieces in written:
+                    saved.append(self._change(db, change, about, pieces))
         except (sqlite3.Error, OverflowError) as error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            self._wait(False)
             raise Full(f"the task cannot be stored ({error}); see {self._path.name}") from error
-        self._wait(True)
         self._gone.clear()
         return saved
 
@@ -246,18 +236,11 @@ class SqliteTasks:
 
     def _one(self, statement: str, values: tuple[Any, ...]) -> None:
         try:
-            self._db.execute(statement, values)
+            with self._writer.transaction():
+                self._db.execute(statement, values)
             self.statements += 1
-            self._wait(True)
         except (sqlite3.Error, OverflowError) as error:
-            self._wait(False)
             raise Full(f"it cannot be stored ({error}); see {self._path.name}") from error
-
-    def _wait(self, waits: bool) -> None:
-        if waits is not self._waits:
-            self._waits = waits
-            milliseconds = int(BUSY_SECONDS * 1_000) if waits else 0
-            self._db.execute(f"PRAGMA busy_timeout={milliseconds}")
 
     def close(self) -> None:
         try:

@@ -1,0 +1,69 @@
+"""What a running hub, and the next start, do when a store of the home is taken away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.live.conftest import RunningHub
+from tests.peers import wire
+
+WAIT_SECONDS = 20.0
+
+
+def status_without_key(hub: RunningHub) -> int:
+    return wire.get(f"{hub.url}/api/policies").status
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_hub_whose_keys_were_lost_never_opens(
+    hub: Callable[..., RunningHub], short_tmp: Path
+) -> None:
+    home = short_tmp / "home"
+    first = hub(home=home)
+    made = first.command("keys", "create", "laptop", "--role", "owner")
+    assert made.returncode == 0
+    until(lambda: status_without_key(first) == 401)
+    assert first.stop() == 0
+    (home / "hub.db").unlink()
+    refused = first.command("up")
+    assert refused.returncode == 7
+    assert str(home / "hub.db") in refused.stderr
+    assert "dragoman stores accept-loss keys" in refused.stderr
+    declined = first.command("stores", "accept-loss", "keys")  # nobody is there to be asked
+    assert declined.returncode == 130 and not (home / "hub.db").exists()
+    assert first.command("stores", "accept-loss", "keys", "--yes").returncode == 0
+    second = hub(home=home)
+    assert status_without_key(second) == 401
+    held = second.command("stores", "accept-loss", "keys", "--yes")
+    assert held.returncode == 3 and "is held by" in held.stderr
+    made = second.command("keys", "create", "desktop", "--role", "owner")
+    bearer = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    until(lambda: second.get("/api/policies", bearer).status == 200)
+    assert status_without_key(second) == 401
+    (record,) = [one for one in second.audit() if one["verb"] == "stores.accept_loss"]
+    assert record["asked_as"] == "keys"
+
+
+def test_a_running_hub_tells_of_a_store_that_was_taken_away_and_is_closed_without_its_keys(
+    hub: Callable[..., RunningHub],
+) -> None:
+    running = hub()
+    (running.home / "registry.db").unlink()
+    said = "registry.db is gone while the hub runs"
+    until(lambda: said in running.log())
+    assert running.api("/api/status")["store_problems"] == [
+        f"{said}: put it back, or restart the hub"
+    ]
+    (running.home / "hub.db").rename(running.home / "away.db")
+    until(lambda: running.get("/api/status").status == 503)
+    assert "hub.db is gone" in running.command("status").stdout
+    (running.home / "away.db").rename(running.home / "hub.db")
+    until(lambda: running.get("/api/status").status == 200)

@@ -1,0 +1,99 @@
+"""A store whose file is deleted or replaced while it is open takes no writes: nobody could read
+them. And none waits long for another program that holds it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.errors import Full
+from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.principal import OWNER
+from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.keys import KeyStore
+from dragoman.stores.pins import SqlitePins
+from dragoman.stores.registry import RegistryStore
+from dragoman.stores.tasks import SqliteTasks
+
+ROW = {"id": "1", "org": "default", "slug": "a"}
+CHANGE = TaskChange(0, "one", OWNER, "working", 1.0, 1.0, {}, ())
+PUSH = StoredPush(1, "hook", {}, 0, 0, 0.0, "")
+Use = Callable[[Any], object]
+
+USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
+    "tasks": (
+        SqliteTasks,
+        "tasks.db",
+        [lambda store: store.save([CHANGE]), lambda store: store.save_push(PUSH)],
+    ),
+    "registry": (
+        RegistryStore,
+        "registry.db",
+        [
+            lambda store: store.save(ROW),
+            lambda store: store.delete("1"),
+            lambda store: store.keep_card("1", "digest", b"{}", 1.0),
+        ],
+    ),
+    "pins": (SqlitePins, "pins.db", [lambda store: store.save([], [])]),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("replaced", [False, True], ids=["deleted", "replaced"])
+def test_nothing_is_written_into_the_void(tmp_path: Path, name: str, replaced: bool) -> None:
+    make, file, uses = USES[name]
+    store = make(tmp_path)
+    path = tmp_path / file
+    path.rename(tmp_path / "away")
+    if replaced:
+        path.write_bytes((tmp_path / "away").read_bytes())
+    for use in uses:
+        with pytest.raises(Full, match=f"{file} {'was replaced' if replaced else 'is gone'}"):
+            use(store)
+    os.replace(tmp_path / "away", path)  # put back as it was
+    for use in uses:
+        use(store)
+    store.close()
+
+
+@pytest.mark.parametrize("name", USES)
+def test_no_store_of_the_loop_waits_for_another_program(tmp_path: Path, name: str) -> None:
+    make, file, uses = USES[name]
+    store = make(tmp_path)
+    other = sqlite3.connect(tmp_path / file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    begun = time.monotonic()
+    for use in uses * 10:
+        with pytest.raises(Full, match="locked"):
+            use(store)
+    assert time.monotonic() - begun < 2  # ten times the default of SQLite's own for one of them
+    other.close()
+    uses[0](store)
+    store.close()
+
+
+def test_keys_of_a_replaced_database_are_not_known_any_more(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    key = store.create("ci", owner="me", expires_at=None, scopes=["call"])
+    (tmp_path / "hub.db").unlink()
+    KeyStore(tmp_path).close()
+    store._looked = 0.0  # as if a second had passed
+    with pytest.raises(Full, match="was replaced"):
+        store.find(key)
+    store.close()
+
+
+async def test_the_audit_of_a_deleted_database_takes_no_calls(tmp_path: Path) -> None:
+    audit = SqliteAudit(tmp_path)
+    (tmp_path / "audit.db").unlink()
+    audit.intend({"verb": "x"})  # in the journal
+    with pytest.raises(Full, match=r"audit\.db is gone"):
+        audit.flush()
+    audit.close()

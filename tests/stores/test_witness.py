@@ -1,0 +1,199 @@
+"""A store that disappears is noticed, whatever else was deleted with it; ordinary work is not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain, combinations
+from pathlib import Path
+
+import pytest
+
+from dragoman.assembly import Instance, accept_losses, survey
+from dragoman.config import Config, load
+from dragoman.core.errors import ConfigError, Full, InvalidInput
+from dragoman.core.principal import OWNER
+from dragoman.stores.keys import KeyStore
+from dragoman.stores.verify import verify
+from dragoman.stores.witness import DATABASES, Loss
+
+CONFIG = "[a2a]\nenabled = true\n"
+AUDIT_FILES = ("audit.db", "audit.key", "audit.head", "audit.journal")
+PARTS = {
+    **{name: (file,) for name, file in DATABASES.items()},
+    "audit": AUDIT_FILES,
+    "home-key": ("hub.key",),
+    "record": ("stores.json",),
+}
+"""The files that are deleted together, by what is lost with them."""
+
+
+async def run_hub(home: Path) -> None:
+    instance = Instance(home, load(home / "config.toml"), "mcp")
+    instance.audit.conclude(instance.audit.intend({"verb": "x"}), {"outcome": "completed"})
+    await instance.stop()
+
+
+@pytest.fixture(scope="module")
+def used_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that a hub has run on."""
+    made = tmp_path_factory.mktemp("used")
+    made.chmod(0o700)
+    (made / "config.toml").write_text(CONFIG, encoding="utf-8")
+    asyncio.run(run_hub(made))
+    return made
+
+
+@pytest.fixture
+def home(used_home: Path, tmp_path: Path) -> Path:
+    """A copy of it, which a test may do anything to."""
+    return Path(shutil.copytree(used_home, tmp_path / "home"))
+
+
+def names_lost(home: Path) -> set[str]:
+    return {loss.name for loss in survey(home, home / "policies").losses}
+
+
+def proper_subsets() -> Iterator[tuple[str, ...]]:
+    sizes = range(1, len(PARTS))
+    return chain.from_iterable(combinations(PARTS, size) for size in sizes)
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["deleted", "emptied"])
+async def test_whatever_is_deleted_is_missed_as_long_as_anything_is_left(
+    home: Path, tmp_path: Path, empty: bool
+) -> None:
+    for number, subset in enumerate(proper_subsets()):
+        place = tmp_path / str(number)
+        shutil.copytree(home, place)
+        for file in chain.from_iterable(PARTS[part] for part in subset):
+            if empty and file.endswith(".db"):
+                (place / file).write_bytes(b"")
+            else:
+                (place / file).unlink()
+        missing = set(subset) - {"record"}
+        if missing >= set(DATABASES) and "record" in subset:
+            missing -= {"tasks"}  # not every home has had one
+        assert names_lost(place) >= missing, subset
+        if not missing:
+            await run_hub(place)  # the copies are enough
+
+
+async def test_a_hub_whose_store_was_lost_does_not_start_and_says_both_remedies(home: Path) -> None:
+    (home / "pins.db").unlink()
+    with pytest.raises(ConfigError) as failed:
+        await run_hub(home)
+    for said in (str(home / "pins.db"), "from a backup", "dragoman stores accept-loss pins"):
+        assert said in str(failed.value)
+    with pytest.raises(InvalidInput, match="was not lost"):
+        accept_losses(home, home / "policies", ["registry"], "me")
+    accepted = accept_losses(home, home / "policies", ["pins"], "me")
+    assert [(loss.name, loss.how) for loss in accepted] == [("pins", "is gone")]
+    await run_hub(home)
+    assert verify(home).ok
+
+
+async def test_what_people_do_with_homes_is_no_loss(home: Path, tmp_path: Path) -> None:
+    old = tmp_path / "backup"
+    shutil.copytree(home, old)
+    await run_hub(home)
+    shutil.copy(old / "pins.db", home / "pins.db")  # one older database
+    await run_hub(home)
+    home.rename(tmp_path / "moved")
+    await run_hub(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "moved")
+    shutil.copytree(old, home)  # the whole of a backup
+    await run_hub(home)
+    assert verify(home).ok
+
+
+async def test_an_audit_that_was_put_back_is_a_loss_and_a_break_once_accepted(
+    home: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "backup"
+    shutil.copytree(home, old)
+    await run_hub(home)
+    entries = verify(home).last_seq
+    for file in AUDIT_FILES:
+        shutil.copy(old / file, home / file)
+    with pytest.raises(ConfigError, match=r"audit\.db.* ends at entry \d+, but had \d+"):
+        await run_hub(home)
+    accept_losses(home, home / "policies", ["audit"], "me")
+    await run_hub(home)
+    verdict = verify(home)
+    assert not verdict.ok and "me has accepted the loss" in (verdict.problem or "")
+    assert verdict.at_seq == entries + 1  # no number is given twice
+
+
+async def test_a_home_of_an_older_version_is_taken_up_as_it_is(home: Path) -> None:
+    (home / "stores.json").unlink()
+    for file in DATABASES.values():
+        with closing(sqlite3.connect(home / file)) as db:
+            version = db.execute("PRAGMA user_version").fetchone()
+            db.execute("DROP TABLE home_store")
+            assert db.execute("PRAGMA user_version").fetchone() == version  # it opens there too
+    await run_hub(home)
+    (home / "hub.db").unlink()
+    assert names_lost(home) == {"keys"}
+
+
+async def test_a_damaged_store_is_kept_beside_when_its_loss_is_accepted(home: Path) -> None:
+    whole = (home / "registry.db").read_bytes()
+    (home / "registry.db").write_bytes(b"x" * 100 + whole[100:])
+    with pytest.raises(ConfigError, match=r"registry\.db.*damaged.*accept-loss registry"):
+        await run_hub(home)
+    accept_losses(home, home / "policies", ["registry"], "me")
+    await run_hub(home)
+    assert list(home.glob("registry.db.lost-*"))
+
+
+async def test_a_record_that_is_not_sealed_by_this_home_counts_for_nothing(home: Path) -> None:
+    forged = (home / "stores.json").read_text().replace('"keys_made":false', '"keys_made":true')
+    forged = forged.replace('"number":', '"number":9')
+    (home / "stores.json").write_text(forged)
+    found = survey(home, home / "policies")
+    assert not found.losses and not found.record.keys_made
+
+
+async def test_a_hub_of_which_all_keys_were_lost_stays_closed(home: Path) -> None:
+    store = KeyStore(home)
+    store.create("laptop", owner="me", expires_at=None, scopes=["call"])
+    store.close()
+    await run_hub(home)
+    assert survey(home, home / "policies").record.keys_made
+    (home / "hub.db").unlink()
+    accept_losses(home, home / "policies", ["keys"], "me")
+    instance = Instance(home, load(home / "config.toml"), "mcp")
+    assert not instance.keys.list() and instance.keys.any()
+    await instance.stop()
+
+
+async def test_policies_that_were_there_do_not_give_way_to_the_defaults(home: Path) -> None:
+    folder = home / "policies"
+    folder.mkdir()
+    (folder / "none.cedar").write_text("")
+    instance = Instance(home, load(home / "config.toml"), "mcp")
+    shutil.rmtree(folder)
+    with pytest.raises(Full, match="is gone"):  # or a new folder began with the defaults
+        await instance.guards.policies.write("new", "", OWNER, force=True)
+    assert not instance.guards.policies.policies.snapshot.default and not folder.exists()
+    await instance.stop()
+    with pytest.raises(ConfigError, match="accept-loss policies"):
+        await run_hub(home)
+    lost: list[Loss] = accept_losses(home, folder, ["policies"], "me")
+    assert [loss.file for loss in lost] == [folder]
+    await run_hub(home)
+
+
+async def test_a_first_start_that_was_cut_short_is_no_loss(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "audit.db").mkdir()  # it cannot be opened
+    with pytest.raises(ConfigError):
+        Instance(home, Config(), "mcp")
+    (home / "audit.db").rmdir()
+    (home / "hub.key").unlink()
+    await Instance(home, Config(), "mcp").stop()
