@@ -294,7 +294,7 @@ def test_headers_are_a_table_or_lines() -> None:
 def test_whereabouts_say_how_a_server_is_reached() -> None:
     github, remote = parse(GITHUB + REMOTE).mcp_servers
     assert whereabouts(github) == "npx -y @modelcontextprotocol/server-github"
-    assert whereabouts(remote) == "https://tools.example.com/mcp"
+    assert whereabouts(remote) == "https://tools.example.com/…"
 
 
 def test_the_line_of_a_key_is_found_in_every_way_to_write_it() -> None:

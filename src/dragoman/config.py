@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from dragoman.a2a.config import HUB, PATHS, A2aSettings, BridgeSettings
 from dragoman.agents.config import AgentEntry
 from dragoman.core.errors import ConfigError
+from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits
 from dragoman.mcp.config import (
     McpSettings,
@@ -87,11 +88,11 @@ def with_port(config: Config, port: int) -> Config:
 
 
 def whereabouts(entry: ServerEntry) -> str:
-    """How a server is reached, in one line."""
+    """How a server is reached, in one line and without secrets."""
     transport = entry.transport
     if isinstance(transport, StdioTransport):
-        return " ".join([transport.command, *transport.args])
-    return transport.url
+        return " ".join([transport.command, *render_arguments(transport.args)])
+    return render_origin(transport.url)
 
 
 # --- what the shapes cannot say -----------------------------------------------------------------
@@ -133,7 +134,7 @@ def _check_agents(config: Config, text: str, name: str) -> None:
         if not re.match(r"https?://[^/]", far.url):
             raise ConfigError(
                 f'{_where(text, (*at, "url"), name)}: the url of agent "{far.name}" must begin '
-                f'with http:// or https://, not "{far.url[:60]}"'
+                f'with http:// or https://, not "{render_origin(far.url)}"'
             )
         _check_headers(far.headers, f'{_where(text, (*at, "headers"), name)}: agent "{far.name}"')
     if not re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", a2a.listen_path) or a2a.listen_path in TAKEN_PATHS:
@@ -180,7 +181,7 @@ def _check_servers(config: Config, text: str, name: str) -> None:
             if not re.match(r"https?://[^/]", transport.url):
                 raise ConfigError(
                     f'{_where(text, (*at, "url"), name)}: the url of server "{entry.name}" must '
-                    f'begin with http:// or https://, not "{transport.url[:60]}"'
+                    f'begin with http:// or https://, not "{render_origin(transport.url)}"'
                 )
             _check_headers(
                 transport.headers, f'{_where(text, (*at, "headers"), name)}: server "{entry.name}"'

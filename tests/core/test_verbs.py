@@ -209,7 +209,7 @@ async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
         "verb-error",
         "EXEC:TOOL_RESULT",
     ]
-    left = [redacted(one, call.arguments) for one, call in said]
+    left = [redacted(one, call) for one, call in said]
     text = json.dumps(left, ensure_ascii=False)
     assert secret not in text and "no host … here" in text and len(text) < 20_000
     assert left[0]["args"] == {

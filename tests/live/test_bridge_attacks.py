@@ -285,7 +285,8 @@ def test_a_key_without_admin_learns_nothing_of_how_the_hub_is_made(
         assert answer.status == 200
         for word in (b"hunter2", b"false", str(running.home).encode()):
             assert word not in answer.body, (path, word)
-    assert b"hunter2" in running.get("/api/mcp/servers").body
+    shown = running.get("/api/mcp/servers").body
+    assert b"--password=" in shown and b"hunter2" not in shown
 
 
 def test_an_agent_that_somebody_may_not_discover_is_not_there_for_him(

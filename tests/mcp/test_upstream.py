@@ -74,4 +74,4 @@ async def test_no_password_and_no_query_of_a_url_is_shown() -> None:
     off = ServerEntry(name="s", transport=ENTRY.transport, enabled=False)
     await servers.apply([off])
     (shown,) = servers.snapshot()["configured"]
-    assert shown["transport"]["url"] == "http://(hidden)@x.example/a?(hidden)"
+    assert shown["transport"]["url"] == "http://x.example/a?…"

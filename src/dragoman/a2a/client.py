@@ -30,7 +30,7 @@ from dragoman.a2a.dialects.ops import (
     V03,
     V10,
 )
-from dragoman.a2a.discovery import Discovery, Found, Trust, origin_of, shown
+from dragoman.a2a.discovery import Discovery, Found, Trust, origin_of
 from dragoman.a2a.errors import METHOD_NOT_FOUND, UNSUPPORTED_OPERATION, A2aError
 from dragoman.a2a.hearing import EventStream, events, is_stream, one_event
 from dragoman.a2a.probing import Peer, settle
@@ -50,6 +50,7 @@ from dragoman.a2a.ways import (
 from dragoman.core.errors import BadReply, HubError
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.core.trace import headers_of
+from dragoman.core.urls import render_origin
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
 
@@ -141,9 +142,9 @@ class A2aClient:
         for way in peer.ways:
             if self._headers and way.declared and origin_of(way.url) != self._origin:
                 peer.note(
-                    f'its card names "{shown(way.url)}", which is of another origin than '
-                    f'"{shown(self._registered)}": the headers registered for that are not sent '
-                    "there"
+                    f'its card names "{render_origin(way.url)}", which is of another origin than '
+                    f'"{render_origin(self._registered)}": the headers registered for that '
+                    "are not sent there"
                 )
 
     # --- operations ----------------------------------------------------------------------------
@@ -310,7 +311,7 @@ class A2aClient:
                 reply = await self._exchange(way, op, request, timeout or self.timeout, more)
                 if not is_stream(reply):
                     data = await reply.body.read(MAX_BYTES)
-                    event = answered(way, op, reply.status, data)
+                    event = answered(way, op, reply.status, data, reply.secrets)
                     return EventStream(one_event(event))
             except NotTaken as problem:
                 await self._go_on(peer, way, op, problem, set())
@@ -366,7 +367,8 @@ class A2aClient:
             finally:
                 await stream.close()
             raise BadReply(f'"{op}" in {way} was answered with an empty stream')
-        return answered(way, op, reply.status, await reply.body.read(MAX_BYTES))
+        data = await reply.body.read(MAX_BYTES)
+        return answered(way, op, reply.status, data, reply.secrets)
 
     async def _exchange(
         self,
@@ -386,14 +388,14 @@ class A2aClient:
         elif way.binding == HTTP_JSON and op == SUBSCRIBE and reply.status in (404, 405):
             data = await reply.body.read(MAX_BYTES)
             if reply.status == 404 and b"TASK_NOT_FOUND" in data:
-                answered(way, op, reply.status, data)
+                answered(way, op, reply.status, data, reply.secrets)
             reply = await self._send(way, written(way, op, request, other=True), timeout, more)
         if reply.status in (401, 403) and self._withheld(way):
             reply.body.close()
             raise HttpStatus(
                 f"{way} wants credentials (HTTP {reply.status}), and those registered for "
-                f'"{shown(self._registered)}" are not sent to another origin; register the agent '
-                "by the address that its card names, if that is meant",
+                f'"{render_origin(self._registered)}" are not sent to another origin; '
+                "register the agent by the address that its card names, if that is meant",
                 reply.status,
             )
         return reply

@@ -13,6 +13,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from dragoman.a2a.config import ExternalAgent
@@ -177,10 +178,12 @@ class Filled:
         *,
         timeout: float,
     ) -> Reply:
-        if not self._names.isdisjoint(headers):
-            try:
-                values = self._credentials.values()
-            except ConfigError as error:
-                raise Unreachable(str(error), sent=False) from None
-            headers = {name: values.get(name, value) for name, value in headers.items()}
-        return await self._http.request(method, url, headers, body, timeout=timeout)
+        if self._names.isdisjoint(headers):
+            return await self._http.request(method, url, headers, body, timeout=timeout)
+        try:
+            values = self._credentials.values()
+        except ConfigError as error:
+            raise Unreachable(str(error), sent=False) from None
+        headers = {name: values.get(name, value) for name, value in headers.items()}
+        reply = await self._http.request(method, url, headers, body, timeout=timeout)
+        return replace(reply, secrets=tuple(values.values()))

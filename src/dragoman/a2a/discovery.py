@@ -24,6 +24,7 @@ from dragoman.a2a.signing import check
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed, Unreachable
 from dragoman.core.ports import HttpClient, Reply
 from dragoman.core.record import record
+from dragoman.core.urls import render_origin
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +85,13 @@ class Trust:
                 return checked.covered, None
             problem = why = f"its signature does not hold: {checked.why}"
         elif signed:
-            why = f'it is signed, but no key is pinned for "{shown(url)}"'
+            why = f'it is signed, but no key is pinned for "{render_origin(url)}"'
         else:
             why = "it is not signed"
         if self.policy == REQUIRE or problem is not None:
             raise BadReply(
-                f'the card at "{shown(url)}" is refused: {why} (signatures = "{self.policy}"); '
+                f'the card at "{render_origin(url)}" is refused: {why} (signatures = '
+                f'"{self.policy}"); '
                 "put the agent's public key into its keys, or ask whoever runs it"
             )
         return raw, f"its card is used though {why}"
@@ -152,7 +154,9 @@ class Discovery:
         async with kept.lock:
             if kept.found is None:
                 if kept.seen is not None:
-                    raise Unreachable(f'the card of "{shown(url)}" was not accepted', sent=False)
+                    raise Unreachable(
+                        f'the card of "{render_origin(url)}" was not accepted', sent=False
+                    )
                 found, reply = await self._look(url)
                 self._keep(kept, found, reply)
                 return found
@@ -198,15 +202,17 @@ class Discovery:
             reply = await self._get(place, "")
             if reply.status != 200:
                 reply.body.close()
-                tried.append(f'"{shown(place)}" answers HTTP {reply.status}')
+                tried.append(f'"{_render_place(place)}" answers HTTP {reply.status}')
                 wants_key = wants_key or (reply.status if reply.status in (401, 403) else 0)
                 continue
             try:
                 return self._read(url, place, await reply.body.read(MAX_CARD_BYTES)), reply
             except NotACard as problem:
-                tried.append(f'"{shown(place)}" is no card: {problem}')
+                tried.append(f'"{_render_place(place)}" is no card: {problem}')
         hint = "; set its headers" if wants_key else ""
-        raise BadReply(f'no agent card was found for "{shown(url)}": {"; ".join(tried)}{hint}')
+        raise BadReply(
+            f'no agent card was found for "{render_origin(url)}": {"; ".join(tried)}{hint}'
+        )
 
     async def _look_again(self, url: str, kept: _Kept, before: Found) -> None:
         """A server that is away for a moment has not taken its card back."""
@@ -216,7 +222,7 @@ class Discovery:
             kept.found = None
             raise
         except TargetFailed as error:
-            place = shown(before.url)
+            place = render_origin(before.url)
             log.warning('the card at "%s" could not be read again: %s', place, error)
             kept.expires = self._clock() + SHORTEST
 
@@ -232,11 +238,11 @@ class Discovery:
         if reply.status != 200:
             reply.body.close()
             kind = _Gone if reply.status in (404, 410) else BadReply
-            raise kind(f'"{shown(place)}" answers HTTP {reply.status}')
+            raise kind(f'"{_render_place(place)}" answers HTTP {reply.status}')
         try:
             found = self._read(url, place, await reply.body.read(MAX_CARD_BYTES))
         except NotACard as problem:
-            raise BadReply(f'"{shown(place)}" is no card: {problem}') from None
+            raise BadReply(f'"{_render_place(place)}" is no card: {problem}') from None
         return (before if found.data == before.data else found), reply
 
     async def _get(self, place: str, etag: str) -> Reply:
@@ -261,7 +267,8 @@ class Discovery:
         base = base_of(asked)
         if base_of(place) != base:
             findings.append(
-                f'its card was not under "{shown(base)}" but at the origin, and may be another\'s'
+                f'its card was not under "{render_origin(base)}" but at the origin, and may '
+                "be another's"
             )
         return Found(
             asked=base,
@@ -309,8 +316,8 @@ def places(url: str) -> list[str]:
     """Where the card of the agent at `url` may be, the likeliest first."""
     if origin_of(url) is None:
         raise InvalidInput(
-            f'"{shown(url)}" is no address of an agent; write http:// or https://, a host and '
-            "perhaps a path"
+            f'"{render_origin(url)}" is no address of an agent; write http:// or https://, '
+            "a host and perhaps a path"
         )
     parts = urlsplit(url)
     if parts.path.endswith(".json"):
@@ -345,8 +352,7 @@ def _tag(reply: Reply) -> str:
     return tag if len(tag) <= 200 and tag.isascii() and tag.isprintable() else ""
 
 
-def shown(url: str) -> str:
-    """For messages: without the query, which may hold a key, or a password."""
-    bare = url.partition("?")[0]
-    scheme, mark, rest = bare.rpartition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"[:300]
+def _render_place(place: str) -> str:
+    """Where a card was looked for, with as much of the path as everybody knows."""
+    known = next((end for end in PLACES if place.endswith(end)), "")
+    return render_origin(place.removesuffix(known)) + known

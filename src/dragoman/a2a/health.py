@@ -20,13 +20,14 @@ from uuid import uuid4
 from dragoman.a2a.breaker import Breaker
 from dragoman.a2a.client import A2aClient
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.discovery import Found, shown
+from dragoman.a2a.discovery import Found
 from dragoman.a2a.errors import PERMISSION_DENIED, TASK_NOT_FOUND, UNAUTHENTICATED, A2aError
 from dragoman.a2a.probing import Peer
 from dragoman.a2a.ways import HttpStatus
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import ConfigError, HubError, TimedOut
 from dragoman.core.tool import EXTERNAL, TRUSTED, TargetFacts
+from dragoman.core.urls import render_origin
 
 log = logging.getLogger(__name__)
 
@@ -269,7 +270,7 @@ class Watch:
         log.info(
             'agent "%s" at %s is "%s": %d skills, %s',
             agent.name,
-            shown(agent.entry.url),
+            render_origin(agent.entry.url),
             line(peer.card["name"]),
             len(peer.card["skills"]),
             peer.way,
@@ -312,7 +313,7 @@ class Watch:
             log.warning(
                 'agent "%s" at %s is %s: %s; it is looked at again',
                 self.agent.name,
-                shown(self.agent.entry.url),
+                render_origin(self.agent.entry.url),
                 self.health.state,
                 line(self.health.reason),
             )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.discovery import shown
 from dragoman.a2a.health import REACHED, TRUST, UNKNOWN
 from dragoman.a2a.registry import AgentStore, Member, Registry
 from dragoman.a2a.rows import card_shown, row_shown, when
@@ -17,6 +16,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import InvalidInput, NotFound, Unreachable
 from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.urls import render_origin
 from dragoman.wire.json import Malformed, decode
 
 MAX_DIFF_LINES = 5_000
@@ -106,7 +106,7 @@ class Listed:
         row, watch = member.row, member.watch
         peer = watch.peer if watch is not None else None
         raw = peer.found.raw if peer is not None else self._last_card(row.id)
-        told = {**row_shown(row), **_state(member)}
+        told = {**row_shown(row, secret=secret), **_state(member)}
         offered = self._catalog.offered_by(member.name)
         if secret:
             told |= card_shown(raw, peer.card if peer is not None else None, whole=whole)
@@ -187,7 +187,7 @@ def _status(member: Member) -> dict[str, Any]:
     peer = member.watch.peer if member.watch is not None else None
     return {
         "name": member.name,
-        "url": shown(member.row.entry.url),
+        "url": render_origin(member.row.entry.url),
         "state": told["health"],
         "reason": told["reason"],
         "refused": bool(member.refusal),

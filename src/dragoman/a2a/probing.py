@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from dragoman.a2a.dialects.ops import GET, PUSH_GET, V01, V03, V10
-from dragoman.a2a.discovery import Found, Origin, origin_of, shown
+from dragoman.a2a.discovery import Found, Origin, origin_of
 from dragoman.a2a.errors import (
     INVALID_REQUEST,
     PARSE_ERROR,
@@ -22,6 +22,7 @@ from dragoman.a2a.errors import (
 )
 from dragoman.a2a.ways import HTTP_JSON, JSONRPC, PATHS, SEED, HttpStatus, NotTaken, Way
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
+from dragoman.core.urls import render_origin
 
 MAX_WAYS = 24
 MAX_FINDINGS = 20
@@ -164,8 +165,8 @@ def _nobody(peer: Peer, reasons: list[str]) -> HubError:
     name = str(peer.card.get("name", ""))[:100]
     if not peer.ways:
         return BadReply(
-            f'agent "{name}" at "{shown(peer.found.asked)}" offers neither JSON-RPC nor HTTP+JSON, '
-            "and others are not spoken"
+            f'agent "{name}" at "{render_origin(peer.found.asked)}" offers neither JSON-RPC '
+            "nor HTTP+JSON, and others are not spoken"
         )
     first = reasons[0] if reasons else "nothing there answers"
     return Unreachable(f'agent "{name}" understands no dialect of A2A: {first}', sent=False)

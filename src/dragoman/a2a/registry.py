@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.credentials import ReferenceRules
-from dragoman.a2a.discovery import Found, origin_of, shown
+from dragoman.a2a.discovery import Found, origin_of
 from dragoman.a2a.errors import A2aError
 from dragoman.a2a.health import UNKNOWN, CardPins, Watch, Watched
 from dragoman.a2a.rows import (
@@ -46,6 +46,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.events import AgentChanged
 from dragoman.core.through import seen_through
+from dragoman.core.urls import render_origin
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ class Registry:
             if not known or known[0][0] != digest:
                 self._store.keep_card(id, digest, found.data, time.time())
         except Full as error:
-            log.error('a card of "%s" is not kept: %s', shown(found.url), error)
+            log.error('a card of "%s" is not kept: %s', render_origin(found.url), error)
 
     def _told(self, name: str, state: str, reason: str) -> None:
         self._bus.emit(AgentChanged(name, state, reason))
@@ -237,13 +238,15 @@ class Registry:
         if member is not None and member.row.id != mine:
             raise AmbiguousName(
                 f'agent "{name}" would have its tools under "{slug}.", and so has agent '
-                f'"{member.name}" at {shown(member.row.entry.url)}; give one of them another name'
+                f'"{member.name}" at {render_origin(member.row.entry.url)}; give one of them '
+                "another name"
             )
         for kind, other in self._others():
             if slug_of(other) == slug:
                 raise AmbiguousName(
                     f'agent "{name}" would have its tools under "{slug}.", which is the name of '
-                    f'{kind} "{other}"; give one of them another name'
+                    f'{kind} "{other}"; give one of them '
+                    "another name"
                 )
 
     def find(self, key: str) -> Member:
@@ -316,7 +319,7 @@ class Registry:
         self._bind(row.entry)
         self._store.save(stored(row))
         member = self._join(row)
-        log.info('agent "%s" at %s is registered', member.name, shown(row.entry.url))
+        log.info('agent "%s" at %s is registered', member.name, render_origin(row.entry.url))
         self._begin(member)
         await self._tried(member, until - asyncio.get_running_loop().time())
         return member
@@ -342,7 +345,7 @@ class Registry:
             why = f"it did not answer within {seconds:g} s"
         except (HubError, A2aError) as error:
             why = str(error)
-        raise InvalidInput(f'no agent was registered: "{shown(url)}" cannot be used: {why}')
+        raise InvalidInput(f'no agent was registered: "{render_origin(url)}" cannot be used: {why}')
 
     def _same(self, url: str, name: str | None) -> Member | None:
         for member in self._members.values():
@@ -439,6 +442,6 @@ class Registry:
 def _origin_text(url: str) -> str:
     origin = origin_of(url)
     if origin is None:
-        return shown(url)
+        return render_origin(url)
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
     return f"{origin.scheme}://{host}:{origin.port}"

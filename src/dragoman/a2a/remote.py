@@ -19,7 +19,7 @@ from typing import Any
 from dragoman.a2a.breaker import Breaker
 from dragoman.a2a.client import A2aClient, user_message
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.discovery import Trust, origin_of, shown
+from dragoman.a2a.discovery import Trust, origin_of
 from dragoman.a2a.errors import A2aError
 from dragoman.a2a.far import AUTH, REPLY, FarTask, answer_parts, from_handle, handle_of
 from dragoman.a2a.following import Following, Work
@@ -47,6 +47,7 @@ from dragoman.core.ports import HttpClient, SchemaCompiler
 from dragoman.core.principal import Principal
 from dragoman.core.questions import unanswerable
 from dragoman.core.tool import EXTERNAL, TRUSTED, AgentFacts, Nowhere, TargetFacts, Tool
+from dragoman.core.urls import HIDDEN, render_origin
 
 MAX_CONTEXTS = 10_000
 MAX_TAKEN = 10
@@ -153,7 +154,7 @@ class RemoteAgent:
         peer = self.peer
         return {
             "name": self.name,
-            "url": shown(self.entry.url),
+            "url": render_origin(self.entry.url),
             "state": self.state,
             "reason": self.reason,
             "dialect": str(peer.way) if peer and peer.way else None,
@@ -170,7 +171,7 @@ class RemoteAgent:
         if not self.slug:
             peer.note(f'its skills are no tools: "{self.name}" has nothing to make names of')
             return [whole]
-        owner = Owner(self, self.slug, card_id, shown(self.entry.url), sources, SINKS)
+        owner = Owner(self, self.slug, card_id, render_origin(self.entry.url), sources, SINKS)
         odd: list[str] = []
         skills = skill_tools(owner, peer.card, self._compile, {whole.name}, odd)
         for finding in odd:
@@ -258,9 +259,11 @@ class RemoteAgent:
         task = call.noted.get("far_task")
         if task is None:
             return f"{said} without an answer; it may or may not have been done"
+        where = render_origin(self.entry.url)
+        where = where if HIDDEN not in where else "URL"
         return (
             f'{said}; agent "{self.name}" goes on with it as task "{task}": look at it with '
-            f"`dragoman a2a task {shown(self.entry.url)} {task}`"
+            f"`dragoman a2a task {where} {task}`"
         )
 
     async def _work(self, work: Work) -> Result:
@@ -348,8 +351,8 @@ def _trust(entry: ExternalAgent, signatures: str, place: Path) -> Trust:
     origin = origin_of(entry.url)
     if origin is None:
         raise ConfigError(
-            f'agent "{entry.name}" is at "{shown(entry.url)}", which is no http:// or https:// '
-            "address"
+            f'agent "{entry.name}" is at "{render_origin(entry.url)}", which is no http:// or '
+            "https:// address"
         )
     keys = [load_public(place / path) for path in entry.keys]
     return Trust(entry.signatures or signatures, {origin: keys} if keys else None)

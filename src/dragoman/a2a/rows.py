@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
 from dragoman.a2a.config import HUB, PATHS, ExternalAgent
-from dragoman.a2a.discovery import origin_of, shown
+from dragoman.a2a.discovery import origin_of
 from dragoman.a2a.skills import slug_of
 from dragoman.core.errors import InvalidInput
 from dragoman.core.record import record
+from dragoman.core.urls import render_origin, render_url
 
 CONFIG, API = "config", "api"
 BRIEF, WHOLE = 200, 10_000
@@ -196,8 +197,8 @@ def _headers(value: Any) -> dict[str, str]:
 def _url(url: str) -> str:
     if len(url) > MAX_URL or origin_of(url) is None or urlsplit(url).query or "#" in url:
         raise InvalidInput(
-            f'"{shown(url)}" is no address of an agent; give http:// or https://, a host and '
-            "perhaps a path, and no query: a key belongs into token or headers"
+            f'"{render_origin(url)}" is no address of an agent; give http:// or https://, a '
+            "host and perhaps a path, and no query: a key belongs into token or headers"
         )
     return url
 
@@ -229,7 +230,9 @@ def name_in(card: Mapping[str, Any], url: str) -> str:
         name = re.sub(r"^[^A-Za-z0-9]+", "", words)[:MAX_NAME].strip()
         if name_fits(name) and slug_of(name):
             return name
-    raise InvalidInput(f'the card of "{shown(url)}" has no name that could be used; give one')
+    raise InvalidInput(
+        f'the card of "{render_origin(url)}" has no name that could be used; give one'
+    )
 
 
 # --- shown ----------------------------------------------------------------------------------------
@@ -241,15 +244,16 @@ def when(at: float | None) -> str | None:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def row_shown(row: Row) -> dict[str, Any]:
-    """What is of the row itself, without how it proves who asks."""
+def row_shown(row: Row, *, secret: bool) -> dict[str, Any]:
+    """What is of the row itself, without how it proves who asks. `secret` has the path of its
+    address."""
     entry = row.entry
     return {
         "id": row.id,
         "orgId": row.org,
         "name": entry.name,
         "slug": row.slug,
-        "url": shown(entry.url),
+        "url": render_url(entry.url) if secret else render_origin(entry.url),
         "source": row.source,
         "enabled": entry.enabled,
         "trustLevel": entry.trust,

@@ -6,7 +6,7 @@ leaves words and shapes to `dialects`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from time import time
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
@@ -28,9 +28,10 @@ from dragoman.a2a.dialects.ops import (
 )
 from dragoman.a2a.dialects.shapes03 import skill_of
 from dragoman.a2a.dialects.tolerant import ends_stream
-from dragoman.a2a.discovery import USER_AGENT, shown
+from dragoman.a2a.discovery import USER_AGENT
 from dragoman.a2a.errors import METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED, A2aError
 from dragoman.core.errors import BadReply
+from dragoman.core.urls import hide_secrets, render_origin
 from dragoman.wire import rpc
 from dragoman.wire.json import Malformed, decode_reply, encode
 
@@ -60,7 +61,10 @@ class Way(NamedTuple):
         return self.binding in (JSONRPC, HTTP_JSON) and self.version != SEED_03
 
     def __str__(self) -> str:
-        return f'A2A {self.version} over {self.binding} at "{shown(self.url)}"'
+        return self.describe(render_origin(self.url))
+
+    def describe(self, address: str) -> str:
+        return f'A2A {self.version} over {self.binding} at "{address}"'
 
 
 class NotTaken(Exception):
@@ -164,17 +168,17 @@ def _rest(
 # --- answers --------------------------------------------------------------------------------------
 
 
-def answered(way: Way, op: str, status: int, data: bytes) -> Any:
+def answered(way: Way, op: str, status: int, data: bytes, sent: Collection[str] = ()) -> Any:
     """The result in the words of 1.0. Raises `NotTaken`, the agent's own `A2aError`, or a
-    `BadReply` for what is neither."""
+    `BadReply` for what is neither; `sent` are values of headers, which these do not repeat."""
     try:
         value = decode_reply(data) if data.strip() else None
     except Malformed as problem:
-        _refuse_status(way, op, status, data)
+        _refuse_status(way, op, status, data, sent)
         raise BadReply(f"{_asked(way, op)} was answered with what is no JSON: {problem}") from None
     if isinstance(value, dict) and _is_error(way, status, value):
-        _raise_error(way, op, status, value)
-    _refuse_status(way, op, status, data)
+        _raise_error(way, op, status, value, sent)
+    _refuse_status(way, op, status, data, sent)
     return result_in(way, op, value)
 
 
@@ -236,14 +240,17 @@ def _is_error(way: Way, status: int, value: Mapping[str, Any]) -> bool:
     return str(said[0]).endswith("Error") or (isinstance(said[1], int) and said[1] < 0)
 
 
-def _raise_error(way: Way, op: str, status: int, value: Mapping[str, Any]) -> NoReturn:
+def _raise_error(
+    way: Way, op: str, status: int, value: Mapping[str, Any], sent: Collection[str] = ()
+) -> NoReturn:
     error = value.get("error")
     if isinstance(error, str) and "task" not in error.lower():
-        _refuse_status(way, op, status, encode(value))  # a proxy's or a framework's
+        _refuse_status(way, op, status, encode(value), sent)  # a proxy's or a framework's
     if way.binding == HTTP_JSON or isinstance(error, str):
         problem = way.dialect.rest_error_in(status, value)
     else:
         problem = way.dialect.error_in(error)
+    problem.message = hide_secrets(problem.message, way.url, sent)
     if problem.reason in (METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED):
         raise NotTaken(f"{_asked(way, op)} is unknown there: {problem.message[:300]}")
     if way.binding != HTTP_JSON and not 200 <= status < 300:
@@ -251,10 +258,10 @@ def _raise_error(way: Way, op: str, status: int, value: Mapping[str, Any]) -> No
     raise problem
 
 
-def _refuse_status(way: Way, op: str, status: int, data: bytes) -> None:
+def _refuse_status(way: Way, op: str, status: int, data: bytes, sent: Collection[str]) -> None:
     if 200 <= status < 300:
         return
-    said = " ".join(data[:300].decode("utf-8", "replace").split())
+    said = hide_secrets(" ".join(data[:300].decode("utf-8", "replace").split()), way.url, sent)
     if status in (404, 405):
         raise NotTaken(f"{_asked(way, op)} was answered with HTTP {status}", status)
     if status in (401, 403):

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
-from urllib.parse import urlsplit
 
 from dragoman.a2a.dialects import BY_VERSION, V10
 from dragoman.a2a.discovery import USER_AGENT
@@ -19,6 +18,7 @@ from dragoman.core.errors import HubError
 from dragoman.core.ports import HttpClient, Reply, StoredPush
 from dragoman.core.record import record
 from dragoman.core.tasks import Entry
+from dragoman.core.urls import render_origin
 from dragoman.wire.json import encode
 
 MAX_REPLY = 64 * 1024
@@ -67,8 +67,7 @@ class Hook:
     @property
     def shown(self) -> str:
         """For logs: without what may be a secret."""
-        host = urlsplit(self.config["url"]).netloc
-        return f'the webhook at {host} of task "{self.task.id}"'
+        return f'the webhook at {render_origin(self.config["url"])} of task "{self.task.id}"'
 
     def given(self) -> dict[str, Any]:
         """As its client knows it."""
@@ -108,8 +107,7 @@ async def deliver(http: HttpClient, hook: Hook, entry: Entry, seconds: float) ->
     try:
         reply = await http.request("POST", url, headers, body, timeout=seconds)
     except HubError as error:
-        path = urlsplit(url).path
-        return Failure(str(error).replace(path, "/…") if len(path) > 1 else str(error))
+        return Failure(str(error))
     await _read_away(reply)
     status = reply.status
     if 200 <= status < 300:

@@ -26,6 +26,7 @@ from dragoman.cli.a2a_talk import Talk, new_message
 from dragoman.cli.errors import USAGE, say, stop
 from dragoman.cli.output import home_option, json_option, print_json
 from dragoman.core.errors import HubError
+from dragoman.core.urls import render_url
 
 SKILL = "urn:dragoman:a2a:skill:v1"
 MAX_SENT = 7 * 1024 * 1024
@@ -105,7 +106,8 @@ def discover(
         peer = await agent.client.peer(agent.url)
         way = "could not be found out"
         try:
-            way = str((await agent.client.settled(agent.url)).way)
+            spoken = (await agent.client.settled(agent.url)).way
+            way = spoken.describe(render_url(spoken.url)) if spoken is not None else "-"
         except HubError as error:
             peer.note(str(error))
         print_card(found.card, found.url, way, peer.findings, target or "''")

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from dragoman.cli.errors import say
 from dragoman.cli.output import clean, styled, table
+from dragoman.core.urls import render_url
 
 STATES = {
     "TASK_STATE_SUBMITTED": "submitted",
@@ -56,13 +57,13 @@ def print_card(
     print(f"{styled(clean(card['name']), bold=True)}  (version {clean(card['version'])})")
     if card.get("description"):
         print(f"  {clean(card['description'])}")
-    print(f"  card      {clean(found_at)}")
+    print(f"  card      {clean(render_url(found_at))}")
     print(f"  speaks    {clean(way)}")
     for one in card["supportedInterfaces"]:
         tenant = f", tenant {clean(one['tenant'])}" if one.get("tenant") else ""
         print(
             f"  declares  A2A {clean(one['protocolVersion'])} over {clean(one['protocolBinding'])} "
-            f"at {clean(one['url'])}{tenant}"
+            f"at {clean(render_url(one['url']))}{tenant}"
         )
     print(f"  can       {', '.join(_features(card['capabilities'])) or 'answer, and no more'}")
     print(f"  takes     {clean(', '.join(map(str, card['defaultInputModes'])))}")

@@ -12,6 +12,7 @@ from dragoman.cli.client import place_of
 from dragoman.cli.errors import stop, stop_for
 from dragoman.cli.output import home_option, json_option, print_json
 from dragoman.core.errors import ConfigError
+from dragoman.core.urls import render_origin
 
 FIRST_CONFIG = """\
 # Dragoman's configuration. Changes are applied while the hub runs; `dragoman config check`
@@ -133,7 +134,7 @@ def check(home: str | None, as_json: bool) -> None:
     for agent in found.agents:
         print(f"  agent        {agent.name}: {agent.function}")
     for far in a2a.external_agents:
-        print(f"  agent        {far.name}: {far.url}")
+        print(f"  agent        {far.name}: {render_origin(far.url)}")
     for server in servers:
         off = "" if server["enabled"] else " (switched off)"
         print(f"  server       {server['name']}: {server['where']}{off}")

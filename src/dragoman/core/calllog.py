@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dragoman.core.bus import Bus
 from dragoman.core.events import PostVerb
 from dragoman.core.principal import Principal
+from dragoman.core.redaction import render_name
+from dragoman.core.tool import TOOL
 from dragoman.core.trace import Trace
 
 FLUSH_SECONDS = 0.1
@@ -23,10 +25,10 @@ class CallLog:
 
     def _ended(self, event: PostVerb) -> None:
         call = event.call
+        tool = call.tool
+        verb = tool.name if tool.kind == TOOL else render_name(tool.name, tool.kind)
         error = event.error.kind if event.error is not None else ""
-        self._ends.append(
-            (call.tool.name, call.caller, call.trace, event.outcome, error, event.duration_ms)
-        )
+        self._ends.append((verb, call.caller, call.trace, event.outcome, error, event.duration_ms))
         if len(self._ends) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:

@@ -227,6 +227,8 @@ class Reply:
     headers: Mapping[str, str]
     """Lower-case names; where one came twice, the last."""
     body: Body
+    secrets: tuple[str, ...] = ()
+    """Values of headers that were sent, which no message may repeat."""
 
 
 class Body(Protocol):

@@ -10,6 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dragoman.core.call import Call
+from dragoman.core.tool import COMPLETION, PROMPT, TOOL
+from dragoman.core.urls import render_uri
+
 MAX_NAME = 200
 MAX_MESSAGE = 300
 MAX_SEARCHED = 16_384
@@ -26,6 +30,22 @@ def short(text: str, most: int = MAX_NAME) -> str:
     if len(text) > most:
         text = text[: most - 1] + "…"
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def render_name(name: str, kind: str) -> str:
+    """What logs, events and records call what is called so: the address of a resource may hold a
+    secret, the name of a tool does not."""
+    if kind in (TOOL, PROMPT) or (kind == COMPLETION and ":" not in name):
+        return name
+    return render_uri(name)
+
+
+def list_secrets(call: Call) -> Any:
+    """What may not be repeated of a call where its error is recorded: the values of its arguments,
+    and the names it goes by where these are addresses."""
+    if call.tool.kind in (TOOL, PROMPT):
+        return call.arguments
+    return [call.arguments, call.asked_as, call.tool.name, call.tool.remote_name]
 
 
 def outline(arguments: Mapping[str, Any]) -> dict[str, Any]:

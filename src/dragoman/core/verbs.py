@@ -51,7 +51,13 @@ from dragoman.core.events import (
     ToolResult,
     VerbError,
 )
-from dragoman.core.redaction import message_without_values, outline, short
+from dragoman.core.redaction import (
+    list_secrets,
+    message_without_values,
+    outline,
+    render_name,
+    short,
+)
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
 
@@ -138,7 +144,7 @@ def _verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str
     tool, caller, skill = call.tool, call.caller, call.tool.bridged
     return {
         "phase": phase,
-        "verb": tool.name,
+        "verb": render_name(tool.name, tool.kind),
         "legacyAlias": skill.alias if skill is not None else None,
         "orgId": caller.org,
         "agentCardId": skill.card_id if skill is not None else None,
@@ -151,7 +157,7 @@ def _verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str
             "denied": phase != PRE_VERB and denied(call, error),
             "caller": caller.label,
             "onBehalfOf": behalf_of(call),
-            "askedAs": call.asked_as,
+            "askedAs": render_name(call.asked_as, tool.kind),
             "door": call.door,
             "traceId": call.trace.id,
             "depth": call.trace.depth,
@@ -161,12 +167,13 @@ def _verb(phase: str, call: Call, error: HubError | None, at: float) -> dict[str
 
 def exec_event(event: ToolCall | ToolResult) -> dict[str, Any]:
     call = event.call
+    verb = render_name(call.tool.name, call.tool.kind)
     if isinstance(event, ToolCall):
         kind, source = TOOL_CALL, call.caller.serves or call.caller.label
-        payload = {"toolCallId": event.id, "tool": call.tool.name, "arguments": call.arguments}
+        payload = {"toolCallId": event.id, "tool": verb, "arguments": call.arguments}
     else:
         kind, source = TOOL_RESULT, call.tool.target.name
-        payload = {"toolCallId": event.call_id, "tool": call.tool.name, **_ended(event)}
+        payload = {"toolCallId": event.call_id, "tool": verb, **_ended(event)}
     return {
         "id": event.id,
         "timestamp": int(event.at * 1000),
@@ -182,8 +189,9 @@ def _ended(event: ToolResult) -> dict[str, Any]:
     result, error = event.result, event.error
     if result is not None and not result.failed:
         return {"success": True}
-    code, source = FAILED, event.call.tool.target.name
-    message = f'"{event.call.tool.name}" says that it failed'
+    tool = event.call.tool
+    code, source = FAILED, tool.target.name
+    message = f'"{render_name(tool.name, tool.kind)}" says that it failed'
     if error is not None:
         code, message = code_of(error), str(error)
         source = source if isinstance(error, TargetFailed) else "hub"
@@ -204,7 +212,8 @@ def told(event: Event) -> tuple[str, dict[str, Any]] | None:
             said = exec_event(event)
             return said["type"], said
         case CostReported(call=call, usage=usage, at=at):
-            who = {"verb": call.tool.name, "sessionId": session_of(call), "traceId": call.trace.id}
+            verb = render_name(call.tool.name, call.tool.kind)
+            who = {"verb": verb, "sessionId": session_of(call), "traceId": call.trace.id}
             return "cost", {**who, "usage": usage, "emittedAt": iso(at)}
         case ServerChanged() | AgentChanged() | PolicyChanged() | PinHeld():
             said = {name: short(text, MAX_REASON) for name, text in asdict(event).items()}
@@ -230,30 +239,36 @@ TOLD: dict[type[Event], str] = {
 """The events that are told outside, and what they are called there."""
 
 
-def redacted(said: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with no value of an argument in it, and every name of a caller's cut short."""
+def redacted(said: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
+    """The same with no value of an argument of `call` in it, nor the address of a resource, and
+    every name of a caller's cut short."""
+    if call is None:
+        return dict(said)
+    arguments, secrets = call.arguments, list_secrets(call)
     found = dict(said)
     if "args" in found:
         found["args"] = outline(arguments)
     if "error" in found:
-        found["error"] = _without_values(found["error"], arguments)
+        found["error"] = _without_values(found["error"], secrets)
     if "context" in found:
         found["context"] = {**found["context"], "askedAs": short(found["context"]["askedAs"])}
     if "verb" in found:
         found["verb"] = short(found["verb"])
     if "payload" in found:
-        found["payload"] = _redacted_payload(found["payload"], arguments)
+        found["payload"] = _redacted_payload(found["payload"], arguments, secrets)
     return found
 
 
-def _redacted_payload(payload: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _redacted_payload(
+    payload: Mapping[str, Any], arguments: Mapping[str, Any], secrets: Any
+) -> dict[str, Any]:
     found = {**payload, "tool": short(payload["tool"])}
     if "arguments" in found:
         found["arguments"] = outline(arguments)
     if "error" in found:
-        found["error"] = _without_values(found["error"], arguments)
+        found["error"] = _without_values(found["error"], secrets)
     return found
 
 
-def _without_values(error: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
-    return {**error, "message": message_without_values(error["message"], arguments)}
+def _without_values(error: Mapping[str, Any], secrets: Any) -> dict[str, Any]:
+    return {**error, "message": message_without_values(error["message"], secrets)}

@@ -26,9 +26,17 @@ from dragoman.core.errors import (
 )
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import AuditLog
-from dragoman.core.redaction import MAX_NAME, message_without_values, numbers, short
+from dragoman.core.redaction import (
+    MAX_NAME,
+    list_secrets,
+    message_without_values,
+    numbers,
+    render_name,
+    short,
+)
 from dragoman.core.tool import TOOL
 from dragoman.core.trace import Trace
+from dragoman.core.urls import render_uri
 
 OUTCOMES: tuple[tuple[type[HubError], str], ...] = (
     (Refused, "refused"),
@@ -85,7 +93,9 @@ def intent_from_call(call: Call) -> dict[str, Any]:
     digest = _sha256.copy()
     digest.update(arguments)
     verb, asked, caller, trace = call.tool.name, call.asked_as, call.caller, call.trace
-    label = caller.label
+    label, tool = caller.label, call.tool
+    if tool.kind != TOOL:
+        verb, asked = render_name(verb, tool.kind), render_name(asked, tool.kind)
     if len(verb) + len(asked) + len(label) > MAX_NAME or not (
         verb.isascii() and asked.isascii() and label.isascii()
     ):
@@ -102,7 +112,6 @@ def intent_from_call(call: Call) -> dict[str, Any]:
         "args_sha256": digest.hexdigest(),
         "args_bytes": len(arguments),
     }
-    tool = call.tool
     if tool.kind != TOOL:
         entry["kind"] = tool.kind
     if tool.bridged is not None:
@@ -116,7 +125,8 @@ def intent_from_call(call: Call) -> dict[str, Any]:
 
 def _add_chain(entry: dict[str, Any], trace: Trace) -> None:
     if trace.chain:
-        entry["chain"] = _listed(trace.chain)
+        verbs = [render_uri(verb) if ":" in verb else verb for verb in trace.chain]
+        entry["chain"] = _listed(verbs)
     if trace.labels:
         entry["labels"] = _listed(sorted(trace.labels))
 
@@ -153,6 +163,6 @@ def conclusion_from_error(error: BaseException, call: Call) -> dict[str, Any]:
         return {"outcome": "crashed"}
     for kind, outcome in OUTCOMES:
         if isinstance(error, kind):
-            message = message_without_values(str(error), call.arguments)
+            message = message_without_values(str(error), list_secrets(call))
             return {"outcome": outcome, "error": error.kind, "message": message}
     return {"outcome": "crashed", "error": type(error).__name__}

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from dragoman.core.call import NOTHING
-from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
+from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import headers_of, new_trace
+from dragoman.core.urls import hide_secrets
 from dragoman.mcp.duplex import LINES_AN_EVENT, Pace, failure, is_failure, put, unanswered
 from dragoman.mcp.hearing import (
     ACKNOWLEDGED,
@@ -299,19 +300,27 @@ class HttpWire:
             message = next((m for m in message if isinstance(m, dict) and m.get("id") == id), None)
         if isinstance(message, dict):
             if "error" in message:
-                raise failure(self.server, method, message["error"])
+                raise self._failure(method, message["error"])
             if "result" in message and message.get("id") == id:
                 return message["result"]
         raise BadReply(f'server "{self.server}" answered "{method}" with no result')
 
+    def _failure(self, method: str, error: Any) -> WorkFailed:
+        if isinstance(error, dict) and isinstance(error.get("message"), str):
+            error = {**error, "message": self._hide_secrets(error["message"])}
+        return failure(self.server, method, error)
+
+    def _hide_secrets(self, text: str) -> str:
+        return hide_secrets(text, self.url, self._fixed.values())
+
     def _raise_status(self, reply: Reply, data: bytes, method: str) -> NoReturn:
         status = reply.status
-        text = data[:300].decode("utf-8", "replace")
+        text = self._hide_secrets(data[:300].decode("utf-8", "replace"))
         if reply.headers.get("content-type", "").startswith(JSON_TYPE):
             with contextlib.suppress(Malformed):
                 body = decode(data)
                 if isinstance(body, dict) and isinstance(body.get("error"), dict):
-                    raise failure(self.server, method, body["error"])
+                    raise self._failure(method, body["error"])
         if status in (401, 403):
             raise HttpStatus(
                 f'server "{self.server}" wants other credentials (HTTP {status}); set them under '

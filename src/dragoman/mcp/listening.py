@@ -19,6 +19,7 @@ from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
+from dragoman.core.urls import render_uri
 from dragoman.core.view import View
 from dragoman.mcp import asking
 from dragoman.mcp.errors import as_error
@@ -169,7 +170,7 @@ class Listening:
         except HubError as error:
             return as_error(id, error, revision, uri)
         except Exception:
-            log.exception("following %r crashed", uri[:200])
+            log.exception("following %r crashed", render_uri(uri[:200]))
             problem = f'"{uri[:200]}" cannot be followed: the hub failed; see its log'
             return rpc.error(id, rpc.INTERNAL_ERROR, problem)
         return rpc.result(id, {})
@@ -257,7 +258,7 @@ class Listening:
                 if outcome is None:
                     honoured.append(uri)
                 elif not isinstance(outcome, HubError):
-                    log.error("following %r crashed", uri[:200], exc_info=outcome)
+                    log.error("following %r crashed", render_uri(uri[:200]), exc_info=outcome)
         return honoured
 
     # --- followers -----------------------------------------------------------------------------
@@ -323,9 +324,9 @@ class Listening:
                 features=features,
             )
         except HubError as error:
-            log.info("%r is still followed: %s", uri[:200], error)
+            log.info("%r is still followed: %s", render_uri(uri[:200]), error)
         except Exception:
-            log.exception("not following %r any more crashed", uri[:200])
+            log.exception("not following %r any more crashed", render_uri(uri[:200]))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         if self._closed:

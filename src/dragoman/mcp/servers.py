@@ -14,6 +14,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
+from dragoman.core.urls import render_arguments, render_url
 from dragoman.mcp.config import ServerEntry, StdioTransport, header_pairs
 from dragoman.mcp.upstream import Upstream
 
@@ -149,14 +150,10 @@ def _era(upstream: Upstream) -> str | None:
 def _configured(entry: ServerEntry) -> dict[str, Any]:
     """The entry as it was written, less what may be secret."""
     shown: dict[str, Any] = msgspec.to_builtins(entry)
-    if not isinstance(entry.transport, StdioTransport):
+    if isinstance(entry.transport, StdioTransport):
+        shown["transport"]["args"] = render_arguments(entry.transport.args)
+    else:
         names = [name for name, _ in header_pairs(entry.transport.headers)]
         shown["transport"]["headers"] = dict.fromkeys(names, "(hidden)")
-        address, query, _ = entry.transport.url.partition("?")
-        scheme, mark, rest = address.partition("://")
-        place, slash, path = rest.partition("/")
-        if "@" in place:  # refused when it is connected to, and shown here all the same
-            place = f"(hidden)@{place.rpartition('@')[2]}"
-        address = f"{scheme}{mark}{place}{slash}{path}"
-        shown["transport"]["url"] = f"{address}?(hidden)" if query else address
+        shown["transport"]["url"] = render_url(entry.transport.url)
     return shown

@@ -14,12 +14,13 @@ from weakref import WeakValueDictionary
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
 from dragoman.core.ports import Reply
+from dragoman.core.urls import render_origin
 from dragoman.net.addresses import Verdict, judge
 from dragoman.net.connection import Exchange
 from dragoman.net.dialing import Reach, Resolve, judged, system_resolve
 from dragoman.net.headers import encode, harmless
 from dragoman.net.pool import Pool
-from dragoman.net.urls import BadUrl, Origin, Url, join, parse, presentable
+from dragoman.net.urls import BadUrl, Origin, Url, join, parse
 
 REDIRECTS = 3
 ROUTES = 256
@@ -45,7 +46,7 @@ class Client:
         try:
             return Outlet(self, parse(url), allow_private)
         except BadUrl as problem:
-            raise ConfigError(f'"{presentable(url)}" cannot be used: {problem}') from None
+            raise ConfigError(f'"{render_origin(url)}" cannot be used: {problem}') from None
 
     def anywhere(self, *, allow_private: bool) -> Outlet:
         """The way out to addresses that callers name: by themselves these lead outside only, and a
@@ -96,7 +97,7 @@ class Route(NamedTuple):
 
     method: str
     url: Url
-    shown: str
+    rendered: str
     pool: Pool
     start: bytes
     """The request line and the headers that are always the same."""
@@ -134,7 +135,7 @@ class Outlet:
         else:
             limit = self._limits.get(timeout) or self._limit(timeout)
             request = _written(route, headers, body)
-            exchange = connection.send(request, method, route.shown, timeout, limit)
+            exchange = connection.send(request, method, route.rendered, timeout, limit)
             await exchange.head()
         if exchange.status in _MOVED and self._follows:
             exchange = await self._follow(route, exchange, headers, body, timeout, deadline)
@@ -144,12 +145,12 @@ class Outlet:
         self, route: Route, headers: Mapping[str, str], body: bytes, timeout: float, deadline: float
     ) -> Exchange:
         """Over a connection that rests or is opened for it; what time is left is what is left."""
-        method, url, shown, pool, _ = route
+        method, url, rendered, pool, _ = route
         now = pool.loop.time()
         request = _written(route, headers, body)
         connection = pool.take(now) or await pool.open(url, deadline - now)
         left = Deadlines(deadline - pool.loop.time())
-        exchange = connection.send(request, method, shown, timeout, left)
+        exchange = connection.send(request, method, rendered, timeout, left)
         await exchange.head()
         return exchange
 
@@ -178,7 +179,7 @@ class Outlet:
             if moved.origin != route.url.origin:
                 headers = harmless(headers)
             if route.pool.loop.time() >= deadline:
-                raise TimedOut(f'"{route.shown}" did not answer within {timeout:g} s')
+                raise TimedOut(f'"{route.rendered}" did not answer within {timeout:g} s')
             try:
                 route = self._route(route.method, moved)
                 exchange = await self._send(route, headers, body, timeout, deadline)
@@ -187,14 +188,14 @@ class Outlet:
                 raise Unreachable(f"{error} (redirected there)") from error
             if exchange.status not in _MOVED:
                 return exchange
-        raise BadReply(f'"{route.shown}" redirects again; {REDIRECTS} redirects are followed')
+        raise BadReply(f'"{route.rendered}" redirects again; {REDIRECTS} redirects are followed')
 
     def _remember(self, method: str, text: str) -> Route:
         try:
             url = parse(text)
         except BadUrl as problem:
-            shown = presentable(text)
-            raise Unreachable(f'will not connect to "{shown}": {problem}', sent=False) from None
+            message = f'will not connect to "{render_origin(text)}": {problem}'
+            raise Unreachable(message, sent=False) from None
         if len(self._routes) >= ROUTES:
             self._routes.clear()
         route = self._routes[method, text] = self._route(method, url)
@@ -207,7 +208,7 @@ class Outlet:
         return Route(
             method,
             url,
-            url.shown,
+            url.rendered,
             self._client.pool(url, self._reach(url)),
             f"{start}accept-encoding: identity\r\n".encode("ascii"),
         )
@@ -243,7 +244,7 @@ def _redirected(url: Url, location: str) -> Url:
     try:
         moved = join(url, location)
     except BadUrl as problem:
-        raise BadReply(f'"{url.shown}" redirects to what is no usable URL: {problem}') from None
+        raise BadReply(f'"{url.rendered}" redirects to what is no usable URL: {problem}') from None
     if url.origin.scheme == "https" and moved.origin.scheme == "http":
-        raise BadReply(f'"{url.shown}" redirects from https to http, which is refused')
+        raise BadReply(f'"{url.rendered}" redirects from https to http, which is refused')
     return moved

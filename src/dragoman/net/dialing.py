@@ -82,7 +82,7 @@ async def dial(
         problem = f"no connection within {seconds:.2g} s"
     except (OSError, UnicodeError) as error:
         problem = _in_words(error)
-    raise Unreachable(f'could not connect to "{url.shown}": {problem}', sent=False)
+    raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
 
 
 async def judged(url: Url, resolve: Resolve) -> dict[str, Judgement]:
@@ -109,7 +109,7 @@ def _refusal(url: Url, address: str, judgement: Judgement) -> Unreachable:
         if judgement.verdict is Verdict.PRIVATE
         else ", which is never reached"
     )
-    message = f'will not connect to "{url.shown}": {subject} {judgement.kind}{remedy}'
+    message = f'will not connect to "{url.rendered}": {subject} {judgement.kind}{remedy}'
     return Unreachable(message, sent=False)
 
 

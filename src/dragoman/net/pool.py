@@ -51,7 +51,7 @@ class Pool:
         self._admit(url)
         if len(self._open) + self._dialling >= CONNECTIONS:
             raise Unreachable(
-                f'will not connect to "{url.shown}": {CONNECTIONS} connections to it are in use',
+                f'will not connect to "{url.rendered}": {CONNECTIONS} connections to it are in use',
                 sent=False,
             )
         self._dialling += 1
@@ -70,13 +70,13 @@ class Pool:
             connection.abort()
         self._admit(url)
         if not connection.usable:
-            raise Unreachable(f'"{url.shown}" closed the connection at once', sent=False)
+            raise Unreachable(f'"{url.rendered}" closed the connection at once', sent=False)
         self._open.add(connection)
         return connection
 
     def _admit(self, url: Url) -> None:
         if self._closed:
-            message = f'will not connect to "{url.shown}": the hub is going down'
+            message = f'will not connect to "{url.rendered}": the hub is going down'
             raise Unreachable(message, sent=False)
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 from urllib.parse import urljoin
 
+from dragoman.core.urls import render_origin
+
 LONGEST = 8192
 
 _PARTS = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
@@ -44,9 +46,9 @@ class Url:
     """Path and query."""
 
     @property
-    def shown(self) -> str:
-        """For messages: without the query, which may hold a key."""
-        return f"{self.origin.scheme}://{self.authority}{self.target.partition('?')[0]}"
+    def rendered(self) -> str:
+        """For messages: without path and query, which may hold a key."""
+        return render_origin(self.full)
 
     @property
     def full(self) -> str:
@@ -109,9 +111,3 @@ def join(base: Url, location: str) -> Url:
     except ValueError as error:
         raise BadUrl(str(error)) from None
     return parse(joined)
-
-
-def presentable(text: str) -> str:
-    """What may stand in a message of a URL that could not be parsed: no password, no query."""
-    scheme, mark, rest = text.partition("?")[0].rpartition("://")
-    return ascii(f"{scheme}{mark}{rest.rpartition('@')[2]}"[:200])[1:-1]

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from dragoman.core.ports import Decision
+from dragoman.core.urls import render_uri
 from dragoman.policy.entities import What, Who, reference, slice_of, written
 from dragoman.policy.snapshot import ACTIONS, Policy, Snapshot, action_uid
 
@@ -78,8 +79,10 @@ class Judge:
 
     def _undecided(self, who: Who, action: str, what: What, errors: list[str]) -> Decision:
         said = tuple(error[:MAX_ERROR] for error in errors[:8])
+        kind, name = what.uid
+        name = render_uri(name) if "://" in name else name
         log.warning(
             "denied, for it could not be decided: %s %s %s: %s",
-            written(who.uid), action, written(what.uid), "; ".join(said),
+            written(who.uid), action, written((kind, name)), "; ".join(said),
         )  # fmt: skip
         return Decision(False, (), self.snapshot.hash, said)

@@ -11,6 +11,7 @@ from dragoman.core.ports import A2A_DISCOVER, ADMIN, AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.recorded import recorded
 from dragoman.core.tool import Tool
+from dragoman.core.urls import render_origin
 from dragoman.web.api import Request, Response, Route, demand_admin, object_in, ok
 
 May = Callable[[Tool], bool]
@@ -103,7 +104,8 @@ class AgentsApi:
     async def _add(self, request: Request) -> Response:
         demand_admin(self._hub, request.principal)
         body = object_in(request)
-        with recorded(self._audit, "agent.add", str(body.get("url", "")), request.principal):
+        where = render_origin(str(body.get("url", "")))
+        with recorded(self._audit, "agent.add", where, request.principal):
             return ok(await self._there().add(body))
 
     async def _change(self, request: Request) -> Response:

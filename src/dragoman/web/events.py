@@ -23,7 +23,7 @@ from dragoman.core.events import AgentChanged, Event, PostVerb, VerbError
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, HttpRequest
 from dragoman.core.principal import Principal
-from dragoman.core.redaction import short
+from dragoman.core.redaction import render_name, short
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.core.verbs import TOLD, redacted, told
 from dragoman.web.api import Response, problem, query_of, refusal
@@ -77,7 +77,7 @@ class Told:
         self.tool: Tool | None = call.tool if call is not None else None
         self.who: Principal | None = call.caller if call is not None else None
         """Whose call it is; None of what concerns the hub."""
-        self.verb = short(call.tool.name) if call is not None else ""
+        self.verb = short(render_name(call.tool.name, call.tool.kind)) if call is not None else ""
         self.trace = call.trace.id if call is not None else ""
         bridged = call.tool.bridged if call is not None else None
         self.agents: tuple[str, ...] = (bridged.agent, bridged.card_id) if bridged else ()
@@ -300,7 +300,7 @@ class EventStreams:
         name, said = found
         call: Call | None = getattr(event, "call", None)
         one = Told(self._next(), event, name)
-        plain = redacted(said, call.arguments if call is not None else {})
+        plain = redacted(said, call)
         data = sse.event(encode(plain), name=name, id=str(one.id))
         self._keep(one, data)
         whole: bytes | None = None

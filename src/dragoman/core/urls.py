@@ -1,0 +1,135 @@
+"""Renders URLs for messages, logs and records without the secrets that they may hold. Pure.
+
+Many hosted servers put a key into the path or the query of their address. What anybody but an
+administrator reads therefore names the origin only; an administrator sees the path, with the
+segments masked that look like a key. Nobody sees user names, passwords, query values or fragments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import unquote
+
+HIDDEN = "…"
+MAX_LENGTH = 300
+MIN_SECRET = 6
+"""Shorter values of headers and queries are not searched for in texts: they are words."""
+
+_PARTS = re.compile(
+    r"([A-Za-z][A-Za-z0-9+._-]*)://([^/?#\\]*)([^?#]*)(\??)[^#]*(?:#.*)?", re.DOTALL
+)
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(:[0-9]{1,5})?")
+_WORD = re.compile(r"[A-Za-z0-9]+")
+_PLAIN_WORD = re.compile(
+    r"[A-Za-z0-9]{1,5}|[0-9]{1,7}|[A-Z]?[a-z]{1,20}[0-9]{0,3}|[A-Z]{1,12}"
+    r"|[A-Za-z]?[a-z]+(?:[A-Z][a-z]+){1,3}"
+)
+_SECRET_OPTION = re.compile(r"(?i)key|token|secret|passw|auth|credential|header|^-[Hpu]$")
+LONGEST_SEGMENT = 48
+
+
+def render_origin(url: str) -> str:
+    """Scheme, host and port of `url`, and `/…` where more follows."""
+    parts = _PARTS.fullmatch(url)
+    if parts is None:
+        return _render_bare(url)
+    rest = f"/{HIDDEN}" if parts[3].strip("/") or parts[4] else parts[3][:1]
+    return f"{parts[1].lower()}://{_render_authority(parts[2])}{rest}"
+
+
+def render_url(url: str) -> str:
+    """For administrators: with the path, less what looks like a key in it."""
+    parts = _PARTS.fullmatch(url)
+    if parts is None:
+        return _render_bare(url)
+    authority = _render_authority(parts[2])
+    if authority == HIDDEN:
+        return render_origin(url)  # a password may have a slash in it
+    query = f"?{HIDDEN}" if parts[4] else ""
+    return f"{parts[1].lower()}://{authority}{_mask_segments(parts[3])}{query}"[:MAX_LENGTH]
+
+
+def render_uri(uri: str) -> str:
+    """The address of a resource, perhaps behind the name of its server, for logs and records: such
+    that resources can be told apart, less what looks like a key. Of a query the names remain."""
+    bare, mark, query = uri.partition("#")[0].partition("?")
+    parts = _PARTS.fullmatch(bare)
+    if parts is not None:
+        authority = parts[2].rpartition("@")[2]
+        bare = f"{parts[1]}://{_mask_segments(authority)}{_mask_segments(parts[3])}"
+    else:
+        scheme, colon, rest = bare.rpartition(":")
+        bare = f"{scheme}{colon}{_mask_segments(rest.rpartition('@')[2])}"
+    if mark:
+        names = [_mask_segments(pair.partition("=")[0]) for pair in query.split("&") if pair]
+        bare += "?" + "&".join(f"{name}={HIDDEN}" for name in names[:16])
+    return bare
+
+
+def render_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a program, less what looks like a key or follows an option for one."""
+    rendered: list[str] = []
+    secret_next = False
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        secret = _SECRET_OPTION.search(option) is not None
+        if secret_next:
+            rendered.append(HIDDEN)
+        elif equals and "://" not in option:
+            rendered.append(f"{option}={HIDDEN if secret else _render_argument(value)}")
+        else:
+            rendered.append(_render_argument(argument))
+        secret_next = secret and not equals and option.startswith("-")
+    return rendered
+
+
+def _render_argument(argument: str) -> str:
+    return render_url(argument) if "://" in argument else _mask_segments(argument)
+
+
+def hide_secrets(text: str, url: str, headers: Iterable[str] = ()) -> str:
+    """`text`, which somebody at `url` wrote, without what the hub sent there in the address and in
+    the values of `headers`: frameworks and proxies repeat both in their error pages."""
+    hidden = {word for value in headers for word in (value, *value.split())}
+    parts = _PARTS.fullmatch(url)
+    if parts is not None:
+        target = url[url.index(parts[2], len(parts[1]) + 3) + len(parts[2]) :].partition("#")[0]
+        path, _, query = target.partition("?")
+        hidden |= {target, path, parts[2].rpartition("@")[0]}
+        hidden |= {pair.partition("=")[2] for pair in query.split("&")}
+        hidden |= {segment for segment in path.split("/") if is_secret_like(segment)}
+    hidden |= {unquote(value) for value in hidden}
+    for value in sorted(hidden, key=len, reverse=True):
+        if len(value) >= MIN_SECRET:
+            text = text.replace(value, f"/{HIDDEN}" if value.startswith("/") else HIDDEN)
+    return text
+
+
+def is_secret_like(text: str) -> bool:
+    """Whether a piece of an address may be a key: it is long, or not made of words and numbers."""
+    if len(text) > LONGEST_SEGMENT or not text.isprintable():
+        return True
+    if "%" in text:
+        text = unquote(text)
+    return not all(map(_PLAIN_WORD.fullmatch, _WORD.findall(text)))
+
+
+def _mask_segments(path: str) -> str:
+    segments = path.split("/")
+    return "/".join(HIDDEN if is_secret_like(segment) else segment for segment in segments)
+
+
+def _render_authority(authority: str) -> str:
+    """Without a user name and password; nothing of what names no host."""
+    host = authority.rpartition("@")[2]
+    return host if _AUTHORITY.fullmatch(host) and len(host) <= 260 else HIDDEN
+
+
+def _render_bare(text: str) -> str:
+    """Of what is no URL, what may be a host."""
+    host = re.split(r"[/?#\\]", text, maxsplit=1)[0]
+    shown = _render_authority(host)
+    if is_secret_like(shown):
+        return HIDDEN
+    return shown if len(host) == len(text) or shown == HIDDEN else f"{shown}/{HIDDEN}"

@@ -1,0 +1,77 @@
+"""URLs as they are rendered for people, by table."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.core.urls import (
+    hide_secrets,
+    render_arguments,
+    render_origin,
+    render_uri,
+    render_url,
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "masked"),
+    [
+        ("https://h", "https://h", "https://h"),
+        ("https://h:81/", "https://h:81/", "https://h:81/"),
+        ("https://[::1]:81/mcp", "https://[::1]:81/…", "https://[::1]:81/mcp"),
+        ("HTTPS://h/mcp?key=K#f", "https://h/…", "https://h/mcp?…"),
+        ("https://h?key=K", "https://h/…", "https://h?…"),
+        ("http://user:pass@h/x", "http://h/…", "http://h/x"),
+        ("http://h/@bank.example/a2a", "http://h/…", "http://h/@bank.example/a2a"),
+        ("http://h/x://u@bank.example/", "http://h/…", "http://h/x://u@bank.example/"),
+        ("http://h\\@bank.example/", "http://h/…", "http://h\\@bank.example/"),
+        ("http://user:pa/ss@h/x", "http://…/…", "http://…/…"),
+        ("https://h/v1/streamable-http/n8n", "https://h/…", "https://h/v1/streamable-http/n8n"),
+        ("https://h/sk-4bT9aXYZkey12345/mcp", "https://h/…", "https://h/…/mcp"),
+        ("https://h/550e8400-e29b-41d4-a716-446655440000/", "https://h/…", "https://h/…/"),
+        ("https://h/%73k-4bT9aXYZkey12345", "https://h/…", "https://h/…"),
+        (f"https://h/{'word-' * 12}", "https://h/…", "https://h/…"),
+        ("http://h\r\nforged/x", "http://…/…", "http://…/…"),
+        ("localhost:9000/agent", "localhost:9000/…", "localhost:9000/…"),
+        ("4bT9aXYZkey12345", "…", "…"),
+        ("", "…", "…"),
+    ],
+)
+def test_the_origin_is_for_everybody_and_a_masked_path_for_administrators(
+    url: str, origin: str, masked: str
+) -> None:
+    assert render_origin(url) == origin
+    assert render_url(url) == masked
+
+
+@pytest.mark.parametrize(
+    ("uri", "rendered"),
+    [
+        ("file:///home/ann/notes-2024.md", "file:///home/ann/notes-2024.md"),
+        ("db.postgres://h:5432/customers/schema", "db.postgres://h:5432/customers/schema"),
+        ("db://user:pass@h/table?key=K&plain#f", "db://h/table?key=…&plain=…"),
+        ("db://4bT9aXYZkey12345", "db://…"),
+        ("db://h/4bT9aXYZkey12345/rows", "db://h/…/rows"),
+        ("urn:note:4bT9aXYZkey12345", "urn:note:…"),
+        ("urn:note:shopping", "urn:note:shopping"),
+    ],
+)
+def test_the_address_of_a_resource_is_known_again_without_its_secrets(
+    uri: str, rendered: str
+) -> None:
+    assert render_uri(uri) == rendered
+
+
+def test_arguments_of_a_program_lose_their_secrets() -> None:
+    given = ["-y", "@modelcontextprotocol/server-github", "/srv/data", "--api-key", "short"]
+    given += ["--token=short", "--root=/srv", "https://h/4bT9aXYZkey12345?k=v", "4bT9aXYZkey12345"]
+    rendered = ["-y", "@modelcontextprotocol/server-github", "/srv/data", "--api-key", "…"]
+    rendered += ["--token=…", "--root=/srv", "https://h/…?…", "…"]
+    assert render_arguments(given) == rendered
+
+
+def test_an_error_page_does_not_repeat_what_the_hub_sent() -> None:
+    page = "Cannot POST /KEY/mcp, key=abcdef%21 or abcdef!, Bearer tok-tok-tok from h"
+    url = "https://h/KEY/mcp?key=abcdef%21"
+    hidden = hide_secrets(page, url, ["Bearer tok-tok-tok"])
+    assert hidden == "Cannot POST /…, key=… or …, … from h"

@@ -1,0 +1,289 @@
+"""What the hub tells, and to whom: secrets are put wherever one can be, everything is made to fail,
+and then every output is searched. The hub, its counterparts and its files are real."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests.live.conftest import RunningHub
+from tests.live.lasting import lasting_hub, reason_of, until
+from tests.peers import wire
+from tests.peers.process import server_entry, toml
+
+OWNER_KEY = "a-key-that-is-long-enough"
+SLOTS = (
+    *("path", "query", "header", "argument", "variable", "resource", "userinfo", "tok"),
+    *("agent", "token", "location", "refused", "webhook"),
+)
+SECRET = {slot: f"c4N{number:02}{slot}7f3A9b2c1D" for number, slot in enumerate(SLOTS)}
+MODES = ("ok", "page", "error", "html", "close", "chunks", "redirect", "hang")
+
+
+class Counterpart:
+    """An MCP server and an A2A agent behind one address that holds a key. The arguments of a call,
+    or the text of a message, say how it fails; what it says repeats all that it was sent."""
+
+    def __init__(self, port: int) -> None:
+        self.origin = f"http://127.0.0.1:{port}"
+        self.over = threading.Event()
+
+    def card(self) -> dict[str, Any]:
+        url = f"{self.origin}/{SECRET['agent']}/a2a"
+        place = {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
+        skill = {"id": "work", "name": "work", "description": "works", "tags": []}
+        return {
+            "name": "keyed",
+            "description": "An agent behind a key.",
+            "version": "1",
+            "supportedInterfaces": [place],
+            "capabilities": {},
+            "defaultInputModes": ["text/plain"],
+            "defaultOutputModes": ["text/plain"],
+            "skills": [skill],
+        }
+
+    def result(self, method: str) -> Any:
+        if method == "initialize":
+            about = {"name": "keyed", "version": "1"}
+            said = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+            return {**said, "serverInfo": about}
+        if method == "tools/list":
+            return {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}
+        if method == "tools/call":
+            return {"content": [{"type": "text", "text": "done"}]}
+        if method == "SendMessage":
+            return {"message": {"messageId": "1", "role": "ROLE_AGENT", "parts": [{"text": "ok"}]}}
+        return None
+
+
+@contextmanager
+def counterpart() -> Iterator[Counterpart]:
+    class Served(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if self.path.endswith("/.well-known/agent-card.json"):
+                self._reply(200, made.card())
+            else:
+                self._page(404)
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            method, params = asked.get("method", ""), asked.get("params") or {}
+            if "id" not in asked:
+                self._reply(202, None)
+                return
+            said = json.dumps(params.get("arguments") or params.get("message", {}).get("parts"))
+            mode = next((mode for mode in MODES if f'"{mode}"' in said), "ok")
+            self._act(mode, asked["id"], method)
+
+        def _act(self, mode: str, id: Any, method: str) -> None:
+            result = made.result(method)
+            head = {"jsonrpc": "2.0", "id": id}
+            if mode == "page":
+                self._page(500)
+            elif mode == "html":
+                self._send(200, "text/html", b"<p>hello</p>")
+            elif mode == "error":
+                self._reply(200, {**head, "error": {"code": -32000, "message": self._heard()}})
+            elif mode == "close":
+                self.close_connection = True
+            elif mode == "chunks":
+                self.wfile.write(b"HTTP/1.1 200 -\r\ntransfer-encoding: chunked\r\n\r\nnone\r\n")
+                self.close_connection = True
+            elif mode == "redirect":
+                self.send_response(307)
+                secret = SECRET["location"]
+                self.send_header("location", f"http://192.168.7.7/{secret}?key={secret}")
+                self.send_header("content-length", "0")
+                self.end_headers()
+            elif mode == "hang":
+                made.over.wait(30)
+                self.close_connection = True
+            elif result is None:
+                code = -32001 if method == "GetTask" else -32601
+                self._reply(200, {**head, "error": {"code": code, "message": "not found"}})
+            else:
+                self._reply(200, {**head, "result": result})
+
+        def _heard(self) -> str:
+            return f"Cannot {self.command} {self.path} with {dict(self.headers)}"
+
+        def _page(self, status: int) -> None:
+            self._send(status, "text/html", self._heard().encode())
+
+        def _reply(self, status: int, value: Any) -> None:
+            data = b"" if value is None else json.dumps(value).encode()
+            self._send(status, "application/json", data)
+
+        def _send(self, status: int, kind: str, data: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Served)
+    server.daemon_threads = True
+    made = Counterpart(server.server_address[1])
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+def _agent_entry(name: str, url: str, **keys: Any) -> str:
+    entry = {"name": name, "url": url, **keys}
+    return "\n".join(["[[a2a.external_agents]]", *(f"{k} = {toml(v)}" for k, v in entry.items())])
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[Counterpart]:
+    with counterpart() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hub(keyed: Counterpart) -> Iterator[RunningHub]:
+    path, query = SECRET["path"], SECRET["query"]
+    headers = {"X-Key": SECRET["header"], "Authorization": "Bearer ${VARIABLE}"}
+    transport = {"headers": headers}
+    servers = [
+        server_entry("told", "told_server", "--token", SECRET["argument"], env=["VARIABLE"]),
+        server_entry(
+            "keyed",
+            "http",
+            f"{keyed.origin}/{path}/mcp?key={query}",
+            transport=transport,
+            timeout_secs=0.5,
+        ),
+        server_entry("gone", "http", f"http://127.0.0.1:1/{path}/mcp?key={query}"),
+        server_entry("user", "http", f"http://me:{SECRET['userinfo']}@127.0.0.1:1/mcp"),
+    ]
+    agents = [
+        _agent_entry(
+            "keyed agent", f"{keyed.origin}/{SECRET['agent']}", token="env:TOKEN", timeout_secs=0.5
+        ),
+        _agent_entry("gone agent", f"http://127.0.0.1:1/{SECRET['agent']}"),
+    ]
+    config = f'api_key = "{OWNER_KEY}"\n[bridge]\nprobe_secs = 600\n[a2a]\nenabled = true\n'
+    config += "push_attempts = 1\n" + "\n".join(agents)
+    secrets = {"VARIABLE": SECRET["variable"], "TOKEN": SECRET["token"]}
+    with lasting_hub(servers, config, secrets) as running:
+        running.wait_connected("told", "keyed")
+        for name in ("gone", "user"):
+            reason_of(running, name)
+        agents_path = "/api/a2a/agents"
+        until(lambda: running.api(f"{agents_path}/keyed%20agent")["tools"])
+        until(lambda: running.api(f"{agents_path}/gone%20agent")["reason"])
+        yield running
+
+
+def key_of(hub: RunningHub, name: str, *options: str) -> dict[str, str]:
+    made = hub.command("keys", "create", name, *options)
+    assert made.returncode == 0, made.stderr
+    return {"Authorization": f"Bearer {made.stdout.strip()}"}
+
+
+def _provoke(hub: RunningHub, key: dict[str, str]) -> list[str]:
+    """All that an ordinary caller hears while everything fails in every way."""
+
+    def call(tool: str, arguments: dict[str, Any]) -> str:
+        url = f"{hub.url}/api/tools/{quote(tool, safe='')}/call"
+        return wire.post(url, {"arguments": arguments}, key).body.decode()
+
+    def rpc(method: str, params: dict[str, Any]) -> str:
+        return wire.modern_request(hub.mcp_url, method, params, key, 20).body.decode()
+
+    def send(agent: str, mode: str) -> str:
+        message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": mode}]}
+        asked = wire.request(1, "SendMessage", {"message": message})
+        headers = {"A2A-Version": "1.0", **key}
+        return wire.post(f"{hub.url}/a2a/{quote(agent)}", asked, headers).body.decode()
+
+    work = [lambda mode=mode: call("keyed.t", {"mode": mode}) for mode in MODES]
+    work += [
+        lambda mode=mode: rpc("tools/call", {"name": "keyed.t", "arguments": {"mode": mode}})
+        for mode in MODES
+    ]
+    work += [lambda mode=mode: send("keyed agent", mode) for mode in MODES]
+    work += [lambda mode=mode: call("keyed_agent.work", {"message": mode}) for mode in MODES]
+    work += [lambda: call("gone.t", {}), lambda: send("gone agent", "ok")]
+    reads = ("db://listed", f"db://{SECRET['resource']}", f"none:{SECRET['resource']}")
+    work += [lambda uri=uri: rpc("resources/read", {"uri": uri}) for uri in reads]
+    with ThreadPoolExecutor(8) as pool:
+        heard = list(pool.map(lambda one: one(), work))
+    # What a caller sent itself comes back to it alone.
+    return [text.replace(SECRET["resource"], "(sent)") for text in heard]
+
+
+def _searched(views: dict[str, str]) -> dict[str, list[str]]:
+    found = {
+        view: [slot for slot, secret in SECRET.items() if secret in text]
+        for view, text in views.items()
+    }
+    return {view: slots for view, slots in found.items() if slots}
+
+
+def test_no_secret_is_told(hub: RunningHub) -> None:
+    key = key_of(hub, "ann")
+    refused = [
+        f"http://user:{SECRET['userinfo']}@127.0.0.1:1/x",
+        f"http://127.0.0.1:1/x?tok={SECRET['tok']}",
+        f"http://127.0.0.1:1/{SECRET['refused']}",
+        SECRET["refused"],
+    ]
+    with wire.stream("GET", f"{hub.url}/api/events", headers=hub.headers) as stream:
+        answers = _provoke(hub, key)
+        for url in refused:
+            body = {"url": url, "name": "refused"}
+            answers.append(wire.post(f"{hub.url}/api/a2a/agents", body, hub.headers).body.decode())
+        hub.call("told.last")
+        events = [stream.next_json()]
+        while events[-1].get("context", {}).get("askedAs") != "told.last":
+            events.append(stream.next_json())
+    failed = [one for one in answers if '"error"' in one or "isError" in one or "FAILED" in one]
+    assert len(failed) >= 4 * (len(MODES) - 1) + 4, answers
+    told = {"answers": "\n".join(answers), "events": json.dumps(events)}
+    paths = ("/api/status", "/api/mcp/servers", "/api/tools", "/api/a2a/agents", "/a2a/agents")
+    paths += ("/api/a2a/agents/keyed%20agent", "/api/a2a/agents/gone%20agent")
+    paths += ("/api/a2a/dispatches?limit=200",)
+    for path in paths:
+        told[f"GET {path}"] = wire.get(hub.url + path, key).body.decode()
+    commands = [["servers", "--json"], ["agents"], ["agents", "show", "keyed agent"], ["status"]]
+    commands += [["doctor"], ["config", "check"], ["audit", "tail", "-n", "500", "--json"]]
+    with ThreadPoolExecutor(2) as pool:
+        for command, done in zip(
+            commands, pool.map(lambda one: hub.command(*one), commands), strict=True
+        ):
+            told["dragoman " + " ".join(command)] = done.stdout + done.stderr
+    for path in ("/api/status", "/api/mcp/servers", "/api/a2a/agents"):
+        told[f"GET {path} as owner"] = hub.get(path).body.decode()
+    told["the log"] = hub.log()
+    for file in hub.home.glob("audit*"):
+        if file.name != "audit.key":
+            told[file.name] = file.read_bytes().decode("utf-8", "replace")
+    told["dispatches.db"] = (hub.home / "dispatches.db").read_bytes().decode("utf-8", "replace")
+    assert _searched(told) == {}
+    # It is still told apart what was read, and where things are.
+    verbs = [event["verb"] for event in events if event.get("phase") == "post-verb"]
+    assert {"told.db://listed", "told.db://…"} <= set(verbs)
+    servers = hub.api("/api/mcp/servers")["configured"]
+    (configured,) = [one for one in servers if one["name"] == "keyed"]
+    assert configured["transport"]["url"].endswith("/…/mcp?…")
