@@ -258,7 +258,9 @@ class AgentSide:
         if self.http is None or self._catalog is None:
             prefixes += ai_catalog.PLACES
             return [Under(prefix, disabled, lambda path: path in public) for prefix in prefixes]
-        found = [Under(prefix, self.http, self.http.is_card) for prefix in prefixes]
+        found = [
+            Under(prefix, self.http, self.http.is_card, self.http.is_rpc) for prefix in prefixes
+        ]
         catalogs = ai_catalog.PLACES
         return found + [
             Under(path, self._catalog, lambda path: path in public) for path in catalogs

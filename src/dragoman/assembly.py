@@ -53,6 +53,7 @@ from dragoman.stores.witness import Loss, accept_losses, survey
 from dragoman.web.api import Api
 from dragoman.web.app import App, Mounted, OwnerApp, Under
 from dragoman.web.auth import Authenticator, Names
+from dragoman.web.bodies import BodyBudget
 from dragoman.web.listener import Listener
 from dragoman.web.metrics import Metrics
 from dragoman.web.parts import OPERATIONS
@@ -123,6 +124,7 @@ class Instance:
         self.calls = CallLog(self.bus, sys.stderr.write) if told else None
         self._stdio: set[Connection] = set()
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
+        self._bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         self._listeners: list[Listener] = []
         self._mcp_server: asyncio.Server | None = None
         self._settled: asyncio.Future[None]
@@ -214,7 +216,7 @@ class Instance:
         if self.mode == "daemon":
             authenticate = self._listen_tcp(api, mounts, under)
         owner_app = OwnerApp(OWNER, mounts, api, under)
-        self._listeners.append(Listener(owner_app, unix_socket(http_path)))
+        self._listeners.append(Listener(owner_app, unix_socket(http_path), self._bodies))
         await self.agents.start(authenticate)
         for listener in self._listeners:
             await listener.start()
@@ -265,7 +267,8 @@ class Instance:
         names = Names(
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
-        self._listeners.append(Listener(App(auth, names, mounts, api, under), sock))
+        app = App(auth, names, mounts, api, under)
+        self._listeners.append(Listener(app, sock, self._bodies))
         self.agents.url = self.url
         self.agents.secure(lambda: auth.required)
         return lambda metadata: auth.principal(

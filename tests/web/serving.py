@@ -23,6 +23,7 @@ from dragoman.mcp.sse import SseFace
 from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
+from dragoman.web.bodies import BodyBudget
 from dragoman.web.listener import Listener
 from dragoman.wire.sse import Parser, ServerEvent
 from open_road import open_hub
@@ -214,7 +215,7 @@ class Answer:
 
 
 @asynccontextmanager
-async def place() -> AsyncIterator[Place]:
+async def place(budget: BodyBudget | None = None) -> AsyncIterator[Place]:
     catalog, work = Catalog(review=admit_all), Work()
     catalog.offer(
         "work",
@@ -237,7 +238,7 @@ async def place() -> AsyncIterator[Place]:
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     names = Names("127.0.0.1", None, [], [])
     app = App(auth, names, {"/mcp": http, **sse.mounts}, Api(hub, Sources()))
-    listener = Listener(app, sock)
+    listener = Listener(app, sock, budget)
     await listener.start()
     made = Place(sock.getsockname()[1], listener, face, http, sse, work)
     try:

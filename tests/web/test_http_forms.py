@@ -30,10 +30,7 @@ async def test_every_form_of_request_is_answered_and_the_next_client_is_served()
     answered: dict[bytes, int] = {}
     async with place() as here:
         for seed in http_seeds.ALL:
-            try:
-                answered[seed], _, _ = await first_answer(here, seed)
-            except asyncio.IncompleteReadError:
-                answered[seed] = 0
+            answered[seed], _, _ = await first_answer(here, seed)
             assert answered[seed] not in (101, 500), seed
         assert (await here.ask(get("/healthz")))[0] == 200
     for seed in http_seeds.CONNECTS[:6]:

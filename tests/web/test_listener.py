@@ -345,7 +345,9 @@ async def test_the_head_of_the_next_request_is_bounded_while_the_first_is_answer
                 for _ in range(100):
                     writer.write(b"x" * 10_000)
                     await writer.drain()
-                await reader.read()
+                here.slow.go.set()
+                answers = await reader.read()
+                assert answers.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 431 " in answers
         await here.everyone_left()
         writer.close()
 

@@ -78,6 +78,9 @@ class HttpFace:
             return False
         return path in CARD_PATHS or self._split(path)[1] in CARD_PATHS
 
+    def is_rpc(self, path: str) -> bool:
+        return self._split(path)[1] in ("", "/")
+
     def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)

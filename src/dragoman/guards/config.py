@@ -42,6 +42,15 @@ class Limits(Struct, frozen=True, kw_only=True):
     calls_in_flight: Annotated[
         int, Meta(ge=1, description="Calls under way at once; one more is refused.")
     ] = 1_000
+    body_megabytes: Annotated[
+        int,
+        Meta(
+            ge=20,
+            le=100_000,
+            description="Megabytes of request bodies over HTTP held at once, from the first byte "
+            "to the answer; one caller has at most half of them, and what does not fit waits.",
+        ),
+    ] = 64
     chain_depth: Annotated[
         int,
         Meta(ge=0, le=63, description="How deep calls may be that are made on behalf of others."),

@@ -32,6 +32,8 @@ class Under:
     """A path without a slash at its end; what is served is that path and all below it."""
     serve: Public
     is_open: Callable[[str], bool]
+    is_rpc: Callable[[str], bool] = lambda path: False
+    """Which of them take and answer JSON-RPC."""
 
     def has(self, path: str) -> bool:
         return path == self.prefix or path.startswith(f"{self.prefix}/")
@@ -139,8 +141,8 @@ def serve(
 ) -> Awaitable[None]:
     path, principal = request.path, request.principal
     mounted = mounts.get(path)
-    if request.refusal or request.too_large:
-        return _respond(request, api)
+    if request.refusal or request.refused:
+        return _refuse(request, mounts, under)
     if mounted is not None and principal is not None:
         return mounted(request, principal)
     for one in under:
@@ -149,13 +151,24 @@ def serve(
     return _respond(request, api)
 
 
-async def _respond(request: Request, api: Api) -> None:
+async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequence[Under]) -> None:
+    """Answers what the listener or the head decided, in the form that the path's clients read."""
     if request.refusal is not None:
         reply(request, request.refusal)
         return
-    if request.too_large:
-        reply(request, _TOO_LARGE)
-        return
+    code, message = _REFUSED[request.refused]
+    path = request.path
+    headers = [(b"retry-after", b"1")] if request.refused == 503 else []
+    if (path in mounts and not path.startswith("/api/")) or any(
+        one.has(path) and one.is_rpc(path) for one in under
+    ):
+        body = rpc.error(None, code, message)
+    else:
+        body = problem(request.refused, message).body
+    reply(request, Response(request.refused, body, headers=headers))
+
+
+async def _respond(request: Request, api: Api) -> None:
     work = asyncio.get_running_loop().create_task(
         api.respond(
             request.method,
@@ -213,12 +226,15 @@ _UNAUTHORIZED = Response(
     [(b"www-authenticate", b'Bearer realm="dragoman"')],
 )
 
-_TOO_LARGE = Response(
-    413,
-    rpc.error(
-        None, rpc.INVALID_REQUEST, f"a message may have {MAX_BYTES} bytes and this one has more"
+_REFUSED = {
+    413: (rpc.INVALID_REQUEST, f"a message may have {MAX_BYTES} bytes and this one has more"),
+    503: (
+        -32000,  # a server error, as for every refusal that may be tried again
+        "the hub holds as many large requests as it may; try again shortly or raise "
+        "[limits] body_megabytes",
     ),
-)
+}
+"""The JSON-RPC code and the words of what the listener refuses."""
 
 _CORS: Headers = [
     (b"vary", b"Origin"),

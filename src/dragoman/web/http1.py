@@ -15,6 +15,8 @@ from typing import Protocol, cast
 
 import httptools
 
+from dragoman.core.principal import Principal
+from dragoman.web.bodies import BodyBudget
 from dragoman.web.request import STATUS, Headers, Request
 
 __all__ = ["Application", "Connection", "Headers", "Request"]
@@ -31,7 +33,22 @@ HEAD_BYTES = 64 * 1024
 BODY_BYTES = 10 * 1024 * 1024
 DRAIN_BYTES = 4 * BODY_BYTES
 """A body over the limit but under this is read to its end, so that its sender reads the answer."""
+BUDGET_BYTES = 64 * 1024 * 1024
+SMALL_BYTES = 16 * 1024
+"""A body of this size or less does not count: a caller that has used up its room can still ask for
+things and cancel them."""
+FRAMING_PER_BYTE = 4
+"""Bytes of chunk sizes and line ends that may come with a byte of a body, beyond `HEAD_BYTES`.
+Chunks of one byte have five, and those that programs send while they write JSON less than two."""
 MAX_PIPELINED = 16
+"""Requests that may wait behind the one that is answered; what follows is parsed when there is
+room."""
+SLICE_BYTES = 4096
+"""The parser cannot be stopped, so what was read is fed to it in slices."""
+PIECES_A_TURN = 1000
+"""How much of one connection is parsed before others have their turn, in pieces of bodies."""
+PIECES_A_REQUEST = 25
+"""What parsing and beginning a request counts for."""
 UNREAD_BYTES = 1024 * 1024
 """What may wait for a client that does not read, before its stream waits too."""
 UNREAD_BYTES_ALL = 256 * 1024 * 1024
@@ -40,6 +57,7 @@ UNREAD_SECONDS = 60.0
 """A client that has read nothing for so long does not read."""
 
 NEVER = float("inf")
+RETRY_AFTER = b"retry-after: 1\r\n"
 _BLANK = b" \t"
 
 
@@ -56,12 +74,17 @@ _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 class Connection(asyncio.Protocol):
     def __init__(
-        self, app: Application, register: set[Connection], loop: asyncio.AbstractEventLoop
+        self,
+        app: Application,
+        register: set[Connection],
+        loop: asyncio.AbstractEventLoop,
+        budget: BodyBudget,
     ) -> None:
         self.loop = loop
         self.lost = False
         self._app = app
         self._register = register
+        self._budget = budget
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         self._reading: Request | None = None
@@ -79,14 +102,35 @@ class Connection(asyncio.Protocol):
         self._repeated: frozenset[bytes] = frozenset()
         self._body: bytes | bytearray = b""
         self._size = 0
+        """Bytes of the body so far."""
+        self._length = 0
+        """Its Content-Length."""
         self._head_bytes = 0
+        """Bytes of the head so far, or of all that came after it."""
+        self._at_body = 0
+        """The latter when a piece of the body came last."""
+        self._waiting = 0
+        """Bytes for which `_reading` waits until the budget has room for them."""
+        self._input: memoryview | None = None
+        """What was read and not parsed yet; meanwhile no more is read."""
+        self._held: tuple[Principal | None, int] | None = None
+        """Whose room it takes, and how much, while it waits for requests before it."""
+        self._resuming = False
+        self._going_on = False
+        self._paused = False
+        self._pieces = 0
         self._closing = False
+        """Nothing more is parsed."""
+        self._last = b""
+        """What is said behind the last answer before the connection is closed."""
         self._drained: asyncio.Future[None] | None = None
         self._unread = 0, NEVER
         """How much a client has not read that must read before it is sent more, and since when."""
         self._unfinished = False
         """A request has begun and its end has not come."""
         self._in_head = True
+        self._discarding = False
+        """The request has been answered or will be, and the rest of its body is not wanted."""
         self._idle = False
         """Between two requests."""
         self._without_offer = b""
@@ -108,9 +152,9 @@ class Connection(asyncio.Protocol):
         self._untime()
         if self._timer is not None:
             self._timer.cancel()
-        self._queue.clear()
-        self._reading = None
-        self._body = b""
+        self._input = None
+        self._release_input()
+        self._forget_unanswered()
         del self._parser  # it holds this connection, and neither would go without the collector
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -123,6 +167,56 @@ class Connection(asyncio.Protocol):
         if self._idle:
             self._idle = False
             self._due = NEVER
+        if self._input is not None:  # the loop had read it before it heard of the pause
+            self._input = memoryview(bytes(self._input) + data)
+        elif len(data) <= SLICE_BYTES or self._size + len(data) <= self._length:
+            self._feed(data)
+        else:
+            self._input = memoryview(data)
+            self._parse_input()
+
+    def _parse_input(self) -> None:
+        """Parses what was read as far as there is room for it, and for as long as it is this
+        connection's turn."""
+        self._release_input()
+        self._pieces = 0
+        while (data := self._input) is not None and not self._closing:
+            if self._pieces >= PIECES_A_TURN:
+                self._resume_soon()
+                break
+            if self._waiting or self._drained is not None:
+                break
+            if len(self._queue) >= MAX_PIPELINED:
+                self._hold_input(len(data))
+                break
+            self._input = data[SLICE_BYTES:] or None
+            self._feed(data[:SLICE_BYTES])
+        self._adjust_reading()
+
+    def _resume_soon(self) -> None:
+        if self._input is not None and not self._resuming:
+            self._resuming = True
+            self.loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = False
+        if not self.lost and not self._closing:
+            self._parse_input()
+
+    def _hold_input(self, size: int) -> None:
+        """Counts what waits unparsed behind a full queue."""
+        owner = self._queue[-1].principal
+        if self._budget.take(owner, size):
+            self._held = owner, size
+        else:
+            self._refuse(503, b"the hub holds as many requests as it may", RETRY_AFTER)
+
+    def _release_input(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._budget.give_back(*held)
+
+    def _feed(self, data: bytes | memoryview) -> None:
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -130,17 +224,27 @@ class Connection(asyncio.Protocol):
             self._feed_after_upgrade(memoryview(data)[offer.args[0] :])
         except httptools.HttpParserError:
             self._refuse(400, b"that is no HTTP request")
-        if self._ends():
+        if self._is_closing():
             return
-        if self._reading is None and self._head_bytes > HEAD_BYTES:
+        if self._unfinished and not self._in_head:
+            self._check_framing()
+        elif self._head_bytes > HEAD_BYTES:
             self._refuse(431, b"the head of the request is too long")
-        elif self._head_bytes > DRAIN_BYTES + HEAD_BYTES:  # of which little can be body
-            self._refuse(413, b"the request is too large")
-        elif self._current is None and self._due is NEVER:  # not all there yet
+        if self._current is None and self._due is NEVER and not self._is_closing():
             self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
 
-    def _ends(self) -> bool:
+    def _is_closing(self) -> bool:
         return self._closing
+
+    def _check_framing(self) -> None:
+        """Chunk sizes, their extensions and trailers are bounded beside the body, whether it is
+        kept or thrown away."""
+        framing = self._head_bytes - self._size
+        if (
+            self._head_bytes - self._at_body > HEAD_BYTES
+            or framing > HEAD_BYTES + FRAMING_PER_BYTE * self._size
+        ):
+            self._refuse(413, b"there is too much around the body of the request")
 
     def _feed_after_upgrade(self, rest: memoryview) -> None:
         """Goes on after a request that offers h2c, as curl and Java's client do. llhttp takes such
@@ -172,7 +276,7 @@ class Connection(asyncio.Protocol):
         if self._drained is None:
             self._drained = self.loop.create_future()
             self._unread = self._transport.get_write_buffer_size(), self.loop.time()
-            self._transport.pause_reading()
+            self._adjust_reading()
             self._leave_others()
 
     def _leave_others(self) -> None:
@@ -191,15 +295,28 @@ class Connection(asyncio.Protocol):
             drained.set_result(None)
         self._go_on()
 
+    def _adjust_reading(self) -> None:
+        """Reads unless something that was read has to wait: TCP then slows the client down."""
+        paused = bool(
+            self._queue or self._waiting or self._input is not None or self._drained is not None
+        )
+        if paused != self._paused and not self.lost:
+            self._paused = paused
+            if paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
     # --- llhttp's callbacks --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._unfinished = self._in_head = True
+        self._discarding = False
         self._url = b""
         self._fields = {}
         self._repeated = frozenset()
         self._body = b""
-        self._size = 0
+        self._size = self._length = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -228,7 +345,8 @@ class Connection(asyncio.Protocol):
         if self._head_bytes > HEAD_BYTES and _size(self._url, self._fields) > HEAD_BYTES:
             self._refuse(431, b"the head of the request is too long")
             return
-        self._head_bytes = 0
+        self._head_bytes = self._at_body = 0
+        self._pieces += PIECES_A_REQUEST
         parser = self._parser
         keep = parser.should_keep_alive()
         if not keep and parser.get_http_version() not in ("1.1", "1.0"):
@@ -241,19 +359,66 @@ class Connection(asyncio.Protocol):
             request.repeated |= self._repeated_before
             self._repeated_before = _NONE
         request.kept = self._app.admit(request)
+        length = self._fields.get(b"content-length", b"")
+        self._length = size = int(length) if length.isdigit() else 0
         if not request.kept:  # the answer need not wait for what is thrown away
+            self._discarding = True
             self._ready(request)
             return
         self._reading = request
         self._due = NEVER  # the body has its own time
-        length = self._fields.get(b"content-length", b"")
-        if length.isdigit() and int(length) > DRAIN_BYTES:
-            request.too_large = True
+        if size > SMALL_BYTES:
+            self._begin_large_body(request, size)
+        if b"expect" in self._fields and self._continues():
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _begin_large_body(self, request: Request, size: int) -> None:
+        if size <= BODY_BYTES:
+            self._reserve(request, size)
+            return
+        request.refused = 413
+        if size > DRAIN_BYTES:
             request.keep_alive = False
             self._closing = True
             self._ready(request)
-        elif b"expect" in self._fields and self._continues():
+
+    def _reserve(self, request: Request, size: int) -> None:
+        """Takes room for a body, or waits for it, or refuses the request."""
+        if self._budget.take(request.principal, size):
+            request.reserved = size
+        elif self._budget.wait(request.principal, size, self):
+            self._waiting = size
+        else:
+            self._body = b""
+            request.refused = 503
+            self._discarding = True
+            self._ready(request)
+
+    def grant_body(self) -> None:
+        """There is room for the body now."""
+        request, size = self._reading, self._waiting
+        assert request is not None
+        request.reserved, self._waiting = size, 0
+        if not self._size and b"expect" in self._fields and self._continues():
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._adjust_reading()
+        self._resume_soon()
+
+    def _release(self, request: Request) -> None:
+        size, request.reserved = request.reserved, 0
+        self._budget.give_back(request.principal, size)
+
+    def _forget_unanswered(self) -> None:
+        """Lets go of requests that will not be answered any more."""
+        if self._waiting and self._reading is not None:
+            self._waiting = 0
+            self._budget.leave(self._reading.principal, self)
+        for request in (self._reading, *self._queue):
+            if request is not None and request.reserved:
+                self._release(request)
+        self._reading = None
+        self._body = b""
+        self._queue.clear()
 
     def _decline_upgrade(self) -> None:
         """No other protocol is spoken here; the request itself is served all the same (RFC 9110,
@@ -272,21 +437,22 @@ class Connection(asyncio.Protocol):
 
     def _continues(self) -> bool:
         """Whether the sender waits to be told that its body is wanted."""
-        return self._fields[b"expect"].lower() == b"100-continue" and self._current is None
+        return (
+            self._fields[b"expect"].lower() == b"100-continue"
+            and self._current is None
+            and not self._waiting
+        )
 
     def on_body(self, body: bytes) -> None:
+        self._pieces += 1
+        self._at_body = self._head_bytes
+        self._size += len(body)
         request = self._reading
         if request is None:
-            self._head_bytes = 0
-            return
-        self._size += len(body)
-        if self._size > BODY_BYTES:
-            self._body = b""
-            request.too_large = True
             if self._size > DRAIN_BYTES:
-                request.keep_alive = False
-                self._closing = True
-                self._ready(request)
+                self._stop()
+            return
+        if self._size > SMALL_BYTES and not self._takes_more(request):
             return
         # One buffer, not a list of pieces: chunks of two bytes would take twenty times their size.
         if not self._body:
@@ -296,14 +462,33 @@ class Connection(asyncio.Protocol):
                 self._body = bytearray(self._body)
             self._body += body
 
+    def _takes_more(self, request: Request) -> bool:
+        """Whether a body that has become large is kept."""
+        if self._size > BODY_BYTES:
+            self._body = b""
+            request.refused = 413
+            if self._size > DRAIN_BYTES:
+                request.keep_alive = False
+                self._closing = True
+                self._ready(request)
+        elif not self._length and not request.reserved and not self._waiting:
+            self._reserve(request, BODY_BYTES)  # in chunks: nobody knows how much is to come
+        return not request.refused
+
     def on_message_complete(self) -> None:
         if self._without_offer:
             return
-        self._unfinished = False
+        self._unfinished = self._discarding = False
         self._head_bytes = 0
         request = self._reading
-        if request is None or (self._closing and request.too_large):
+        if request is None or (self._closing and request.refused):
             return
+        if self._waiting:  # all of it was in what had been read already
+            self._waiting = 0
+            self._budget.leave(request.principal, self)
+        if request.reserved > self._size:
+            self._budget.give_back(request.principal, request.reserved - self._size)
+            request.reserved = self._size
         body, self._body = self._body, b""
         request.body = body if isinstance(body, bytes) else bytes(body)
         self._ready(request)
@@ -313,13 +498,11 @@ class Connection(asyncio.Protocol):
     def _ready(self, request: Request) -> None:
         self._reading = None
         self._due = NEVER
-        if self._current is None:
+        if self._current is None and not self._queue and self._drained is None:
             self._begin(request)
-        elif len(self._queue) < MAX_PIPELINED:
-            self._queue.append(request)
-            self._transport.pause_reading()
         else:
-            self._refuse(400, b"too many requests at once")
+            self._queue.append(request)
+            self._adjust_reading()
 
     def _begin(self, request: Request) -> None:
         self._current = request
@@ -342,6 +525,9 @@ class Connection(asyncio.Protocol):
             raise
         except Exception:
             log.exception("%s %s crashed", request.method, request.path)
+        finally:
+            if request.reserved:
+                self._release(request)
         if request.answered or self.lost:
             return
         if request.streaming:
@@ -353,39 +539,66 @@ class Connection(asyncio.Protocol):
         """Called by a request that has been answered."""
         self._current = None
         self._task = None
-        if not request.keep_alive or self._closing:
-            self._closing = True
+        if not request.keep_alive:
             self._close()
         elif self.lost:
             return
         elif self._queue:
             self._go_on()
-        elif self._unfinished:  # it was answered before all of it had come
+        else:
+            self._rest()
+
+    def _go_on(self) -> None:
+        """Begins the next request, once the last one's answer is on its way."""
+        if self._going_on or self.lost:
+            return
+        self._going_on = True  # a request that is answered at once comes back here
+        while self._queue and self._current is None and self._drained is None:
+            self._untime()
+            self._begin(self._queue.popleft())
+        self._going_on = False
+        if self._drained is not None:
+            if self._current is None:
+                self._time(KEEP_ALIVE_SECONDS)
+            return
+        self._adjust_reading()
+        self._resume_soon()
+
+    def _rest(self) -> None:
+        """Nothing is being answered: waits for what comes next, each for its time."""
+        if self._closing:
+            self.write(self._last)
+            self._close()
+        elif self._input is not None:
+            self._resume_soon()
+        elif self._reading is not None:
+            self._time(BODY_SECONDS)
+        elif self._unfinished:
             self._time(HEAD_SECONDS)
         else:
             self._idle = True
             self._time(KEEP_ALIVE_SECONDS)
 
-    def _go_on(self) -> None:
-        """The next request, once the last one's answer is on its way."""
-        if self.lost or self._closing:
-            return
-        if self._drained is not None:
-            if self._current is None:
-                self._time(KEEP_ALIVE_SECONDS)
-            return
-        if self._queue and self._current is None:
-            self._untime()
-            self._begin(self._queue.popleft())
-        if not self._queue:
-            self._transport.resume_reading()
-
     def _refuse(self, status: int, text: bytes, headers: bytes = b"") -> None:
+        """Says so behind the answers to earlier requests, and closes the connection; in silence
+        where this request has been answered already."""
+        if self._closing:
+            return
+        if self._discarding:
+            self._stop()
+            return
+        head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        self._stop(STATUS[status] + headers + head % (len(text) + 1) + text + b"\n")
+
+    def _stop(self, last: bytes = b"") -> None:
+        """Parses nothing more. The connection is closed behind what is still to be answered."""
         self._closing = True
-        if self._current is None:
-            head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            self.write(STATUS[status] + headers + head % (len(text) + 1) + text + b"\n")
-        self._close()
+        self._input = None
+        self._release_input()
+        self._last = last
+        if self._current is None and not self._queue:
+            self.write(last)
+            self._close()
 
     # --- writing, timing, ending -----------------------------------------------------------------
 
@@ -429,13 +642,17 @@ class Connection(asyncio.Protocol):
         if self.loop.time() < self._due:
             self._timer = self.loop.call_at(self._due, self._late)
             return
-        if self._reading is not None:
-            self._refuse(408, b"the body did not come in time")
-        else:
+        if self._reading is None:
             self._close()
+        elif self._waiting:
+            self._refuse(503, b"the hub holds as many requests as it may", RETRY_AFTER)
+        else:
+            self._refuse(408, b"the body did not come in time")
 
     def _close(self) -> None:
         """Lets the last words out, if somebody reads them."""
+        self._closing = True
+        self._forget_unanswered()
         self._untime()
         if self._timer is not None:
             self._timer.cancel()
@@ -446,6 +663,7 @@ class Connection(asyncio.Protocol):
     def shut(self) -> None:
         """No further requests; an answer under way is finished."""
         self._closing = True
+        self._forget_unanswered()
         if self._current is None:
             self._close()
         else:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from dragoman.web.http1 import Application, Connection
+from dragoman.web.bodies import BodyBudget
+from dragoman.web.http1 import BUDGET_BYTES, Application, Connection
 
 MAX_CONNECTIONS = 10_000
 
 
 class Listener:
-    def __init__(self, app: Application, sock: socket.socket) -> None:
+    def __init__(
+        self, app: Application, sock: socket.socket, budget: BodyBudget | None = None
+    ) -> None:
+        """`budget` is shared with other listeners; a listener without one has its own."""
         self._app = app
         self._sock = sock
+        self._budget = budget or BodyBudget(BUDGET_BYTES)
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -23,7 +28,7 @@ class Listener:
         def connection() -> asyncio.Protocol:
             if len(self._connections) >= MAX_CONNECTIONS:
                 return TurnedAway()
-            return Connection(self._app, self._connections, loop)
+            return Connection(self._app, self._connections, loop, self._budget)
 
         self._server = await loop.create_server(connection, sock=self._sock, backlog=2048)
 

@@ -25,7 +25,8 @@ _JSON = STATUS[200] + b"content-type: application/json\r\ncontent-length: "
 class Request:
     __slots__ = (
         "_connection", "_gone", "answered", "body", "extra", "fields", "keep_alive", "kept",
-        "method", "path", "principal", "query", "refusal", "repeated", "streaming", "too_large",
+        "method", "path", "principal", "query", "refusal", "refused", "repeated", "reserved",
+        "streaming",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, method: str, url: bytes, keep_alive: bool) -> None:
@@ -38,7 +39,10 @@ class Request:
         """Headers that came more than once; `fields` has them joined."""
         self.body = b""
         self.kept = True
-        self.too_large = False
+        self.refused = 0
+        """413 or 503 where the body is too large, or there is no room for it."""
+        self.reserved = 0
+        """Bytes of the budget for bodies that it has."""
         self.extra: Headers = []
         """Headers that go with whatever is answered."""
         self.principal: Principal | None = None

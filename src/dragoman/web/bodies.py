@@ -1,0 +1,103 @@
+"""How many bytes of request bodies the hub holds at once, and whose. Knows no sockets."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Protocol
+
+MAX_WAITING = 256
+"""Requests that wait for room at once. Up to one read of each is in memory already."""
+MAX_WAITING_EACH = 64
+"""Of these, how many of one caller."""
+
+
+class Waiter(Protocol):
+    def grant_body(self) -> None:
+        """Called once: the body may be read."""
+
+
+class BodyBudget:
+    """Room for request bodies. A body's whole size is reserved before it is read, so every body
+    that has been begun can be read to its end. One caller has at most half of the room; what does
+    not fit waits its turn."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.share = limit // 2
+        self.held = 0
+        self._held_by: dict[Hashable, int] = {}
+        self._waiting: dict[Hashable, deque[tuple[int, int, Waiter]]] = {}
+        """By caller, the first first: its turn, the bytes it needs, and who to tell."""
+        self._turn = 0
+        self._count = 0
+        self._crowded = False
+        """Somebody waits for others than himself: nobody may overtake him."""
+
+    def take(self, owner: Hashable, size: int) -> bool:
+        """Reserves the bytes, unless they do not fit or an earlier request waits for room."""
+        if self._crowded or owner in self._waiting or not self._fits(owner, size):
+            return False
+        self._add(owner, size)
+        return True
+
+    def wait(self, owner: Hashable, size: int, waiter: Waiter) -> bool:
+        """Reserves the bytes when it is their turn; False where too many wait already."""
+        queue = self._waiting.get(owner)
+        if self._count >= MAX_WAITING or (queue and len(queue) >= MAX_WAITING_EACH):
+            return False
+        if queue is None:
+            queue = self._waiting[owner] = deque()
+        self._turn += 1
+        self._count += 1
+        queue.append((self._turn, size, waiter))
+        self._grant()
+        return True
+
+    def leave(self, owner: Hashable, waiter: Waiter) -> None:
+        """For one that waits no longer."""
+        queue = self._waiting.get(owner, deque())
+        for entry in queue:
+            if entry[2] is waiter:
+                queue.remove(entry)
+                self._count -= 1
+                break
+        if not queue:
+            self._waiting.pop(owner, None)
+        self._grant()
+
+    def give_back(self, owner: Hashable, size: int) -> None:
+        self._add(owner, -size)
+        if self._waiting:
+            self._grant()
+
+    def _fits(self, owner: Hashable, size: int) -> bool:
+        return self.held + size <= self.limit and self._held_by.get(owner, 0) + size <= self.share
+
+    def _add(self, owner: Hashable, size: int) -> None:
+        self.held += size
+        left = self._held_by.get(owner, 0) + size
+        if left:
+            self._held_by[owner] = left
+        else:
+            del self._held_by[owner]
+
+    def _grant(self) -> None:
+        """Lets in whose turn it is. Who waits for bytes of his own is passed over; who waits for
+        those of others is not."""
+        granted: list[Waiter] = []
+        self._crowded = False
+        for owner in sorted(self._waiting, key=lambda owner: self._waiting[owner][0][0]):
+            queue = self._waiting[owner]
+            while queue and self._fits(owner, queue[0][1]):
+                _, size, waiter = queue.popleft()
+                self._count -= 1
+                self._add(owner, size)
+                granted.append(waiter)
+            if not queue:
+                del self._waiting[owner]
+            elif self._held_by.get(owner, 0) + queue[0][1] <= self.share:
+                self._crowded = True
+                break
+        for waiter in granted:
+            waiter.grant_body()

@@ -1,0 +1,304 @@
+"""What a client sends, and how much of it the hub takes: pipelined requests, what surrounds a body,
+and bodies that share the room there is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from tests.web import serving
+from tests.web.serving import ALICE, BOB
+from tests.web.test_listener import JSON, PING, Place, call, get, kept, parsed, place, post
+
+from dragoman.web import bodies, http1
+from dragoman.web.bodies import BodyBudget
+from dragoman.web.listener import Listener
+
+CHUNKED = b"Transfer-Encoding: chunked"
+
+
+async def read_all(here: Place, request: bytes) -> bytes:
+    reader, writer = await here.connect()
+    writer.write(request)
+    answer = b""
+    async with asyncio.timeout(10):
+        with suppress(ConnectionResetError):
+            answer = await reader.read()
+    writer.close()
+    return answer
+
+
+# --- one request behind the other
+
+
+async def test_every_pipelined_request_is_answered_in_its_order_however_many_there_are() -> None:
+    pings = [PING.replace(b'"id":1', b'"id":%d' % number) for number in range(100)]
+    asked = b"".join(kept(post("/mcp", ping, JSON)) for ping in pings)
+    async with place() as here:
+        reader, writer = await here.connect()
+        writer.write(kept(post("/mcp", call(), JSON)) + asked + get("/healthz"))
+        await asyncio.wait_for(here.slow.running.wait(), 5)
+        here.slow.go.set()
+        async with asyncio.timeout(10):
+            answers = await reader.read()
+        writer.close()
+    assert answers.index(b'"text":"went"') < answers.index(b'"id":0,')
+    places = [answers.index(b'"id":%d,' % number) for number in range(100) if number != 1]
+    assert places == sorted(places) and answers.endswith(b"ok\n")
+
+
+async def test_what_cannot_be_parsed_is_refused_behind_the_answers_to_what_can() -> None:
+    async with place() as here:
+        for bad, status in (
+            (b"no HTTP\r\n\r\n", b"400"),
+            (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"405"),
+        ):
+            answers = await read_all(here, kept(get("/healthz")) * 3 + bad + get("/healthz"))
+            assert answers.count(b"HTTP/1.1 200 ") == 3
+            assert answers.rindex(b"ok\n") < answers.index(b"HTTP/1.1 " + status)
+
+
+async def test_input_that_waits_behind_a_full_queue_counts() -> None:
+    async with serving.place(BodyBudget(100)) as here:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        ping = json.dumps(serving.request(7, "ping")).encode()
+        head = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\n"
+        lines = b"Content-Type: application/json\r\nAccept: */*\r\nContent-Length: %d\r\n\r\n"
+        waits = json.dumps(serving.call(1, waits=True)).encode()
+        writer.write(head + lines % len(waits) + waits + (head + lines % len(ping) + ping) * 100)
+        await asyncio.wait_for(here.work.running.wait(), 5)
+        here.work.go.set()
+        async with asyncio.timeout(10):
+            answers = await reader.read()
+        writer.close()
+        assert 16 <= answers.count(b'"id":7') < 100
+        assert b"HTTP/1.1 503 " in answers[answers.rindex(b'"id":7') :]
+
+
+# --- what surrounds a body
+
+
+@pytest.mark.promise("N1")
+async def test_trailers_extensions_and_tiny_chunks_are_bounded_with_a_key_and_without() -> None:
+    head = post("/mcp", b"", JSON, "Authorization: Bearer secret")
+    head = head.replace(b"Content-Length: 0", CHUNKED)
+    async with place("secret") as here:
+        for excess in (
+            b"5\r\nabcde\r\n" * 100_000 + b"0\r\nX: " + b"x" * 70_000,
+            b"0\r\n" + b"X: y\r\n" * 15_000,
+            b"1;" + b"x" * 70_000,
+            b"1\r\na\r\n" * 100_000,
+        ):
+            # The connection may be reset before the answer is read: there was more to come.
+            assert (await read_all(here, head + excess))[9:12] in (b"413", b"")
+            answers = await read_all(here, head.replace(b"secret", b"wrong") + excess)
+            assert answers.count(b"HTTP/1.1 ") <= 1 and answers[9:12] in (b"401", b"")
+        tiny = b"".join(b"1\r\n%c\r\n" % byte for byte in PING + b" " * 10_000)
+        ended = tiny + b"0\r\nX: y\r\n\r\n"
+        assert (await read_all(here, head + ended)).endswith(b'"result":{}}')
+
+
+async def test_a_body_in_tiny_chunks_is_parsed_in_turns() -> None:
+    """However much of it the loop has read at once."""
+
+    class Taker:
+        def admit(self, request: http1.Request) -> bool:
+            return True
+
+        async def answer(self, request: http1.Request) -> None:
+            request.reply(200, [], str(len(request.body)).encode())
+
+    listener, steps = await serve(Taker()), [0]
+    reader, writer = await asyncio.open_connection(*listener._sock.getsockname())
+
+    async def watch() -> None:
+        while True:
+            sizes = [one._size for one in listener._connections]
+            steps.append(sizes[0] if sizes else 0)
+            await asyncio.sleep(0)
+
+    watching = asyncio.ensure_future(watch())
+    head = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(head + b"2\r\nab\r\n" * 100_000 + b"0\r\n\r\n")
+    async with asyncio.timeout(20):
+        assert (await reader.readuntil(b"200000")).startswith(b"HTTP/1.1 200 ")
+    watching.cancel()
+    writer.close()
+    listener.stop_accepting()
+    largest = max(after - before for before, after in pairwise(steps))
+    assert largest < 2 * 2 * (http1.PIECES_A_TURN + http1.SLICE_BYTES // 7)
+
+
+async def serve(app: http1.Application) -> Listener:
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    listener = Listener(app, sock)
+    await listener.start()
+    return listener
+
+
+# --- the room for bodies
+
+
+class Upload:
+    """A POST whose head has been sent and whose body has not; it waits for `100 Continue`."""
+
+    def __init__(self, here: serving.Place, who: str, body: bytes) -> None:
+        self._here = here
+        self._who = who
+        self.body = body
+
+    async def begin(self, framing: str = "") -> Upload:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._here.port)
+        self.reader, self.writer = reader, writer
+        framing = framing or f"Content-Length: {len(self.body)}"
+        lines = ("POST /mcp HTTP/1.1", "Host: localhost", f"Authorization: Bearer {self._who}")
+        more = (JSON, "Accept: */*", "Expect: 100-continue", framing, "", "")
+        writer.write("\r\n".join([*lines, *more]).encode())
+        return self
+
+    async def is_wanted(self) -> None:
+        async with asyncio.timeout(5):
+            assert await self.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+    async def finish(self) -> int:
+        self.writer.write(self.body)
+        return await self.status()
+
+    async def status(self) -> int:
+        async with asyncio.timeout(10):
+            status, headers, _ = parsed(await self.reader.readuntil(b"\r\n\r\n"))
+            self.said = await self.reader.readexactly(int(headers["content-length"]))
+        self.headers = headers
+        self.writer.close()
+        return status
+
+
+KB = 1024
+
+
+def padded(message: object, size: int) -> bytes:
+    text = json.dumps(message).encode()
+    return text + b" " * (size - len(text))
+
+
+LARGE = padded(serving.request(1, "ping"), 90 * KB)
+
+
+async def is_waiting(budget: BodyBudget, count: int) -> None:
+    async with asyncio.timeout(5):
+        while budget._count != count:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.promise("N1")
+async def test_a_caller_has_half_the_room_for_bodies_and_the_rest_wait_for_it() -> None:
+    budget = BodyBudget(200 * KB)
+    async with serving.place(budget) as here:
+        first = await Upload(here, ALICE, LARGE).begin()
+        await first.is_wanted()
+        others = [await Upload(here, ALICE, LARGE).begin() for _ in range(3)]
+        await is_waiting(budget, 3)
+        # Others have their half, and a small request always passes.
+        bobs = await Upload(here, BOB, LARGE).begin()
+        await bobs.is_wanted()
+        assert await bobs.finish() == 200
+        answer = await here.send("POST", message=serving.request(1, "ping"))
+        assert (await answer.json())["result"] == {}
+        assert budget.held == 90 * KB
+        assert await first.finish() == 200
+        for one in others:
+            await one.is_wanted()
+            assert await one.finish() == 200
+        async with asyncio.timeout(5):
+            while budget.held:
+                await asyncio.sleep(0.001)
+        assert not budget._held_by and not budget._waiting
+
+
+@pytest.mark.promise("N1")
+async def test_a_body_takes_room_until_its_request_is_answered() -> None:
+    budget = BodyBudget(200 * KB)
+    async with serving.place(budget) as here:
+        slow = await Upload(here, ALICE, padded(serving.call(1, waits=True), 90 * KB)).begin()
+        await slow.is_wanted()
+        slow.writer.write(slow.body)
+        await asyncio.wait_for(here.work.running.wait(), 5)
+        second = await Upload(here, ALICE, LARGE).begin()
+        await is_waiting(budget, 1)
+        here.work.go.set()
+        await second.is_wanted()
+        assert await second.finish() == 200
+        slow.writer.close()
+
+
+@pytest.mark.promise("N1")
+async def test_room_is_given_back_by_those_who_leave_and_too_many_who_wait_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "MAX_WAITING_EACH", 2)
+    budget = BodyBudget(200 * KB)
+    async with serving.place(budget) as here:
+        first = await Upload(here, ALICE, LARGE).begin()
+        await first.is_wanted()
+        second = await Upload(here, ALICE, LARGE).begin()
+        third = await Upload(here, ALICE, LARGE).begin()
+        await is_waiting(budget, 2)
+        refused = await Upload(here, ALICE, LARGE).begin()
+        assert await refused.status() == 503 and refused.headers["retry-after"] == "1"
+        assert "body_megabytes" in json.loads(refused.said)["error"]["message"]
+        first.writer.transport.abort()
+        await second.is_wanted()
+        second.writer.transport.abort()
+        await third.is_wanted()
+        assert await third.finish() == 200
+
+
+async def test_who_waits_too_long_for_room_is_told_to_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = BodyBudget(200 * KB)
+    async with serving.place(budget) as here:
+        first = await Upload(here, ALICE, LARGE).begin()
+        await first.is_wanted()
+        monkeypatch.setattr(http1, "BODY_SECONDS", 0.1)
+        second = await Upload(here, ALICE, LARGE).begin()
+        assert await second.status() == 503 and second.headers["retry-after"] == "1"
+        await is_waiting(budget, 0)
+        first.writer.close()
+
+
+async def test_a_body_in_chunks_takes_the_room_of_the_largest_until_its_end_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http1, "BODY_BYTES", 100 * KB)
+    budget = BodyBudget(200 * KB)
+    async with serving.place(budget) as here:
+        waits = padded(serving.call(1, waits=True), 40 * KB)
+        upload = await Upload(here, ALICE, b"").begin("Transfer-Encoding: chunked")
+        await upload.is_wanted()
+        upload.writer.write(b"%x\r\n%b\r\n" % (len(waits), waits))
+        async with asyncio.timeout(5):
+            while budget.held != 100 * KB:
+                await asyncio.sleep(0.001)
+            upload.writer.write(b"0\r\n\r\n")
+            await here.work.running.wait()
+        assert budget.held == 40 * KB
+        upload.writer.close()
+
+
+# --- refusals in the form of the path
+
+
+async def test_a_body_that_is_too_large_is_refused_in_the_form_of_its_path() -> None:
+    async with place() as here:
+        for path, is_rpc in (("/mcp", True), ("/api/tools/slow.wait/call", False)):
+            head = post(path, b"", JSON).replace(b"Length: 0", b"Length: 99999999")
+            status, headers, said = await here.ask(head)
+            assert (status, headers["content-type"]) == (413, "application/json")
+            assert ("jsonrpc" in json.loads(said)) is is_rpc
+            assert "bytes" in json.loads(said)["error"]["message"]
