@@ -65,6 +65,7 @@ class AgentSide:
         audit: AuditLog,
         pins: CardPins,
         changed: Callable[[], None],
+        clock_is_steady: Callable[[], bool],
     ) -> None:
         """`pins` hold the cards of agents; `changed` is called when policies know something else
         of one."""
@@ -77,6 +78,7 @@ class AgentSide:
         self._audit = audit
         self._pins = pins
         self._facts_changed = changed
+        self._clock_is_steady = clock_is_steady
         self.local: list[FunctionAgent] = []
         self.registry: Registry | None = None
         """The agents of others."""
@@ -130,6 +132,7 @@ class AgentSide:
             most_each=settings.max_tasks,
             max_bytes=settings.max_megabytes * MEGABYTE,
             idle=settings.idle_secs,
+            clock_is_steady=self._clock_is_steady,
         )
         targets = Targets(hub, settings.default_agent)
         targets.order = [entry.name for entry in self._config.agents]

@@ -25,7 +25,7 @@ from dragoman.agent_side import AgentSide, Authenticate
 from dragoman.bus_side import BusSide
 from dragoman.config import Config, load, with_port
 from dragoman.core.calllog import CallLog
-from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.errors import ConfigError
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tasks import Tasks
 from dragoman.core.view import View
@@ -44,7 +44,7 @@ from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
 from dragoman.place import ConfigWatch, lookup_of
 from dragoman.policy.pinning import OFF, STRICT
-from dragoman.store_side import StoreSide
+from dragoman.store_side import StoreSide, prune_offline
 from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
 from dragoman.stores.verify import Verdict, verify
@@ -75,6 +75,7 @@ __all__ = [
     "accept_losses",
     "host",
     "policy_files",
+    "prune_offline",
     "run",
     "survey",
     "verify",
@@ -82,7 +83,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-PRUNE_SECONDS = 3600
 SETTLE_SECONDS = 3.0
 """How long after the start the first list over stdio may wait for servers and agents that are just
 being found."""
@@ -168,6 +168,7 @@ class Instance:
             self.audit,
             guards.pins,
             guards.policies.touch,
+            self.stores.clock.is_steady,
         )
         undo.callback(self.agents.close_stores)
         self.stores.enroll()
@@ -240,7 +241,8 @@ class Instance:
             ),
         )
         following = self.watch.follow(self._apply, self._look)
-        loops = (following, self._prune(), self.stores.keep_checkpoints())
+        pruning = self.stores.keep_pruning(lambda: self.config.audit)
+        loops = (following, pruning, self.stores.keep_checkpoints())
         self._tasks = [loop.create_task(each) for each in loops]
 
     async def _look(self) -> None:
@@ -335,15 +337,6 @@ class Instance:
             if any(entry.name == one.name and entry.pin != one.pin for one in old.mcp_servers):
                 self.guards.review_again(entry.name)
         log.info("the configuration was read again: %d servers", len(config.mcp_servers))
-
-    async def _prune(self) -> None:
-        while True:
-            settings = self.config.audit
-            try:
-                await self.audit.prune(settings.keep_days * 86_400, settings.max_entries)
-            except HubError as error:
-                log.warning("old records could not be deleted: %s", error)
-            await asyncio.sleep(PRUNE_SECONDS)
 
     # --- what the API tells (web.api.Sources) ----------------------------------------------------
 

@@ -6,11 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from dragoman.config import Config
 from dragoman.core.errors import ConfigError, HubError
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit import SqliteAudit, compact, shrink
+from dragoman.stores.chain import DATABASE
+from dragoman.stores.clock import SteadyClock
+from dragoman.stores.config import AuditSettings
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS
 from dragoman.stores.witness import Witness
@@ -19,11 +25,16 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 600.0
 """How often the end of the audit is noted where its own files are not."""
+PRUNE = "audit.prune"
+PRUNE_SECONDS = 3600.0
+SHRINK_SECONDS = 30.0
+DAY = 86_400.0
 
 
 class StoreSide:
     def __init__(self, place: Path, config: Config) -> None:
         """Raises `ConfigError` where a store was lost. The other stores are opened after this."""
+        self._place = place
         self._folder = place / config.policy.folder
         self.witness = Witness(place, self._folder)
         self.keys = KeyStore(place, busy_seconds=LOOP_BUSY_SECONDS)
@@ -33,6 +44,8 @@ class StoreSide:
         except BaseException:
             self.keys.close()
             raise
+        record = self.witness.record
+        self.clock = SteadyClock(record.clock_seen or self.audit.left_at, record.clock_new_since)
         self._told: list[str] = []
         self._unwritten = ""
 
@@ -65,7 +78,7 @@ class StoreSide:
             return  # it cannot be written, as it says itself
         tip = self.audit.tip
         if await asyncio.to_thread(self.audit.sync):
-            self.witness.note_audit(tip)
+            self.witness.note_audit(tip, self.clock)
             await self._write()
 
     async def keep_checkpoints(self) -> None:
@@ -73,10 +86,39 @@ class StoreSide:
             await self.checkpoint()
             await asyncio.sleep(CHECKPOINT_SECONDS)
 
+    async def keep_pruning(self, settings: Callable[[], AuditSettings]) -> None:
+        while True:
+            try:
+                await self.prune(settings())
+            except HubError as error:
+                log.warning("old records could not be deleted: %s", error)
+            await asyncio.sleep(PRUNE_SECONDS)
+
+    async def prune(self, settings: AuditSettings) -> int:
+        """Deletes what is too old or too much, and records that. While the clock is not trusted,
+        nothing counts as old."""
+        age = settings.keep_days * DAY
+        if not self.clock.is_steady():
+            self._tell_of_clock(age)
+            age = math.inf
+        removed = await prune_and_record(self.audit, age, settings.max_entries, "hub")
+        if removed:
+            await self.checkpoint()
+            await asyncio.to_thread(shrink, self._place / DATABASE, SHRINK_SECONDS)
+        return removed
+
+    def _tell_of_clock(self, age: float) -> None:
+        if self.audit.find_first()[1] < time.time() - age:
+            log.warning(
+                "the clock has jumped by more than a day since the hub last ran; records that look "
+                "too old are kept until it has been steady for a day (to delete them now, stop the "
+                "hub and run: dragoman audit prune)"
+            )
+
     def close(self) -> None:
         self.audit.close()
         if not self.audit.unsaved and self.audit.sync():
-            self.witness.note_audit(self.audit.tip)
+            self.witness.note_audit(self.audit.tip, self.clock)
             try:
                 self.witness.write()
             except ConfigError as error:
@@ -100,3 +142,37 @@ class StoreSide:
             if str(error) != self._unwritten:
                 self._unwritten = str(error)
                 log.warning("%s; it is tried again", error)
+
+
+async def prune_and_record(audit: SqliteAudit, age: float, most: int, by: str) -> int:
+    """Deletes entries that are older than `age` seconds or more than `most`, and records how many
+    and which. Says how many."""
+    first = audit.find_first()[0]
+    removed = await audit.prune(age, most)
+    if removed:
+        last = audit.pruned
+        log.info("%d old entries of the audit were deleted, up to entry %d", removed, last.seq)
+        entry = {"verb": PRUNE, "asked_as": "audit", "caller": by, "door": "hub", "depth": 0}
+        conclusion = {
+            "outcome": "completed",
+            "count": removed,
+            "first_seq": first,
+            "last_seq": last.seq,
+            "head": last.mac.hex(),
+            "duration_ms": 0,
+        }
+        audit.conclude(audit.intend(entry), conclusion)
+    return removed
+
+
+def prune_offline(place: Path, settings: AuditSettings, by: str) -> int:
+    """What `audit prune` does; the home must be held. Also gives the space back."""
+    audit = SqliteAudit(place, durable=settings.durable)
+    try:
+        age, most = settings.keep_days * DAY, settings.max_entries
+        removed = asyncio.run(prune_and_record(audit, age, most, by))
+        audit.flush()
+    finally:
+        audit.close()
+    compact(place / DATABASE)
+    return removed

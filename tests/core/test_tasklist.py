@@ -408,6 +408,31 @@ async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
     store.close()
 
 
+async def test_no_task_expires_by_a_clock_that_has_jumped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteTasks(tmp_path)
+    tasks = listed(store)
+    kept(tasks, ALICE, "waits")[0].wait()
+    await tasks.close()
+    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    looks: list[bool] = []
+    enough = asyncio.Event()
+
+    def is_steady() -> bool:
+        looks.append(len(looks) >= 3)
+        if looks[-1]:
+            enough.set()
+        return False
+
+    again = listed(store, idle=0.0001, clock_is_steady=is_steady)
+    again.load(made_again)
+    await asyncio.wait_for(enough.wait(), 5)
+    assert again.get(ALICE, "waits").state == INPUT_REQUIRED
+    await again.close()
+    store.close()
+
+
 # --- ends and beginnings
 
 

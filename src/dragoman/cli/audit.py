@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dragoman import home as homes
 from dragoman.cli.client import place_of
-from dragoman.cli.errors import FAILED, NOT_FOUND, say, stop, stop_for
-from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json, styled
+from dragoman.cli.errors import FAILED, NO_HUB, NOT_FOUND, say, stop, stop_for
+from dragoman.cli.output import (
+    Waiting,
+    clean,
+    home_option,
+    json_option,
+    print_json,
+    styled,
+    user_name,
+)
+from dragoman.config import load
 from dragoman.core.errors import HubError
 
 if TYPE_CHECKING:
@@ -249,3 +259,34 @@ def verify(home: str | None, as_json: bool) -> None:
         stop(f"the audit is not whole: {verdict.problem}")
     entries = "1 entry" if verdict.entries == 1 else f"{verdict.entries} entries"
     print(f"ok: {entries}, {verdict.first_seq} to {verdict.last_seq}")
+
+
+@audit.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@home_option
+def prune(yes: bool, home: str | None) -> None:
+    """Delete the records that are older than [audit] keep_days, or beyond max_entries.
+
+    A running hub does so every hour. It keeps what looks old while its clock has jumped by more
+    than a day, after a long time off for example, until the clock has been steady for a day; this
+    command does not wait. No hub may run meanwhile. The file becomes smaller too. What was deleted
+    is recorded, and the rest can still be proved.
+    """
+    from dragoman.assembly import prune_offline
+
+    place = place_of(home)
+    if not (Path(place) / "audit.db").exists():
+        stop(f'there is no audit in "{place}"; a hub makes it when it first runs', NOT_FOUND)
+    try:
+        settings = load(Path(place) / "config.toml").audit
+        if not yes:
+            said = f"Delete the records that are older than {settings.keep_days:g} days, by a clock"
+            now = time.strftime("%Y-%m-%d %H:%M", time.localtime())
+            click.confirm(f"{said} that shows {now}?", abort=True, err=True)
+        with homes.hold(place):
+            removed = prune_offline(Path(place), settings, user_name())
+    except (homes.Held, homes.Unfit) as error:
+        stop(str(error), NO_HUB)
+    except HubError as error:
+        stop_for(error)
+    print(f"{removed} entries were deleted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
@@ -34,6 +35,14 @@ home_option = click.option(
     callback=_inherited,
     help="The hub's home; default $DRAGOMAN_HOME, else ~/.dragoman.",
 )
+
+
+def user_name() -> str:
+    """Who runs this command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"user {os.getuid()}"
 
 
 def print_json(value: Any) -> None:

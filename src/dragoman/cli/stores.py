@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 from dragoman import home as homes
 from dragoman.cli.client import place_of
 from dragoman.cli.errors import NO_HUB, USAGE, say, stop, stop_for
-from dragoman.cli.output import clean, home_option, json_option, print_json, table
+from dragoman.cli.output import clean, home_option, json_option, print_json, table, user_name
 from dragoman.config import load
 from dragoman.core.errors import HubError
 
@@ -104,7 +103,7 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
         click.confirm(said, abort=True, err=True)
     try:
         with homes.hold(place):
-            lost = accept_losses(Path(place), _policies_of(Path(place)), names, _user())
+            lost = accept_losses(Path(place), _policies_of(Path(place)), names, user_name())
     except (homes.Held, homes.Unfit) as error:
         stop(str(error), NO_HUB)
     except HubError as error:
@@ -117,10 +116,3 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
 
 def _policies_of(place: Path) -> Path:
     return place / load(place / "config.toml").policy.folder
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        return f"user {os.getuid()}"

@@ -103,13 +103,23 @@ class LoggedTask(Task):
 
 class StoredTasks:
     def __init__(
-        self, store: TaskStore, *, most: int, most_each: int, max_bytes: int, idle: float
+        self,
+        store: TaskStore,
+        *,
+        most: int,
+        most_each: int,
+        max_bytes: int,
+        idle: float,
+        clock_is_steady: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`clock_is_steady` tells whether the wall clock may say that a task has waited too long:
+        one that has jumped would end all of them at once."""
         self._store = store
         self._most = most
         self._most_each = most_each
         self._max_bytes = max_bytes
         self._idle = idle
+        self._clock_is_steady = clock_is_steady
         self._of: dict[Principal, Owned] = {}
         self._ended: OrderedDict[int, LoggedTask] = OrderedDict()
         """All that are finished, by their keys, the first to finish first."""
@@ -362,7 +372,7 @@ class StoredTasks:
         for task in [task for task in self._heard if not task.watched]:
             del self._heard[task]
             task.forget()
-        before = time() - self._idle
+        before = time() - self._idle if self._clock_is_steady() else 0.0
         for task in self:
             if not task.finished and not task.running and task.updated < before:
                 task.fail(

@@ -61,6 +61,11 @@ PAUSE_SECONDS = 0.25
 PRUNE_BATCH = 250
 CHECKPOINT_PAGES = 4000
 BACKSTOP_PAGES = 16_000
+INCREMENTAL = 2
+SPARE_PAGES = 1_000
+"""So many free pages are kept for what comes next."""
+SHRINK_PAGES = 32
+SHRINK_PAUSE = 0.005
 
 REFUSED = b'{"outcome":"refused","error":"Full","duration_ms":0}'
 
@@ -76,6 +81,8 @@ class SqliteAudit:
         self.commits = 0
         self._home = home
         self._broken = broken
+        self.left_at = 0.0
+        """The time of the newest entry that an earlier hub has left; 0 if there is none."""
         self._durable = durable
         self._encode = msgspec.json.Encoder().encode
         self._pending: list[tuple[str, int | None, float, bytes]] = []
@@ -83,6 +90,8 @@ class SqliteAudit:
         self._unsaved: list[Row] = []
         """What is in the chain and not in the database yet. It is in the journal, whose size is its
         bound; beyond that come only the outcomes of calls that run."""
+        self.pruned = ORIGIN
+        """The last entry that `prune` has deleted."""
         self._unwritten: list[bytes] = []
         """What is in the chain and not in the journal yet, as it stands there."""
         self._running: dict[int, None] = {}
@@ -139,6 +148,14 @@ class SqliteAudit:
     def tip(self) -> Tip:
         """Where the chain ends."""
         return Tip(self._seq, self._mac)
+
+    def find_first(self) -> tuple[int, float]:
+        """The number and the time of the oldest entry that is kept. Raises `Full`."""
+        try:
+            found = self._db.execute("SELECT seq, at FROM entries ORDER BY seq LIMIT 1").fetchone()
+        except sqlite3.Error as error:
+            raise Full(f'the audit in "{self._home}" cannot be read ({error})') from error
+        return found or (self._seq, time.time())
 
     @property
     def unsaved(self) -> bool:
@@ -209,7 +226,11 @@ class SqliteAudit:
             # At once, so that a key or entries without a head are never our own doing.
             os.pwrite(self._head, self._seal.tip(FIRST_HEAD, *ORIGIN), 0)
         self._db = open_store(
-            path, MIGRATIONS, durable=self._durable, busy_seconds=LOOP_BUSY_SECONDS
+            path,
+            MIGRATIONS,
+            durable=self._durable,
+            busy_seconds=LOOP_BUSY_SECONDS,
+            shrinks=True,
         )
         self._journal = Journal(self._home)
         try:
@@ -241,6 +262,8 @@ class SqliteAudit:
         lost, told = self._broken or (0, None)
         problem = told or problem
         end = tail(self._db)
+        newest = self._db.execute("SELECT at FROM entries WHERE seq = ?", (end.seq,)).fetchone()
+        self.left_at = newest[0] if newest else 0.0
         waiting = rows_after(end, left)
         try:
             for row, tip in zip(waiting, walk(waiting, self._seal, end), strict=True):
@@ -394,6 +417,7 @@ class SqliteAudit:
         except sqlite3.Error as error:
             self._fail(error)
             return 0
+        self.pruned = last
         self._logged(10 + count // 4)
         return count
 
@@ -446,3 +470,36 @@ def _checkpoint(path: Path) -> None:
         _copy_log(path)
     except sqlite3.Error as error:
         log.warning("the audit's log could not be copied into its database: %s", error)
+
+
+def shrink(path: Path, seconds: float, spare: int = SPARE_PAGES) -> None:
+    """Gives the space of deleted entries back to the file system, in small steps: a step holds the
+    database for less than its writer waits. For a thread of its own. A database that an older
+    version made shrinks only with `compact`."""
+    until = time.monotonic() + seconds
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+            db.execute("PRAGMA wal_autocheckpoint=0")
+            if db.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
+                return
+            while time.monotonic() < until:
+                if db.execute("PRAGMA freelist_count").fetchone()[0] <= spare:
+                    break
+                db.execute(f"PRAGMA incremental_vacuum({SHRINK_PAGES})").fetchall()
+                time.sleep(SHRINK_PAUSE)
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    except sqlite3.Error as error:
+        log.warning("the audit's database could not be made smaller: %s", error)
+
+
+def compact(path: Path) -> None:
+    """The same at once, for when no hub runs; from then on the database shrinks by itself."""
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+            db.execute(f"PRAGMA auto_vacuum={INCREMENTAL}")
+            db.execute("VACUUM")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error as error:
+        raise ConfigError(f'"{path}" cannot be made smaller ({error})') from error

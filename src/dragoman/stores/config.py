@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 class AuditSettings(Struct, frozen=True, kw_only=True):
     keep_days: Annotated[
-        float, Meta(gt=0, description="Days a record is kept before it may be deleted.")
+        float, Meta(ge=1, description="Days a record is kept before it may be deleted; at least 1.")
     ] = 90
     max_entries: Annotated[
         int, Meta(ge=1_000, description="Entries kept at most; a call makes two.")

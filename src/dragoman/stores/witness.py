@@ -28,6 +28,7 @@ from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.stores import chain, journal, keys, pins, registry, tasks
 from dragoman.stores.audit import SqliteAudit
 from dragoman.stores.chain import Tip
+from dragoman.stores.clock import SteadyClock
 from dragoman.stores.sqlite import find_damage, is_damage
 
 RECORD_FILE = "stores.json"
@@ -70,6 +71,9 @@ class Record(msgspec.Struct, frozen=True):
     """Whether there is a folder of policies."""
     audit_seq: int = 0
     audit_mac: str = ""
+    clock_seen: float = 0.0
+    """When the wall clock was last looked at, and since when it is new: see `SteadyClock`."""
+    clock_new_since: float = 0.0
 
 
 class Sealed(msgspec.Struct, frozen=True):
@@ -222,9 +226,14 @@ class Witness:
             self._noted = True
         return self._noted
 
-    def note_audit(self, tip: Tip) -> None:
+    def note_audit(self, tip: Tip, clock: SteadyClock) -> None:
         """`tip` must be on the disk."""
-        self.note(audit_seq=tip.seq, audit_mac=tip.mac.hex())
+        self.note(
+            audit_seq=tip.seq,
+            audit_mac=tip.mac.hex(),
+            clock_seen=clock.seen,
+            clock_new_since=clock.new_since,
+        )
 
     def write(self) -> None:
         """Writes the record and its copies. Waits for the disk: not for the event loop. A store

@@ -1,0 +1,143 @@
+"""What is old is deleted and recorded; a clock that has jumped says nothing about what is old."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.cli.terminal import Terminal
+
+from dragoman.assembly import Instance
+from dragoman.config import Config, parse
+from dragoman.core.errors import ConfigError
+from dragoman.stores.audit import SqliteAudit, shrink
+from dragoman.stores.clock import STEADY_SECONDS, SteadyClock
+from dragoman.stores.config import AuditSettings
+from dragoman.stores.records import AuditReader
+from dragoman.stores.verify import verify
+
+DAY = 86_400.0
+real_time = time.time
+
+
+@pytest.fixture
+def shift(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Puts the clock forward or back by so many days."""
+    return lambda days: monkeypatch.setattr("time.time", lambda: real_time() + days * DAY)
+
+
+async def run_hub(home: Path) -> int:
+    """As it starts and ends, with one call; how many entries it deleted."""
+    instance = Instance(home, Config(), "mcp")
+    instance.audit.conclude(instance.audit.intend({"verb": "x"}), {"outcome": "completed"})
+    removed = await instance.stores.prune(AuditSettings())
+    await instance.stop()
+    return removed
+
+
+async def test_a_clock_far_ahead_at_a_start_deletes_nothing(
+    tmp_path: Path, shift: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    await run_hub(tmp_path)
+    shift(100)
+    for _ in range(2):  # the second start finds records with the wrong time
+        assert await run_hub(tmp_path) == 0
+    assert "the clock has jumped" in caplog.text
+    shift(0)
+    assert await run_hub(tmp_path) == 0
+    assert verify(tmp_path).ok and verify(tmp_path).first_seq == 1
+
+
+async def test_what_is_too_old_by_a_steady_clock_is_deleted_and_that_is_recorded(
+    tmp_path: Path, shift: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    shift(-100)
+    await run_hub(tmp_path)
+    last = verify(tmp_path).last_seq
+    for days in (-0.9, -0.3):
+        shift(days)
+        assert await run_hub(tmp_path) == 0
+    shift(0.2)  # the clock has gone on for a day
+    assert await run_hub(tmp_path) == last
+    assert verify(tmp_path).ok and f"{last} old entries" in caplog.text
+    reader = AuditReader(tmp_path)
+    (record,) = reader.records(10, verb="audit.prune")
+    reader.close()
+    told = {name: record.conclusion[name] for name in ("count", "first_seq", "last_seq")}
+    assert told == {"count": last, "first_seq": 1, "last_seq": last}
+    assert len(record.conclusion["head"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("steps", "steady"),
+    [
+        ([0, 0.5, 0.9], True),
+        ([0, 1.1], False),
+        ([0, 1.1, 1.9], False),
+        ([0, 1.1, 1.9, 2.2], True),
+        ([0, 90, 0.1, 1.0], False),
+        ([0, 90, 0.1, 1.0, 1.2], True),
+    ],
+)
+def test_a_clock_is_trusted_once_it_has_gone_on_for_a_day(
+    shift: Callable[[float], None], steps: list[float], steady: bool
+) -> None:
+    clock = SteadyClock(0.0, 0.0)
+    found = True
+    for days in steps:
+        shift(days * STEADY_SECONDS / DAY)
+        found = clock.is_steady()
+        clock = SteadyClock(clock.seen, clock.new_since)  # as after a restart
+    assert found is steady
+
+
+def test_less_than_a_day_is_no_time_to_keep_records() -> None:
+    with pytest.raises(ConfigError, match=r"keep_days.*1"):
+        parse("[audit]\nkeep_days = 0.000001\n")
+
+
+async def test_the_file_becomes_smaller_when_much_was_deleted(tmp_path: Path) -> None:
+    audit = SqliteAudit(tmp_path)
+    for _ in range(400):
+        audit.intend({"verb": "x" * 4000})
+        audit._running.clear()
+    audit.flush()
+    path = tmp_path / "audit.db"
+    assert await audit.prune(3600, 100) == 301
+    audit.sync()
+    before = path.stat().st_size
+    shrink(path, 30, spare=10)
+    assert path.stat().st_size < before * 0.75
+    audit.intend({"verb": "x"})
+    audit.close()
+    assert verify(tmp_path).ok
+
+
+def test_the_operator_may_prune_at_once_and_shrinks_what_an_older_version_made(
+    short_tmp: Path,
+) -> None:
+    terminal = Terminal(short_tmp)
+    terminal.configure()
+    with closing(sqlite3.connect(terminal.home / "audit.db")) as db:
+        db.execute("CREATE TABLE made_before (x)")  # so that it does not shrink by itself
+    audit = SqliteAudit(terminal.home)
+    audit.close()
+    terminal.configure(config="[audit]\nmax_entries = 1000\n")
+    audit = SqliteAudit(terminal.home)
+    for _ in range(1000):
+        audit.conclude(audit.intend({"verb": "y" * 1000}), {"outcome": "completed"})
+    audit.close()
+    size = (terminal.home / "audit.db").stat().st_size
+    assert terminal.run("audit", "prune").code == 130  # nobody is there to be asked
+    done = terminal.run("audit", "prune", "--yes")
+    assert done.code == 0 and "entries were deleted" in done.out
+    assert (terminal.home / "audit.db").stat().st_size < size
+    with closing(sqlite3.connect(terminal.home / "audit.db")) as db:
+        assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+    assert verify(terminal.home).ok
