@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.a2a.odd_agent import Request, card_10, odd_agent
 from tests.a2a.registry_ground import NOT_FOUND, anybody, external, ground, moody, skill
 
-from dragoman.core.catalog import Catalog, admit_all
+from dragoman.core.catalog import Catalog, Reviewed, admit_all
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import Tool
@@ -379,14 +380,14 @@ async def test_a_changed_skill_is_held_by_the_catalogs_review_and_the_rest_is_of
     catalog = Catalog(review=admit_all)
     approved: dict[str, str] = {}
 
-    def review(target: str, tools: object) -> tuple[list[Tool], dict[str, str]]:
+    def review(target: str, tools: Sequence[Tool]) -> Reviewed:
         admitted, held = [], {}
-        for tool in tools:  # type: ignore[attr-defined]
+        for tool in tools:
             if approved.setdefault(tool.name, tool.description) == tool.description:
                 admitted.append(tool)
             else:
                 held[tool.name] = "its description has changed"
-        return admitted, held
+        return Reviewed(admitted, held)
 
     catalog.review = review
     async with moody("deploy", "list") as agent, ground(tmp_path, catalog=catalog) as here:

@@ -34,7 +34,7 @@ def test_each_call_has_one_record_that_says_how_it_ended(
         ("sdk.echo", "mcp_sdk_echo", "completed", None),
         ("sdk.fail", "sdk.fail", "failed", None),
         ("no.such", "no.such", "not_found", "NotFound"),
-        ("mcp_sdk_do_thing", "mcp_sdk_do_thing", "invalid", "AmbiguousName"),
+        ("sdk.do_thing", "sdk.do-thing", "completed", None),
         ("sdk.echo", "sdk.echo", "invalid", "InvalidInput"),
         ("odd.hang", "odd.hang", "target_failed", "TimedOut"),
         ("exits.echo", "exits.echo", "target_failed", "Unreachable"),
@@ -44,7 +44,7 @@ def test_each_call_has_one_record_that_says_how_it_ended(
     assert text_of(running.call("mcp_sdk_echo", {"text": "private words"})) == "private words"
     assert running.call("sdk.fail")["result"]["isError"] is True
     assert kind_of(running.call("no.such")) == "NotFound"
-    assert kind_of(running.call("mcp_sdk_do_thing")) == "AmbiguousName"
+    assert text_of(running.call("sdk.do-thing")) == "do-thing"
     assert kind_of(running.call("sdk.echo", {"text": 5})) == "InvalidInput"
     assert kind_of(running.call("odd.hang")) == "TimedOut"
     assert kind_of(running.call("exits.echo")) == "Unreachable"

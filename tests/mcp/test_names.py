@@ -11,12 +11,11 @@ import dragoman
 from dragoman import extract_mcp_server, format_mcp_tool_name, is_mcp_tool
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import NotFound
+from dragoman.core.identity import MAX_NAME, fold_id, fold_name, identity_of
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.mcp.names import (
-    MAX_NAME,
     alias_name,
     canonical_name,
-    distinct,
     other_names,
     safe_name,
 )
@@ -86,36 +85,65 @@ def test_names_that_are_cut_stay_apart() -> None:
     assert len(canonical_name("s", one)) == MAX_NAME
 
 
-def test_the_canonical_name_keeps_case_and_hyphens() -> None:
-    assert canonical_name("My-Server", "Do-Thing") == "My-Server.Do-Thing"
+FOLDED = [
+    ("read_file", "read_file"),
+    ("Read_File", "read_file"),
+    ("READ-FILE", "read_file"),
+    ("read.file", "read_file"),
+    ("read file", "read_file"),
+    ("read/file", "read_file"),
+    ("readFile", "readfile"),
+    ("a--b", "a__b"),
+    ("", ""),
+    ("été", "_t__" + hashlib.sha256("été".encode()).hexdigest()[:8]),
+    ("\u212aelvin", "kelvin_" + hashlib.sha256("\u212aelvin".encode()).hexdigest()[:8]),
+]
 
 
-def test_a_name_made_distinct_fits_and_depends_on_the_tool_alone() -> None:
-    name = canonical_name("s", "a b")
-    assert name == canonical_name("s", "a/b") == "s.a_b"
-    assert distinct(name, "a b") != distinct(name, "a/b")
-    assert distinct(name, "a b") == distinct(name, "a b")
-    assert len(distinct("s." + "x" * 126, "y")) == MAX_NAME
+@pytest.mark.parametrize(("name", "folded"), FOLDED)
+def test_every_spelling_of_a_name_folds_to_one(name: str, folded: str) -> None:
+    assert fold_name(name) == folded
+    assert fold_name(folded) == folded
+    assert canonical_name("My-Server", name) == identity_of("My-Server", name)
+    assert fold_id(f"My-Server.{name}") == f"My-Server.{folded}"
+
+
+def test_names_without_ascii_letters_stay_apart_in_every_style() -> None:
+    one, other = "读取文件", "写入文件"
+    assert fold_name(one) != fold_name(other)
+    assert canonical_name("s", one) != canonical_name("s", other)
+    assert alias_name("s", one) != alias_name("s", other)
+    for style in ("dotted", "safe", "safe!"):
+        assert other_names("s", None, one)[style] != other_names("s", None, other)[style]
+    for name in (canonical_name("s", one), alias_name("s", one)):
+        assert re.fullmatch(r"[A-Za-z0-9_.]+", name)
+
+
+def test_spellings_of_a_long_name_are_one_identity_too() -> None:
+    assert canonical_name("s", "x" * 200) == canonical_name("s", "X" * 200)
+    assert fold_id(canonical_name("s", "x" * 200)) == canonical_name("s", "x" * 200)
 
 
 def test_each_style_of_naming_has_a_name_of_its_own_and_a_prefix_takes_the_servers_place() -> None:
-    assert other_names("Git-Hub", None, "create.issue", "Git-Hub.create.issue") == {
+    assert other_names("Git-Hub", None, "create.issue") == {
         "dotted": "Git-Hub.create.issue",
+        "spelled": "Git-Hub.create.issue",
         "safe": "Git-Hub_create_issue",
-        "safe!": "Git-Hub_create_issue_" + digest("Git-Hub.create.issue"),
+        "safe!": "Git-Hub_create_issue_" + digest("Git-Hub.create_issue"),
     }
-    prefixed = other_names("github", "gh", "Create-Issue", "github.Create-Issue")
+    prefixed = other_names("github", "gh", "Create-Issue")
+    assert prefixed["spelled"] == "github.Create-Issue"
     assert prefixed["dotted"] == "gh.Create-Issue"
     assert prefixed["seed"] == "mcp_gh_create_issue"
     assert prefixed["safe"] == "gh_Create-Issue"
-    untouched = other_names("github", "", "create issue", "github.create_issue")
+    untouched = other_names("github", "", "create issue")
     assert untouched["dotted"] == untouched["seed"] == "create issue"
     assert untouched["safe"] == "create_issue"
 
 
 def test_a_safe_name_is_one_that_every_models_api_takes() -> None:
     for server, tool in [("s" * 64, "t" * 128), ("a", "é ü"), ("x.y", "z/1:2"), ("", "t" * 64)]:
-        names = other_names(server, server, tool, f"{server}.{tool}")
+        names = other_names(server, server, tool)
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe!"]), names
     assert safe_name("s", "t" * 100) != safe_name("s", "t" * 101)
@@ -144,5 +172,5 @@ def made(server: str, tool: str) -> Tool:
     canonical = canonical_name(server, tool)
     return Tool(
         name=canonical, alias=alias_name(server, tool), remote_name=tool,
-        other_names=other_names(server, None, tool, canonical), target=Nowhere(NotFound("-")),
+        other_names=other_names(server, None, tool), target=Nowhere(NotFound("-")),
     )  # fmt: skip

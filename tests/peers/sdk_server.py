@@ -187,7 +187,7 @@ TOOLS: dict[str, dict[str, Any]] = {
         "env": taking(),
         "toggle": taking(),
         "do-thing": taking(),
-        "Do_Thing": taking(),
+        "do_more": taking(),
     }.items()
 }
 TOOLS["echo"] |= {

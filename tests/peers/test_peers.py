@@ -110,7 +110,6 @@ def test_sdk_server_answers_with_every_kind_of_content_and_records_what_it_saw(
         assert call("resource")["content"][0]["resource"]["text"] == "embedded"
         assert len(call("big", chars=70_000)["content"][0]["text"]) == 70_000
         assert call("do-thing")["content"][0]["text"] == "do-thing"
-        assert call("Do_Thing")["content"][0]["text"] == "Do_Thing"
         assert call("dummy_00002")["content"][0]["text"] == "dummy_00002"
         seen = call("env")["structuredContent"]
         assert seen["pid"] == peer.pid and seen["cwd"] == os.getcwd()

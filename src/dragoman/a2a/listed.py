@@ -106,7 +106,7 @@ class Listed:
         row, watch = member.row, member.watch
         peer = watch.peer if watch is not None else None
         raw = peer.found.raw if peer is not None else self._last_card(row.id)
-        told = {**row_shown(row, secret=secret), **_state(member)}
+        told = {**row_shown(row, secret=secret), **self._state(member)}
         offered = self._catalog.offered_by(member.name)
         if secret:
             told |= card_shown(raw, peer.card if peer is not None else None, whole=whole)
@@ -133,10 +133,29 @@ class Listed:
     def status(self) -> list[dict[str, Any]]:
         """In short, for whoever looks at the hub as a whole."""
         return [
-            _status(member)
+            self._status(member)
             for member in self._registry.all()
             if member.watch is not None or member.refusal
         ]
+
+    def _status(self, member: Member) -> dict[str, Any]:
+        told = self._state(member)
+        peer = member.watch.peer if member.watch is not None else None
+        return {
+            "name": member.name,
+            "url": render_origin(member.row.entry.url),
+            "state": told["health"],
+            "reason": told["reason"],
+            "refused": bool(member.refusal),
+            "dialect": told["dialect"],
+            "skills": len(peer.card["skills"]) if peer is not None else 0,
+            "findings": told["findings"],
+        }
+
+    def _state(self, member: Member) -> dict[str, Any]:
+        told = _state(member)
+        told["findings"] += self._catalog.remarks(member.name)
+        return told
 
 
 def difference(before: str, after: str) -> str:
@@ -180,21 +199,6 @@ def _admitted(offered: Sequence[Tool]) -> dict[str, Any] | None:
             said = {"description": facts.description, "version": facts.version}
             return {"name": facts.name, **said, "skills": list(facts.skills)}
     return None
-
-
-def _status(member: Member) -> dict[str, Any]:
-    told = _state(member)
-    peer = member.watch.peer if member.watch is not None else None
-    return {
-        "name": member.name,
-        "url": render_origin(member.row.entry.url),
-        "state": told["health"],
-        "reason": told["reason"],
-        "refused": bool(member.refusal),
-        "dialect": told["dialect"],
-        "skills": len(peer.card["skills"]) if peer is not None else 0,
-        "findings": told["findings"],
-    }
 
 
 def _state(member: Member) -> dict[str, Any]:

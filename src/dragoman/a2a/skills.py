@@ -6,16 +6,14 @@ Pure: made of a card. What is sent for a call of one, and what its answers come 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from dragoman.core.identity import fold_name, identity_of, shorten, tell_apart
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import Bridged, Target, Tool
 
-MAX_NAME = 128
-"""2025-11-25, server/tools, tool names: 1 to 128 of `A-Z a-z 0-9 _ - .`"""
 MAX_SAFE = 64
 """What the APIs of most models take, and no dot."""
 OPEN: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
@@ -32,37 +30,40 @@ def slug_of(name: str) -> str:
 
 
 def canonical_name(slug: str, skill: str) -> str:
+    """`slug.skill`, the identity of the skill: see `core.identity`."""
+    return identity_of(slug, skill)
+
+
+def spelled_name(slug: str, skill: str) -> str:
     """`slug.skill`, the skill as its card has it as far as a tool can be called so."""
-    return _fit(f"{slug}.{_UNNAMEABLE.sub('_', skill)}", f"{slug}.{skill}", MAX_NAME)
+    return shorten(f"{slug}.{_UNNAMEABLE.sub('_', _ascii(skill))}", original=f"{slug}.{skill}")
 
 
 def alias_name(slug: str, skill: str) -> str:
     """`a2a_slug_skill`, both slugs."""
-    name = f"a2a_{slug}_{slug_of(skill)}"
-    return _fit(name, f"{slug}.{skill}", MAX_NAME)
+    return shorten(f"a2a_{slug}_{slug_of(_ascii(skill))}", original=f"{slug}.{skill}")
 
 
-def _other_names(slug: str, skill: str, canonical: str) -> dict[str, str]:
+def _other_names(slug: str, skill: str, canonical: str, spelled: str) -> dict[str, str]:
     """What it is called in each style of naming; `safe!` is its own whatever others are called."""
-    safe = _UNSAFE.sub("_", f"{slug}_{skill}")
+    safe = _UNSAFE.sub("_", f"{slug}_{_ascii(skill)}")
     names = {
-        "seed": canonical,
-        "dotted": canonical,
+        "seed": spelled,
+        "dotted": spelled,
         "alias": alias_name(slug, skill),
-        "safe": _fit(safe, canonical, MAX_SAFE),
-        "safe!": _told_apart(safe, canonical, MAX_SAFE),
+        "safe": shorten(safe, MAX_SAFE, canonical),
+        "safe!": tell_apart(safe, canonical, MAX_SAFE),
     }
-    if (verbatim := f"{slug}.{skill}") != canonical:
+    if spelled != canonical:
+        names["spelled"] = spelled
+    if (verbatim := f"{slug}.{skill}") not in (canonical, spelled):
         names["verbatim"] = verbatim
     return names
 
 
-def _fit(name: str, original: str, most: int) -> str:
-    return name if len(name) <= most else _told_apart(name, original, most)
-
-
-def _told_apart(name: str, original: str, most: int = MAX_NAME) -> str:
-    return f"{name[: most - 9]}_{hashlib.sha256(original.encode()).hexdigest()[:8]}"
+def _ascii(skill: str) -> str:
+    """As its card has it, unless nothing would be left of it in ASCII."""
+    return skill if skill.isascii() else fold_name(skill)
 
 
 # --- tools ----------------------------------------------------------------------------------------
@@ -86,8 +87,8 @@ def skill_tools(
     taken: set[str],
     odd: list[str],
 ) -> list[Tool]:
-    """One of each skill on a card of 1.0's form. `taken` are names that the agent has given away
-    already; why a skill is none is added to `odd`."""
+    """One of each skill on a card of 1.0's form. `taken` are names of the agent that are not its
+    skills'; why a skill is none is added to `odd`."""
     found = []
     for skill in card.get("skills") or ():
         try:
@@ -95,7 +96,6 @@ def skill_tools(
         except ValueError as problem:
             odd.append(f'its skill "{str(skill.get("id"))[:100]}" is not offered: {problem}')
             continue
-        taken.add(tool.name)
         found.append(tool)
     return found
 
@@ -111,18 +111,18 @@ def _tool(
         validate = compile_schema(schema)
     except ValueError as problem:
         raise ValueError(f"its inputSchema cannot be used: {problem}") from None
-    name = canonical_name(owner.slug, id)
+    name, spelled = canonical_name(owner.slug, id), spelled_name(owner.slug, id)
     if name in taken:
-        name = _told_apart(name, id)
-    others = _other_names(owner.slug, id, name)
+        name = spelled = tell_apart(name, fold_name(id))
+    others = _other_names(owner.slug, id, name, spelled)
     description = described(id, owner.target.name, skill)
     return Tool(
         name=name,
-        alias=name,
+        alias=spelled,
         other_names=others,
         remote_name=id,
         description=description,
-        definition={"name": name, "description": description, "inputSchema": schema},
+        definition={"name": spelled, "description": description, "inputSchema": schema},
         validate=validate,
         bridged=Bridged(
             agent=owner.target.name,

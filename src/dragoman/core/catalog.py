@@ -7,18 +7,61 @@ its whole offer at once; a name that two targets claim belongs to the first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from dragoman.core.errors import ConfigError, Quarantined
 from dragoman.core.tool import TOOL, Tool, ambiguous, tool_nowhere, unknown
 from dragoman.core.view import View
 
-Review = Callable[[str, Sequence[Tool]], tuple[Sequence[Tool], Mapping[str, str]]]
-"""A target and what it offers in; what of it may be offered, and why the rest is held, by name."""
+
+class Reviewed(NamedTuple):
+    """What a review makes of a target's offer."""
+
+    admitted: Sequence[Tool]
+    """At most one of each name."""
+    held: Mapping[str, str]
+    """Why the others are not offered, by name."""
+    remarks: Sequence[str] = ()
+    """What the operator should know of it."""
 
 
-def admit_all(target: str, tools: Sequence[Tool]) -> tuple[Sequence[Tool], Mapping[str, str]]:
+Review = Callable[[str, Sequence[Tool]], Reviewed]
+"""A target and what it offers in, which may have several spellings of one name."""
+
+
+def admit_all(target: str, tools: Sequence[Tool]) -> Reviewed:
     """The review of a catalog that needs none."""
-    return tools, {}
+    chosen, remarks = choose_spellings(tools, lambda tool: False)
+    return Reviewed(chosen, {}, remarks)
+
+
+def choose_spellings(
+    tools: Sequence[Tool], is_preferred: Callable[[Tool], bool]
+) -> tuple[Sequence[Tool], list[str]]:
+    """One tool of each name, and a remark on each that is refused. The first spelling of a name
+    wins, unless another is preferred."""
+    by_name: dict[str, Tool] = {}
+    several: set[str] = set()
+    for tool in tools:
+        if tool.name not in by_name:
+            by_name[tool.name] = tool
+            continue
+        several.add(tool.name)
+        if is_preferred(tool) and not is_preferred(by_name[tool.name]):
+            by_name[tool.name] = tool
+    if not several:
+        return tools, []
+    chosen, remarks = [], []
+    for tool in tools:
+        taken = by_name[tool.name]
+        if tool is taken:
+            chosen.append(tool)
+        else:
+            remarks.append(
+                f'{tool.kind} "{tool.remote_name[:200]}" is not offered: it is another spelling of '
+                f'"{taken.remote_name[:200]}", and both would be called "{tool.name}"'
+            )
+    return chosen, remarks
 
 
 class Catalog:
@@ -31,6 +74,7 @@ class Catalog:
         self._held: dict[str, Tool] = {}
         """What is not offered, as tools nowhere, by all of its names."""
         self._held_of: dict[str, list[str]] = {}
+        self._remarks: dict[str, Sequence[str]] = {}
         self.version = 0
         """Moves with every change, so that whoever keeps something made from it can tell."""
         self._offers: dict[str, tuple[Tool, ...]] = {}
@@ -42,7 +86,7 @@ class Catalog:
     def offer(self, target: str, tools: Iterable[Tool]) -> None:
         """Put `tools` in the place of all that `target` offered before."""
         new = tuple(tools)
-        if len({tool.name for tool in new}) != len(new):
+        if len({(tool.name, tool.remote_name) for tool in new}) != len(new):
             raise ConfigError(f"target {target!r} offers a name twice")
         self._brought[target] = new
         new = self._reviewed(target, new)
@@ -70,7 +114,10 @@ class Catalog:
     def _reviewed(self, target: str, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
         for name in self._held_of.pop(target, ()):
             self._held.pop(name, None)
-        admitted, held = self.review(target, tools)
+        admitted, held, remarks = self.review(target, tools)
+        self._remarks.pop(target, None)
+        if remarks:
+            self._remarks[target] = remarks
         names = []
         for tool in tools:
             if (why := held.get(tool.name)) is not None:
@@ -134,6 +181,10 @@ class Catalog:
 
     def offered_by(self, target: str) -> tuple[Tool, ...]:
         return self._offers.get(target, ())
+
+    def remarks(self, target: str) -> Sequence[str]:
+        """What the review had to say about the last offer of `target`."""
+        return self._remarks.get(target, ())
 
     def __len__(self) -> int:
         return len(self._by_name)

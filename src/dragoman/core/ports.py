@@ -153,7 +153,7 @@ class Pin:
     target: str
     kind: str
     id: str
-    """What its target calls it."""
+    """What its target calls it, folded as in `core.identity`; of a resource its address."""
     name: str
     """What it is called here."""
     mark: bytes = b""
@@ -169,6 +169,10 @@ class Pin:
     size: int = 0
     """Bytes that the approved one takes."""
     held_size: int = 0
+    spelling: str = ""
+    """What its target called it when it was approved."""
+    scheme: int = 1
+    """Which members of a definition were pinned when it was approved."""
 
 
 @record(frozen=True, slots=True)

@@ -94,12 +94,14 @@ class Tool:
     """Anything callable by name: a tool, a prompt to be filled in, a resource to be read."""
 
     name: str
-    """Canonical, `target.tool`: on the bus and in the audit, whatever alias was used."""
+    """Canonical, `target.tool`, the identity of the tool (see `core.identity`): in pins, policies,
+    events and the audit, whatever alias was used and however its target spells it."""
     alias: str
     """`mcp_{server}_{tool}`; a resource's own address. May be shared by several tools, and is then
     refused."""
     other_names: Mapping[str, str] = field(default_factory=nothing)
-    """What it is called in other styles of naming; each may be used to call it."""
+    """What it is called in other styles of naming; each may be used to call it. `spelled` is the
+    canonical name as its target spells it, where that is another."""
     kind: str = TOOL
     remote_name: str
     """What its target calls it."""

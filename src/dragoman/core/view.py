@@ -27,6 +27,7 @@ class View:
         return any(
             pattern == "*"
             or fnmatchcase(tool.name, pattern)
+            or fnmatchcase(tool.other_names.get("spelled", tool.name), pattern)
             or (fnmatchcase(tool.alias, pattern) and (not addressed or _is_address(pattern)))
             for pattern in self.patterns
         )

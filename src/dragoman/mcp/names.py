@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
 
+from dragoman.core.identity import fold_name, identity_of, shorten, tell_apart
 from dragoman.mcp.config import namespace
-
-MAX_NAME = 128
-"""2025-11-25, server/tools, tool names: 1 to 128 of `A-Z a-z 0-9 _ - .`"""
 
 MAX_SAFE = 64
 """What the APIs of most models take, and no dot."""
@@ -33,51 +30,49 @@ def extract_mcp_server(tool_name: str, servers: Iterable[str]) -> str | None:
 
 
 def canonical_name(server: str, tool: str) -> str:
-    """`server.tool` in the characters and the length that every revision takes."""
-    return _fit(f"{_UNSAFE.sub('_', server)}.{_UNSAFE.sub('_', tool)}", f"{server}.{tool}")
+    """`server.tool`, the identity of the tool: see `core.identity`."""
+    return identity_of(_UNSAFE.sub("_", server), tool)
+
+
+def spelled_name(server: str, tool: str) -> str:
+    """`server.tool` as the server spells the tool, in the characters that every revision takes."""
+    spelled = f"{server}.{_ascii(tool)}"
+    return shorten(_UNSAFE.sub("_", spelled), original=spelled)
 
 
 def alias_name(server: str, tool: str) -> str:
     """`mcp_{server}_{tool}`, in characters and length that every revision takes."""
-    name = format_mcp_tool_name(server, tool)
-    return _fit(_UNSAFE.sub("_", name), name)
+    name = format_mcp_tool_name(server, _ascii(tool))
+    return shorten(_UNSAFE.sub("_", name), original=name)
 
 
 def safe_name(prefix: str, tool: str) -> str:
     """`prefix_tool` as every model's API takes it."""
+    tool = _ascii(tool)
     joined = f"{prefix}_{tool}" if prefix else tool
-    safe = re.sub(r"[^A-Za-z0-9_-]", "_", joined)
-    return safe if len(safe) <= MAX_SAFE else _told_apart(safe, joined)
+    return shorten(re.sub(r"[^A-Za-z0-9_-]", "_", joined), MAX_SAFE, joined)
 
 
-def other_names(server: str, prefix: str | None, tool: str, canonical: str) -> dict[str, str]:
+def other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
     """What it is called in each style of naming; `safe!` is its own whatever others are called."""
-    before = server if prefix is None else prefix
-    safe = safe_name(before, tool)
+    canonical = canonical_name(server, tool)
+    spelled = spelled_name(server, tool)
+    safe = safe_name(server if prefix is None else prefix, tool)
     names = {
-        "dotted": canonical,
+        "dotted": spelled,
         "safe": safe,
-        "safe!": _told_apart(safe, canonical),
+        "safe!": tell_apart(safe, canonical, MAX_SAFE),
     }
+    if spelled != canonical:
+        names["spelled"] = spelled
     if prefix == "":
         names["dotted"] = names["seed"] = tool
     elif prefix is not None:
-        names["dotted"] = canonical_name(prefix, tool)
+        names["dotted"] = spelled_name(prefix, tool)
         names["seed"] = alias_name(prefix, tool)
     return names
 
 
-def _told_apart(safe: str, original: str) -> str:
-    return f"{safe[: MAX_SAFE - 9]}_{hashlib.sha256(original.encode()).hexdigest()[:8]}"
-
-
-def _fit(safe: str, original: str) -> str:
-    """`safe`, or its beginning with a digest of the original when it is too long."""
-    if len(safe) <= MAX_NAME:
-        return safe
-    return f"{safe[: MAX_NAME - 9]}_{hashlib.sha256(original.encode()).hexdigest()[:8]}"
-
-
-def distinct(canonical: str, tool: str) -> str:
-    """Another name for a tool whose canonical name is taken by one spelt almost the same."""
-    return f"{canonical[: MAX_NAME - 9]}_{hashlib.sha256(tool.encode()).hexdigest()[:8]}"
+def _ascii(tool: str) -> str:
+    """As it is spelled, unless nothing would be left of it in ASCII."""
+    return tool if tool.isascii() else fold_name(tool)

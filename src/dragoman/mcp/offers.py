@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -111,7 +111,10 @@ class Offers:
     @property
     def problems(self) -> list[str]:
         """What was left out, and why."""
-        return [words for found in self._problems.values() for words in found][:MAX_PROBLEMS]
+        found = [words for about in self._problems.values() for words in about]
+        for catalog in self._catalogs.values():
+            found += catalog.remarks(self._target.name)
+        return found[:MAX_PROBLEMS]
 
     def count(self, kind: str) -> int:
         return len(self._catalogs[kind].offered_by(self._target.name))
@@ -195,7 +198,7 @@ class Offers:
 
     async def _made(self, kind: str, definitions: list[Any], checked: bool) -> Made:
         made = Made(definitions, checked, [], {}, [])
-        taken: dict[str, str] = {}
+        taken: set[str] = set()
         begun = monotonic()
         for position, definition in enumerate(definitions):
             if monotonic() - begun > TURN_SECONDS:
@@ -208,11 +211,11 @@ class Offers:
             except BadTool as error:
                 made.problems.append(f"{kind} {position + 1} is left out: {error}")
                 continue
-            taken[tool.name] = tool.remote_name
+            taken.add(tool.remote_name)
             made.tools.append(tool)
         return made
 
-    def _one(self, kind: str, definition: Any, taken: Mapping[str, str]) -> Tool:
+    def _one(self, kind: str, definition: Any, taken: Collection[str]) -> Tool:
         if kind == TOOL:
             return tool_from_definition(
                 definition, self._target, taken, self._compile, self._prefix
@@ -238,9 +241,9 @@ def _headers(tool: Tool) -> Mapping[str, Path]:
 
 
 def prompt_from_definition(
-    definition: Any, target: Target, taken: Mapping[str, str], prefix: str | None = None
+    definition: Any, target: Target, taken: Collection[str], prefix: str | None = None
 ) -> Tool:
-    """A server's prompt as the hub offers it. `taken` are the names given already, and to which."""
+    """A server's prompt as the hub offers it. `taken` are the names that its list had before it."""
     name = _text(definition, "name", MAX_NAME)
     arguments = definition.get("arguments")
     if not isinstance(arguments, list | None) or not all(
@@ -262,18 +265,17 @@ def prompt_from_definition(
 
 
 def resource_from_definition(
-    definition: Any, target: Target, taken: Mapping[str, str], kind: str, member: str
+    definition: Any, target: Target, taken: Collection[str], kind: str, member: str
 ) -> Tool:
     """A server's resource, or template of such, which is called as the server has it."""
     uri = _text(definition, member, MAX_URI)
     _text(definition, "name", MAX_URI)
     if not uri.isprintable():
         raise BadTool(f"its {member} has characters that no address has")
-    canonical = f"{target.name}.{uri}"
-    if canonical in taken:
+    if uri in taken:
         raise BadTool(f'"{uri[:200]}" is listed twice')
     return Tool(
-        name=canonical,
+        name=f"{target.name}.{uri}",
         alias=uri,
         kind=kind,
         remote_name=uri,

@@ -5,14 +5,14 @@ Pure. What is wrong with an answer and can be put right is put right here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Target, Tool
-from dragoman.mcp.names import alias_name, canonical_name, distinct, other_names
+from dragoman.mcp.names import alias_name, canonical_name, other_names
 from dragoman.mcp.revisions import R2506
 from dragoman.wire.json import encode
 
@@ -29,11 +29,11 @@ class BadTool(ValueError):
 def tool_from_definition(
     definition: Any,
     target: Target,
-    taken: Mapping[str, str],
+    taken: Collection[str],
     compile_schema: SchemaCompiler,
     prefix: str | None = None,
 ) -> Tool:
-    """A server's tool as the hub offers it. `taken` are the names given already, and to which."""
+    """A server's tool as the hub offers it. `taken` are the names that its list had before it."""
     if not isinstance(definition, dict):
         raise BadTool("it is no object")
     name = definition.get("name")
@@ -72,16 +72,14 @@ def _is_destructive(definition: Mapping[str, Any]) -> bool:
 
 
 def names_of(
-    target: Target, name: str, taken: Mapping[str, str], prefix: str | None
+    target: Target, name: str, taken: Collection[str], prefix: str | None
 ) -> tuple[str, str, dict[str, str]]:
     """What a server's tool or prompt is called here: canonically, by default, and otherwise."""
-    canonical = canonical_name(target.name, name)
-    if taken.get(canonical, name) != name:
-        canonical = distinct(canonical, name)
-    if canonical in taken:
+    if name in taken:
         raise BadTool(f'"{name}" is listed twice')
-    others = other_names(target.name, prefix, name, canonical)
-    return canonical, others.pop("seed", "") or alias_name(target.name, name), others
+    others = other_names(target.name, prefix, name)
+    alias = others.pop("seed", "") or alias_name(target.name, name)
+    return canonical_name(target.name, name), alias, others
 
 
 METHODS = {

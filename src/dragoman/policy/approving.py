@@ -121,8 +121,9 @@ class Approvals:
         changes, decisions = [], []
         for pin in pins:
             body = self._store.bodies(pin)[1]
-            decisions.append(_decision(pin, now, by, APPROVE, digest(self._read(pin, body))))
-            changes.append(PinChange(approved(pin, now, by), approved=body))
+            said = self._read(pin, body)
+            decisions.append(_decision(pin, now, by, APPROVE, digest(said)))
+            changes.append(PinChange(approved(pin, said, now, by), approved=body))
         self._decide(changes, decisions)
         return [pin.name for pin in pins]
 

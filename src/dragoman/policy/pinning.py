@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from dragoman.core.catalog import Reviewed, choose_spellings
 from dragoman.core.errors import Full, HubError
+from dragoman.core.identity import fold_name
 from dragoman.core.ports import Pin, PinChange, PinDecision, PinStore
 from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.policy.cleaning import EXACT, SHOWN, clean, clean_text, hidden
@@ -39,7 +41,7 @@ MAX_SAID = 10
 
 ModeOf = Callable[[str], str]
 Key = tuple[str, str]
-"""A kind, and what its target calls it."""
+"""A kind, and the identity of one of that kind within its target."""
 
 
 class Seen(NamedTuple):
@@ -50,11 +52,16 @@ class Seen(NamedTuple):
     id: str
     name: str
     mark: bytes
+    spelling: str
     pinned: Callable[[], dict[str, Any]]
 
     @property
     def key(self) -> Key:
         return self.kind, self.id
+
+    def unseen(self) -> Pin:
+        """The pin of one that was never seen."""
+        return Pin(self.target, self.kind, self.id, self.name, spelling=self.spelling)
 
 
 class Known:
@@ -70,6 +77,11 @@ class Known:
         if old is not None:
             self._bytes -= old.size + old.held_size
         self.pins[pin.kind, pin.id] = pin
+
+    def has_spelling(self, tool: Tool) -> bool:
+        """Whether the tool is spelled as it was when it was approved."""
+        pin = self.pins.get(key_of(tool))
+        return pin is not None and bool(pin.mark) and pin.spelling == tool.remote_name
 
     def has_room(self, key: Key, size: int) -> bool:
         return len(self.pins) + (key not in self.pins) <= MAX_PINS and (
@@ -104,16 +116,18 @@ class Pins:
 
     # --- what is asked ----------------------------------------------------------------------------
 
-    def review(self, target: str, tools: Sequence[Tool]) -> tuple[list[Tool], dict[str, str]]:
+    def review(self, target: str, tools: Sequence[Tool]) -> Reviewed:
         """For a catalog of tools or of prompts: what may be offered, and why the rest is held."""
         mode = self.mode_of(target)
         skills = _skills(tools)
         if mode == OFF:
-            return [_shown(tool, encode(tool.definition)) for tool in tools], {}
+            tools, remarks = choose_spellings(tools, lambda tool: False)
+            return Reviewed([_shown(tool, encode(tool.definition)) for tool in tools], {}, remarks)
         try:
             known = self._of(target)
         except HubError as error:
-            return [], {tool.name: _unsure(tool.name, error) for tool in tools}
+            return Reviewed([], {tool.name: _unsure(tool.name, error) for tool in tools})
+        tools, remarks = choose_spellings(tools, known.has_spelling)
         admitted: list[Tool] = []
         held: dict[str, str] = {}
         changes: list[PinChange] = []
@@ -121,10 +135,10 @@ class Pins:
         for tool in tools:
             skill = skills.get(tool.bridged.skill_id) if tool.bridged is not None else None
             data = encode(tool.definition if skill is None else [tool.definition, skill])
-            kind = PROMPT if tool.kind == PROMPT else TOOL if tool.bridged is None else SKILL
+            kind = kind_of(tool)
             if tool.agent is None or kind == SKILL:  # an agent as such is its card
                 mark = hashlib.sha256(data).digest()
-                pin = known.pins.get((kind, tool.remote_name))
+                pin = known.pins.get(key_of(tool))
                 if pin is None or pin.mark != mark or pin.held_mark:
                     judged = self._judged(pin, _seen(target, kind, tool, mark, skill), mode)
                     if judged.change is not None:
@@ -139,14 +153,14 @@ class Pins:
         if problem := self._saved(target, changes):
             held |= {name: _unsure(name, problem) for name in new}
             admitted = [tool for tool in admitted if tool.name not in new]
-        return _as_admitted(admitted), held
+        return Reviewed(_as_admitted(admitted), held, remarks)
 
     def card(self, agent: str, card: Mapping[str, Any], mode: str) -> str | None:
         """Why an agent's card is held; None where it is not."""
         if mode == OFF:
             return None
         mark = hashlib.sha256(encode(card)).digest()
-        seen = Seen(agent, CARD, "", agent, mark, lambda: card_members(card))
+        seen = Seen(agent, CARD, "", agent, mark, "", lambda: card_members(card))
         try:
             pin = self._of(agent).pins.get(seen.key)
         except HubError as error:
@@ -194,9 +208,12 @@ class Pins:
         elif mode == FIRST and not secretive and not (pin and pin.rejected_by):
             if not self._known[seen.target].has_room(seen.key, len(body)):
                 return Judged(_no_room(seen))
-            made = Pin(*seen[:4], seen.mark, self.clock(), FIRST_SIGHT, size=len(body))
+            made = replace(
+                seen.unseen(), mark=seen.mark, approved_at=self.clock(), approved_by=FIRST_SIGHT,
+                size=len(body),
+            )  # fmt: skip
             return Judged(None, PinChange(made, approved=body), new=True)
-        held, stored = self._held(pin or Pin(*seen[:4]), seen, pinned, body)
+        held, stored = self._held(pin or seen.unseen(), seen, pinned, body)
         if held is None:
             return Judged(_no_room(seen))
         why = why_held(held, secretive)
@@ -269,11 +286,13 @@ def _nothing_held(pin: Pin, **more: Any) -> Pin:
     )
 
 
-def approved(pin: Pin, at: float, by: str) -> Pin:
-    """With what is held in the place of what was approved."""
+def approved(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:
+    """With what is held, which says `said`, in the place of what was approved."""
+    spelling = said.get("id" if pin.kind == SKILL else "name", "") if pin.kind != CARD else ""
     return _nothing_held(
-        pin, mark=pin.held_mark, size=pin.held_size, approved_at=at, approved_by=by
-    )
+        pin, mark=pin.held_mark, size=pin.held_size, approved_at=at, approved_by=by,
+        spelling=spelling,
+    )  # fmt: skip
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -316,7 +335,16 @@ def _no_room(seen: Seen) -> str:
 # --- what is offered ------------------------------------------------------------------------------
 
 
-def cleaned(target: str, tools: Sequence[Tool]) -> tuple[list[Tool], dict[str, str]]:
+def kind_of(tool: Tool) -> str:
+    """The kind under which it is pinned."""
+    return PROMPT if tool.kind == PROMPT else TOOL if tool.bridged is None else SKILL
+
+
+def key_of(tool: Tool) -> Key:
+    return kind_of(tool), fold_name(tool.remote_name)
+
+
+def cleaned(target: str, tools: Sequence[Tool]) -> Reviewed:
     """The review of what is not pinned, as resources: their texts are cleaned."""
     shown = []
     for tool in tools:
@@ -324,16 +352,17 @@ def cleaned(target: str, tools: Sequence[Tool]) -> tuple[list[Tool], dict[str, s
             definition = clean(tool.definition, SHOWN)
             tool = replace(tool, definition=definition, description=clean_text(tool.description))
         shown.append(tool)
-    return shown, {}
+    return Reviewed(shown, {})
 
 
 def _seen(target: str, kind: str, tool: Tool, mark: bytes, skill: Any) -> Seen:
     return Seen(
         target,
         kind,
-        tool.remote_name,
+        fold_name(tool.remote_name),
         tool.name,
         mark,
+        tool.remote_name,
         lambda: members(kind, tool.definition, skill),
     )
 

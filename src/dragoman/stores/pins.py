@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import Full
+from dragoman.core.identity import fold_id, fold_name
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, open_store
 
@@ -36,20 +37,42 @@ CREATE TABLE pin_decisions (
 ) STRICT;
 CREATE INDEX pin_decisions_of ON pin_decisions (target, kind, id);
 """,
+    # Tools, prompts and skills are known by their folded names; of several spellings of one name
+    # the one that was approved first stays.
+    """
+ALTER TABLE pins ADD COLUMN spelling TEXT NOT NULL DEFAULT '';
+ALTER TABLE pins ADD COLUMN scheme INTEGER NOT NULL DEFAULT 1;
+UPDATE pins SET spelling = id;
+DELETE FROM pins WHERE rowid NOT IN (
+    SELECT rowid FROM (
+        SELECT rowid, row_number() OVER (
+            PARTITION BY target, kind, fold_name(id) ORDER BY mark = x'', approved_at, rowid
+        ) AS place FROM pins
+    ) WHERE place = 1
+);
+UPDATE pins SET id = fold_name(id), name = fold_id(name) WHERE kind != 'card';
+UPDATE pin_decisions SET id = fold_name(id) WHERE kind != 'card';
+""",
 )
 
 _COLUMNS = (
     "target, kind, id, name, mark, approved_at, approved_by, held_mark, held_at,"
-    " rejected_at, rejected_by"
+    " rejected_at, rejected_by, spelling, scheme"
 )
-_LOAD = f"SELECT {_COLUMNS}, coalesce(length(approved), 0), coalesce(length(held), 0) FROM pins"
+_PLACES = ", ".join("?" * 15)
+_LOAD = (
+    "SELECT target, kind, id, name, mark, approved_at, approved_by, held_mark, held_at,"
+    " rejected_at, rejected_by, coalesce(length(approved), 0), coalesce(length(held), 0),"
+    " spelling, scheme FROM pins"
+)
 _SAVE = f"""
-INSERT INTO pins ({_COLUMNS}, approved, held) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO pins ({_COLUMNS}, approved, held) VALUES ({_PLACES})
 ON CONFLICT (target, kind, id) DO UPDATE SET
     name = excluded.name, mark = excluded.mark,
     approved_at = excluded.approved_at, approved_by = excluded.approved_by,
     held_mark = excluded.held_mark, held_at = excluded.held_at,
     rejected_at = excluded.rejected_at, rejected_by = excluded.rejected_by,
+    spelling = excluded.spelling, scheme = excluded.scheme,
     approved = coalesce(excluded.approved, approved),
     held = CASE excluded.held_mark WHEN x'' THEN NULL ELSE coalesce(excluded.held, held) END
 """
@@ -64,7 +87,10 @@ class SqlitePins:
 
     def __init__(self, home: Path) -> None:
         self._path = home / DATABASE
-        self._db = open_store(self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS)
+        folds = {"fold_name": fold_name, "fold_id": fold_id}
+        self._db = open_store(
+            self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS, functions=folds
+        )
         self._writer = Writer(self._db, self._path, LOOP_BUSY_SECONDS)
         self.commits = 0
 
@@ -116,7 +142,7 @@ class SqlitePins:
 def _row(pin: Pin) -> tuple[Any, ...]:
     return (
         pin.target, pin.kind, pin.id, pin.name, pin.mark, pin.approved_at, pin.approved_by,
-        pin.held_mark, pin.held_at, pin.rejected_at, pin.rejected_by,
+        pin.held_mark, pin.held_at, pin.rejected_at, pin.rejected_by, pin.spelling, pin.scheme,
     )  # fmt: skip
 
 

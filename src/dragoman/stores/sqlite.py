@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -28,8 +28,10 @@ def open_store(
     durable: bool = False,
     busy_seconds: float = BUSY_SECONDS,
     shrinks: bool = False,
+    functions: Mapping[str, Callable[[str], str]] | None = None,
 ) -> sqlite3.Connection:
-    """The database at `path`, made if there is none, its tables brought forward by `migrations`.
+    """The database at `path`, made if there is none, its tables brought forward by `migrations`,
+    which may use `functions` of one text.
 
     A commit survives kill -9; with `durable` it survives a loss of power too, and costs an fsync.
     Transactions are begun and ended by hand. `busy_seconds` is how long the connection waits for a
@@ -48,6 +50,8 @@ def open_store(
         db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         db.execute("PRAGMA foreign_keys=ON")
         db.execute("PRAGMA trusted_schema=OFF")
+        for name, function in (functions or {}).items():
+            db.create_function(name, 1, function, deterministic=True)
         _migrate(db, migrations)
         _set_busy(db, busy_seconds)
     except (OSError, sqlite3.Error) as error:

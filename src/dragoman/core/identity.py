@@ -1,0 +1,50 @@
+"""The identity of a tool: the one name by which pins, policies, the audit and every alias know it.
+
+Clients see and call a tool under several spellings: in lower case, with underscores for hyphens,
+with or without a prefix. All of them fold to one identity, so that no change of spelling makes
+another tool of it. Pure. Addresses of resources are case-sensitive and are not folded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+MAX_NAME = 128
+"""2025-11-25, server/tools, tool names: 1 to 128 of `A-Z a-z 0-9 _ - .`"""
+
+_OTHER = re.compile(r"[^a-z0-9_]")
+
+
+def fold_name(name: str) -> str:
+    """What a target calls a tool, folded: lower case, `_` for everything but letters and digits.
+
+    A name with characters outside ASCII ends with its digest: names that consist of nothing else
+    would all fold to the same underscores."""
+    folded = _OTHER.sub("_", name.lower())
+    return folded if name.isascii() else f"{folded}_{digest_of(name)}"
+
+
+def fold_id(id: str) -> str:
+    """A canonical name, `target.tool`, with the part behind the target folded; idempotent."""
+    target, dot, name = id.partition(".")
+    return identity_of(target, name) if dot else id
+
+
+def identity_of(target: str, name: str) -> str:
+    """The canonical name of what `target` calls `name`."""
+    return shorten(f"{target}.{fold_name(name)}")
+
+
+def shorten(name: str, most: int = MAX_NAME, original: str = "") -> str:
+    """`name`, or its beginning with a digest where it is longer than `most`."""
+    return name if len(name) <= most else tell_apart(name, original or name, most)
+
+
+def tell_apart(name: str, original: str, most: int = MAX_NAME) -> str:
+    """`name` with a digest of `original` behind it, in at most `most` characters."""
+    return f"{name[: most - 9]}_{digest_of(original)}"
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

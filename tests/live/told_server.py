@@ -1,0 +1,63 @@
+"""A stdio MCP server that offers what a file says; the standard library only.
+
+`python told_server.py FILE`: FILE holds `tools`, `prompts`, `resources` and `templates` as JSON.
+The tool `look`, which is always there, says that all lists have changed. Every other call is
+answered with the name that arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FILE = Path(sys.argv[1])
+LOOK = {"name": "look", "inputSchema": {"type": "object"}}
+LISTS = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+
+
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+    if method == "initialize":
+        changes = {"listChanged": True}
+        return {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"tools": changes, "prompts": changes, "resources": changes},
+            "serverInfo": {"name": "told", "version": "1"},
+        }
+    if method in LISTS:
+        offered = json.loads(FILE.read_text(encoding="utf-8")).get(LISTS[method], [])
+        return {LISTS[method]: [LOOK, *offered] if method == "tools/list" else offered}
+    if method == "tools/call":
+        if params["name"] == "look":
+            for what in ("tools", "prompts", "resources"):
+                send({"method": f"notifications/{what}/list_changed"})
+        return {"content": [{"type": "text", "text": f"arrived: {params['name']}"}]}
+    if method == "resources/read":
+        return {"contents": [{"uri": params["uri"], "text": f"contents of {params['uri']}"}]}
+    if method == "prompts/get":
+        return {"messages": [{"role": "user", "content": {"type": "text", "text": "a prompt"}}]}
+    return {} if method == "ping" else None
+
+
+def send(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" in message and "method" in message:
+            result = answer(message["method"], message.get("params") or {})
+            no = {"error": {"code": -32601, "message": "no such method"}}
+            send({"id": message["id"], **(no if result is None else {"result": result})})
+
+
+if __name__ == "__main__":
+    main()
