@@ -270,7 +270,8 @@ class Instance:
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
         app = App(auth, names, mounts, api, under)
-        self._listeners.append(Listener(app, sock, self._bodies))
+        most = process.connection_limit(self.config.limits.connections)
+        self._listeners.append(Listener(app, sock, self._bodies, most))
         self.agents.url = self.url
         self.agents.secure(lambda: auth.required)
         return lambda metadata: auth.principal(

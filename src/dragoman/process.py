@@ -39,6 +39,15 @@ def keep_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
+def connection_limit(wanted: int) -> int:
+    """As many connections as are wanted, or as there are files for beside the hub's own: where
+    files run out no new client could be let in, however many idle ones there are."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    return min(wanted, max(10, files // 2, files - 1_000))
+
+
 def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536

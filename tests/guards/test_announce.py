@@ -10,15 +10,15 @@ from dragoman.core.call import Call, Result
 from dragoman.core.errors import Denied, Full, HubError, NotFound, Unreachable
 from dragoman.core.events import Event, PostVerb, PreVerb, VerbError
 from dragoman.core.pipeline import Next, compose
-from dragoman.core.principal import OWNER
+from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.tool import tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.guards.announce import Announce
 
 
-def a_call() -> Call:
+def a_call(caller: Principal = OWNER) -> Call:
     return Call(
-        caller=OWNER,
+        caller=caller,
         tool=tool_nowhere("files.read", NotFound("nowhere")),
         asked_as="x",
         arguments={},
@@ -126,10 +126,10 @@ async def test_one_call_more_than_the_limit_is_refused_and_room_is_made_again() 
 
     announce = Announce(bus, 2)
     call = compose([announce], waits)
-    running = [asyncio.ensure_future(call(a_call())) for _ in range(2)]
+    running = [asyncio.ensure_future(call(a_call(one))) for one in (OWNER, LOCAL)]
     await asyncio.sleep(0)
     with pytest.raises(Full) as raised:
-        await call(a_call())
+        await call(a_call(Principal("key", "third")))
     assert str(raised.value) == (
         '"files.read" was refused: 2 calls are under way; try again shortly or raise [limits] '
         "calls_in_flight"
@@ -141,6 +141,28 @@ async def test_one_call_more_than_the_limit_is_refused_and_room_is_made_again() 
     await call(a_call())
     await running[1]
     assert announce.under_way == 0
+
+
+async def test_one_caller_has_at_most_half_of_the_calls_under_way() -> None:
+    go = asyncio.Event()
+
+    async def waits(call: Call) -> Result:
+        await go.wait()
+        return Result()
+
+    announce = Announce(Bus(), 5)
+    call = compose([announce], waits)
+    running = [asyncio.ensure_future(call(a_call())) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Full, match="3 calls of owner:owner are under way, half of what all may"):
+        await call(a_call())
+    running += [asyncio.ensure_future(call(a_call(LOCAL))) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert announce.under_way == 5
+    go.set()
+    await asyncio.gather(*running)
+    await call(a_call())
+    assert announce.under_way == 0 and not announce._of
 
 
 async def test_a_caller_who_leaves_is_announced_as_failed_and_leaves_room() -> None:

@@ -17,6 +17,7 @@ from tests.web.test_metrics import parsed
 
 SECRETS = ("s3cret-header", "s3cret-query", "s3cret-variable")
 LIMIT = 4
+"""Calls that one caller may have under way."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def hub() -> Iterator[RunningHub]:
         server_entry("hangs", "rude_server", "hang-on-call", timeout_secs=0.3),
         server_entry("large", "rude_server", "bigline", "--megabytes", 11),
     ]
-    config = f"[limits]\ncalls_in_flight = {LIMIT}\n"
+    config = f"[limits]\ncalls_in_flight = {2 * LIMIT}\n"
     with lasting_hub(servers, config, {"TOKEN": SECRETS[2]}) as running:
         running.wait_connected("s", "dies", "hangs", "large")
         for name in ("away", "nothing"):

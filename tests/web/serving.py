@@ -215,7 +215,9 @@ class Answer:
 
 
 @asynccontextmanager
-async def place(budget: BodyBudget | None = None) -> AsyncIterator[Place]:
+async def place(
+    budget: BodyBudget | None = None, connections: int = 10_000
+) -> AsyncIterator[Place]:
     catalog, work = Catalog(review=admit_all), Work()
     catalog.offer(
         "work",
@@ -238,7 +240,7 @@ async def place(budget: BodyBudget | None = None) -> AsyncIterator[Place]:
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     names = Names("127.0.0.1", None, [], [])
     app = App(auth, names, {"/mcp": http, **sse.mounts}, Api(hub, Sources()))
-    listener = Listener(app, sock, budget)
+    listener = Listener(app, sock, budget, connections)
     await listener.start()
     made = Place(sock.getsockname()[1], listener, face, http, sse, work)
     try:

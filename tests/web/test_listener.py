@@ -19,7 +19,7 @@ from dragoman.core.tool import Tool
 from dragoman.mcp import streams
 from dragoman.mcp.http import HttpFace
 from dragoman.mcp.server import Face
-from dragoman.web import http1, listener
+from dragoman.web import http1
 from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import LOCAL, Authenticator, Names
@@ -367,24 +367,6 @@ async def test_who_does_not_read_his_answers_is_not_read_from() -> None:
                 head = await reader.readuntil(b"\r\n\r\n")
                 await reader.readexactly(int(parsed(head)[1]["content-length"]))
         writer.close()
-
-
-@pytest.mark.promise("N1")
-async def test_one_connection_too_many_is_turned_away_until_another_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(listener, "MAX_CONNECTIONS", 2)
-    async with place() as here:
-        first, second = await here.connect(), await here.connect()
-        first[1].write(kept(get("/healthz")))
-        second[1].write(kept(get("/healthz")))
-        for reader, _ in (first, second):
-            await asyncio.wait_for(reader.readuntil(b"ok\n"), 5)
-        assert await closed_after(here, get("/healthz"))
-        first[1].close()
-        second[1].close()
-        await here.everyone_left()
-        assert (await here.ask(get("/healthz")))[0] == 200
 
 
 @pytest.mark.promise("N1")

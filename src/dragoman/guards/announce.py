@@ -1,6 +1,7 @@
 """Tells the bus what is about to happen and what came of it, on a denial too.
 
-Also keeps count of the calls under way: one more than the limit is refused.
+Also keeps count of the calls under way: one more than the limit is refused, and so is one more
+than half of it by one caller.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dragoman.core.events import (
     VerbError,
 )
 from dragoman.core.pipeline import Next
+from dragoman.core.principal import Principal
 from dragoman.core.redaction import numbers
 
 
@@ -27,18 +29,20 @@ class Announce:
     def __init__(self, bus: Bus, in_flight: int) -> None:
         self.bus = bus
         self.limit = in_flight
+        self.share = (in_flight + 1) // 2
+        """How many of them one caller may have."""
         self.under_way = 0
+        self._of: dict[Principal, int] = {}
 
     async def __call__(self, call: Call, next: Next) -> Result:
         begun = perf_counter()
+        caller = call.caller
         self.under_way += 1
+        self._of[caller] = count = self._of.get(caller, 0) + 1
         told: ToolCall | None = None
         try:
-            if self.under_way > self.limit:
-                raise Full(
-                    f'"{call.tool.name}" was refused: {self.limit} calls are under way; '
-                    "try again shortly or raise [limits] calls_in_flight"
-                )
+            if self.under_way > self.limit or count > self.share:
+                raise Full(self._crowded(call, count))
             if self.bus.attended:
                 event = PreVerb(call)
                 self.bus.emit(event)
@@ -60,10 +64,24 @@ class Announce:
             raise
         finally:
             self.under_way -= 1
+            if (left := self._of[caller] - 1) > 0:
+                self._of[caller] = left
+            else:
+                del self._of[caller]
         self._after(call, begun, result, None)
         if told is not None or "usage" in call.noted:
             self._conclude(call, told, result, None)
         return result
+
+    def _crowded(self, call: Call, count: int) -> str:
+        if count > self.share:
+            busy = f"{self.share} calls of {call.caller} are under way, half of what all may have"
+        else:
+            busy = f"{self.limit} calls are under way"
+        return (
+            f'"{call.tool.name}" was refused: {busy}; '
+            "try again shortly or raise [limits] calls_in_flight"
+        )
 
     def _after(
         self,

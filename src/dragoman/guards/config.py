@@ -40,8 +40,23 @@ class Limits(Struct, frozen=True, kw_only=True):
         Meta(ge=1_000, description="Characters of a text in a result; what is longer is cut."),
     ] = 50_000
     calls_in_flight: Annotated[
-        int, Meta(ge=1, description="Calls under way at once; one more is refused.")
+        int,
+        Meta(
+            ge=1,
+            description="Calls under way at once, of which one caller has at most half; one more "
+            "is refused.",
+        ),
     ] = 1_000
+    connections: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=1_000_000,
+            description="Connections over HTTP at once. One address has at most half of them "
+            "without a key, and one caller half with one; where there are too many, the one goes "
+            "that has been idle for longest.",
+        ),
+    ] = 10_000
     body_megabytes: Annotated[
         int,
         Meta(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Hashable
 from typing import Protocol, cast
 
 import httptools
 
 from dragoman.core.principal import Principal
 from dragoman.web.bodies import BodyBudget
+from dragoman.web.connections import Connections
 from dragoman.web.request import STATUS, Headers, Request
 
 __all__ = ["Application", "Connection", "Headers", "Request"]
@@ -27,6 +28,8 @@ HEAD_SECONDS = 10.0
 """How long a request's head may take, and a new connection may say nothing."""
 BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 75.0
+SCARCE_SECONDS = 5.0
+"""The same where connections are scarce, for those that have shown no key."""
 LAST_SECONDS = 10.0
 """How long what is already written may take to leave a connection that is being closed."""
 HEAD_BYTES = 64 * 1024
@@ -76,12 +79,15 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         app: Application,
-        register: set[Connection],
+        register: Connections,
         loop: asyncio.AbstractEventLoop,
         budget: BodyBudget,
     ) -> None:
         self.loop = loop
         self.lost = False
+        self.owner: Hashable = ""
+        """The peer's address, or the caller once a request has shown who it is."""
+        self.is_stranger = True
         self._app = app
         self._register = register
         self._budget = budget
@@ -94,6 +100,8 @@ class Connection(asyncio.Protocol):
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timed = 0.0
+        """When it began to wait for something."""
         self._due = NEVER
         """When this connection has waited too long. The timer may go off before that, and is then
         set again: a busy connection sets no timer for each of its requests."""
@@ -143,8 +151,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNREAD_BYTES)
-        self._register.add(self)
-        self._time(HEAD_SECONDS)
+        peer = transport.get_extra_info("peername")
+        self.owner = peer[0] if isinstance(peer, tuple) else ""
+        if self._register.add(self):
+            self._time(HEAD_SECONDS)
+        else:
+            self._refuse(503, b"the hub has as many connections as it may", RETRY_AFTER)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -361,6 +373,8 @@ class Connection(asyncio.Protocol):
         request.kept = self._app.admit(request)
         length = self._fields.get(b"content-length", b"")
         self._length = size = int(length) if length.isdigit() else 0
+        if self.is_stranger and request.principal is not None and not self._identify(request):
+            return
         if not request.kept:  # the answer need not wait for what is thrown away
             self._discarding = True
             self._ready(request)
@@ -371,6 +385,12 @@ class Connection(asyncio.Protocol):
             self._begin_large_body(request, size)
         if b"expect" in self._fields and self._continues():
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _identify(self, request: Request) -> bool:
+        if self._register.identify(self, request.principal):
+            return True
+        self._refuse(503, b"one caller has as many connections as it may", RETRY_AFTER)
+        return False
 
     def _begin_large_body(self, request: Request, size: int) -> None:
         if size <= BODY_BYTES:
@@ -577,7 +597,22 @@ class Connection(asyncio.Protocol):
             self._time(HEAD_SECONDS)
         else:
             self._idle = True
-            self._time(KEEP_ALIVE_SECONDS)
+            brief = self.is_stranger and self._register.scarce
+            self._time(SCARCE_SECONDS if brief else KEEP_ALIVE_SECONDS)
+
+    @property
+    def idle_since(self) -> float | None:
+        """When it began to wait for a request; None while it has one."""
+        if self._current is not None or self._reading is not None or self._queue:
+            return None
+        return self._timed
+
+    def close_idle(self) -> None:
+        """Makes room for others."""
+        if self._drained is None:
+            self._close()
+        else:
+            self._transport.abort()
 
     def _refuse(self, status: int, text: bytes, headers: bytes = b"") -> None:
         """Says so behind the answers to earlier requests, and closes the connection; in silence
@@ -626,7 +661,8 @@ class Connection(asyncio.Protocol):
         return False
 
     def _time(self, seconds: float) -> None:
-        self._due = due = self.loop.time() + seconds
+        self._timed = now = self.loop.time()
+        self._due = due = now + seconds
         if self._timer is None or self._timer.when() > due:
             if self._timer is not None:
                 self._timer.cancel()

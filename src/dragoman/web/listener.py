@@ -6,28 +6,29 @@ import asyncio
 import socket
 
 from dragoman.web.bodies import BodyBudget
+from dragoman.web.connections import MAX_CONNECTIONS, Connections
 from dragoman.web.http1 import BUDGET_BYTES, Application, Connection
-
-MAX_CONNECTIONS = 10_000
 
 
 class Listener:
     def __init__(
-        self, app: Application, sock: socket.socket, budget: BodyBudget | None = None
+        self,
+        app: Application,
+        sock: socket.socket,
+        budget: BodyBudget | None = None,
+        connections: int = MAX_CONNECTIONS,
     ) -> None:
         """`budget` is shared with other listeners; a listener without one has its own."""
         self._app = app
         self._sock = sock
         self._budget = budget or BodyBudget(BUDGET_BYTES)
-        self._connections: set[Connection] = set()
+        self._connections = Connections(connections)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
 
         def connection() -> asyncio.Protocol:
-            if len(self._connections) >= MAX_CONNECTIONS:
-                return TurnedAway()
             return Connection(self._app, self._connections, loop, self._budget)
 
         self._server = await loop.create_server(connection, sock=self._sock, backlog=2048)
@@ -54,10 +55,3 @@ class Listener:
         """Ends what is left."""
         for connection in tuple(self._connections):
             connection.abort()
-
-
-class TurnedAway(asyncio.Protocol):
-    """One connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()

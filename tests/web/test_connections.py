@@ -1,0 +1,124 @@
+"""Too many connections: which of them go, and who is let in all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from tests.web import serving
+from tests.web.serving import ALICE, BOB, Place
+from tests.web.test_listener import parsed
+
+from dragoman.web import http1
+
+
+class Peer:
+    """A connection that is kept."""
+
+    def __init__(self, here: Place, key: str = "") -> None:
+        self._port = here.port
+        lines = ["Host: localhost", *([f"Authorization: Bearer {key}"] if key else []), "", ""]
+        self._rest = " HTTP/1.1\r\n" + "\r\n".join(lines)
+
+    async def connect(self) -> Peer:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def get(self, path: str = "/healthz") -> int:
+        self.writer.write(f"GET {path}{self._rest}".encode())
+        async with asyncio.timeout(5):
+            status, headers, _ = parsed(await self.reader.readuntil(b"\r\n\r\n"))
+            await self.reader.readexactly(int(headers["content-length"]))
+        return status
+
+    async def is_closed(self) -> bool:
+        """Waits for the end that must come."""
+        async with asyncio.timeout(5):
+            with suppress(ConnectionResetError):
+                assert await self.reader.read() == b""
+        return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+async def idle(here: Place, count: int, key: str = "") -> list[Peer]:
+    """So many connections that have asked once, the first first."""
+    peers = []
+    for _ in range(count):
+        peers.append(await Peer(here, key).connect())
+        assert await peers[-1].get() == 200
+    return peers
+
+
+@pytest.mark.promise("N1")
+async def test_idle_connections_without_a_key_make_room_for_new_ones() -> None:
+    async with serving.place(connections=20) as here:
+        (alice,) = await idle(here, 1, ALICE)
+        strangers = await idle(here, 30)
+        assert len(here.listener._connections) <= 11, "half of an address, and one with a key"
+        for gone in strangers[:20]:
+            assert await gone.is_closed()
+        assert await strangers[-1].get() == 200
+        (bob,) = await idle(here, 1, BOB)
+        assert await alice.get("/api/tools") == await bob.get("/api/tools") == 200
+        for peer in (*strangers, alice, bob):
+            peer.close()
+
+
+@pytest.mark.promise("N1")
+async def test_silent_connections_and_half_heads_make_room_too() -> None:
+    async with serving.place(connections=20) as here:
+        silent = [await Peer(here).connect() for _ in range(30)]
+        for peer in silent[::2]:
+            peer.writer.write(b"GET /healthz HTTP/1.1\r\nHo")
+        (alice,) = await idle(here, 1, ALICE)
+        assert await silent[0].is_closed()
+        for peer in (*silent, alice):
+            peer.close()
+
+
+@pytest.mark.promise("N1")
+async def test_a_caller_has_half_of_the_connections_and_its_idle_ones_go_first() -> None:
+    async with serving.place(connections=20) as here:
+        alices = await idle(here, 14, ALICE)
+        bobs = await idle(here, 8, BOB)
+        assert await alices[3].is_closed() and await alices[-1].get() == 200
+        assert [await peer.get() for peer in bobs] == [200] * 8
+        for peer in (*alices, *bobs):
+            peer.close()
+
+
+@pytest.mark.promise("N1")
+async def test_a_connection_that_is_at_work_is_never_closed_for_another() -> None:
+    async with serving.place(connections=10) as here:
+        busy = [await here.send("POST", message=PING_STREAM) for _ in range(5)]
+        other = await Peer(here, ALICE).connect()
+        assert await other.get() == 503
+        assert await other.is_closed()
+        (bob,) = await idle(here, 1, BOB)
+        here.work.go.set()
+        for answer in busy:
+            assert (await answer.rest())[-1].data
+        bob.close()
+        other.close()
+
+
+PING_STREAM = serving.call(1, steps=[1], waits=True)
+
+
+async def test_keep_alive_is_short_without_a_key_only_where_connections_are_scarce(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http1, "SCARCE_SECONDS", 0.05)
+    async with serving.place(connections=20) as here:
+        (early,) = await idle(here, 1)
+        keyed = await idle(here, 10, ALICE) + await idle(here, 6, BOB)
+        (late,) = await idle(here, 1)
+        assert await late.is_closed()
+        assert await early.get() == 200, "it came when there was room"
+        assert await early.is_closed(), "and has asked again when there was none"
+        assert [await peer.get() for peer in keyed] == [200] * 16
+        for peer in (early, late, *keyed):
+            peer.close()
