@@ -26,6 +26,7 @@ from dragoman.bus_side import BusSide
 from dragoman.config import Config, load, with_port
 from dragoman.core.calllog import CallLog
 from dragoman.core.errors import ConfigError
+from dragoman.core.logs import start_logging
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tasks import Tasks
 from dragoman.core.view import View
@@ -60,7 +61,6 @@ from dragoman.web.parts import OPERATIONS
 from dragoman.web.sockets import is_loopback, tcp_socket, unix_socket
 
 __all__ = [
-    "LOG_FORMAT",
     "STORE_NAMES",
     "A2aClient",
     "A2aError",
@@ -403,11 +403,8 @@ def run(place: Path, ready: Callable[[Instance], None], port: int | None) -> Non
 
 def host(place: str, stop: threading.Event) -> None:
     """The hub inside a `dragoman mcp`, until `stop` is set."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=LOG_FORMAT)
+    start_logging(logging.WARNING)
     _run(Path(place), "mcp", lambda _: None, stop, None)
-
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def _run(

@@ -17,6 +17,7 @@ from tests.live.conftest import RunningHub
 from tests.live.lasting import lasting_hub, reason_of, until
 from tests.peers import wire
 from tests.peers.process import server_entry, toml
+from tests.peers.told_server import ESCAPES, FORGED
 
 OWNER_KEY = "a-key-that-is-long-enough"
 SLOTS = (
@@ -38,10 +39,10 @@ class Counterpart:
     def card(self) -> dict[str, Any]:
         url = f"{self.origin}/{SECRET['agent']}/a2a"
         place = {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
-        skill = {"id": "work", "name": "work", "description": "works", "tags": []}
+        skill = {"id": "work", "name": "work", "description": ESCAPES, "tags": []}
         return {
             "name": "keyed",
-            "description": "An agent behind a key.",
+            "description": f"An agent behind a key. {ESCAPES}",
             "version": "1",
             "supportedInterfaces": [place],
             "capabilities": {},
@@ -287,3 +288,22 @@ def test_no_secret_is_told(hub: RunningHub) -> None:
     servers = hub.api("/api/mcp/servers")["configured"]
     (configured,) = [one for one in servers if one["name"] == "keyed"]
     assert configured["transport"]["url"].endswith("/…/mcp?…")
+
+
+def test_nothing_from_outside_reaches_a_terminal_or_forges_a_line_of_the_log(
+    hub: RunningHub,
+) -> None:
+    commands = [["servers", "logs", "told"], ["servers", "logs", "told", "--json"]]
+    commands += [["agents", "show", "keyed agent", "--card"], ["agents", "show", "keyed agent"]]
+    commands += [["servers"], ["tools", "show", "keyed_agent.work", "--json"]]
+    with ThreadPoolExecutor(2) as pool:
+        printed = [one.stdout for one in pool.map(lambda one: hub.command(*one), commands)]
+    for text in printed:
+        assert text and not [one for one in set(ESCAPES) if not one.isprintable() and one in text]
+    logs, as_json, card, *_ = printed
+    assert logs.startswith(r"\x1b]0;TITLE\x07\x1b[2J\x9b31m\u202eRTL\u200b\u2028END")
+    assert json.loads(as_json)["stderr"].startswith(ESCAPES)
+    assert json.loads(card)["description"].endswith(ESCAPES)
+    log = hub.log()
+    assert f"x\\n{FORGED}" in log
+    assert not [line for line in log.splitlines() if line.startswith(FORGED)]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from dragoman.cli.errors import say
-from dragoman.cli.output import clean, styled, table
+from dragoman.cli.output import clean, output_text, styled, table
 from dragoman.core.urls import render_url
 
 STATES = {
@@ -140,7 +139,7 @@ def print_answer(task: Mapping[str, Any], out: TextIO) -> None:
 def print_parts(parts: list[Mapping[str, Any]], out: TextIO) -> None:
     for part in parts:
         if "text" in part:
-            print(printable(str(part["text"]), out), file=out)
+            print(output_text(str(part["text"]), out), file=out)
         elif "data" in part:
             print(json.dumps(part["data"], indent=2, ensure_ascii=False), file=out)
         else:
@@ -152,11 +151,6 @@ def print_parts(parts: list[Mapping[str, Any]], out: TextIO) -> None:
                 raw = str(part.get("raw", ""))
                 size = len(raw) * 3 // 4 - raw[-2:].count("=")
                 print(f"[{name}, {kind}, {size} bytes; --json has it]", file=out)
-
-
-def printable(text: str, out: TextIO) -> str:
-    """Into a file or a pipe it goes as it is."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text) if out.isatty() else text
 
 
 class Teller:
@@ -192,7 +186,7 @@ class Teller:
             print()
         for part in parts_of(artifact):
             if "text" in part:
-                print(printable(str(part["text"]), sys.stdout), end="", flush=True)
+                print(output_text(str(part["text"]), sys.stdout), end="", flush=True)
                 self._open = id
             else:
                 self.end()

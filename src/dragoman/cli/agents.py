@@ -14,6 +14,7 @@ from dragoman.cli.errors import USAGE, say, stop
 from dragoman.cli.output import clean, home_option, json_option, print_json, table
 from dragoman.config import load
 from dragoman.core.errors import ConfigError
+from dragoman.core.text import escape_controls
 
 AGENTS = "/api/a2a/agents"
 ADD_SECONDS = 90_000.0
@@ -241,7 +242,7 @@ def _print_difference(found: dict[str, Any]) -> None:
         print("there was no card before this one")
         return
     for line in found["diff"].splitlines() or ["it says the same"]:
-        print("".join(sign if sign.isprintable() else "?" for sign in line))
+        print(escape_controls(line))
 
 
 def _print_agent(agent: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from dragoman.cli.output import (
     clean,
     home_option,
     json_option,
+    json_text,
     print_json,
     styled,
     user_name,
@@ -189,7 +189,7 @@ def _shown(record: Record) -> dict[str, Any]:
 
 def _print(records: list[dict[str, Any]], as_json: bool) -> None:
     for record in records:
-        line = json.dumps(record, ensure_ascii=False) if as_json else _line(record)
+        line = json_text(record, None) if as_json else _line(record)
         print(line, flush=True)
 
 

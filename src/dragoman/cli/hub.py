@@ -20,6 +20,7 @@ from dragoman.cli.client import HubClient, place_of, running
 from dragoman.cli.errors import FAILED, NO_HUB, stop, stop_for
 from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json
 from dragoman.core.errors import HubError
+from dragoman.core.logs import start_logging
 
 if TYPE_CHECKING:
     from dragoman.assembly import Instance
@@ -59,7 +60,7 @@ def _serve(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
     from dragoman.cli.configure import write_first_config
 
     level = logging.WARNING if quiet else logging.INFO
-    logging.basicConfig(stream=sys.stderr, level=level, format=assembly.LOG_FORMAT)
+    start_logging(level)
     try:
         home.prepare(place)
         if write_first_config(Path(place)):
@@ -287,14 +288,14 @@ def status(home: str | None, as_json: bool) -> None:
     for problem in state.get("store_problems", ()):
         print(f"  problem   {clean(problem)}")
     if state["config_problem"]:
-        print(f"  problem   config.toml as it is now is not used: {state['config_problem']}")
+        print(f"  problem   config.toml as it is now is not used: {clean(state['config_problem'])}")
     if servers["connected"] + len(servers["starting"]) < servers["total"]:
         print("  next      dragoman servers says what is wrong with the others")
 
 
 def _print_agents(agents: dict[str, Any]) -> None:
     if agents["local"]:
-        print(f"  agents    {', '.join(agents['local'])}")
+        print(f"  agents    {clean(', '.join(agents['local']))}")
     for far in agents["remote"]:
         trouble = f": {far['reason']}" if far["reason"] else ""
         words = f"{far['name']} at {far['url']} is {far['state']}{trouble}"
@@ -302,7 +303,7 @@ def _print_agents(agents: dict[str, Any]) -> None:
         for finding in far["findings"]:
             print(f"            {clean(finding)}")
     for problem in agents["failed"].values():
-        print(f"  problem   {problem}")
+        print(f"  problem   {clean(problem)}")
     if agents["a2a"]:
         print(f"  tasks     {agents['tasks']}")
 

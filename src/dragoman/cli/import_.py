@@ -178,9 +178,10 @@ def _answer(work: Work, done: bool, backup: Path | None) -> dict[str, Any]:
 
 def _show(work: Work, mark: str = "") -> None:
     for problem in work.problems:
-        click.echo(f"{mark}Not read: {problem}")
+        click.echo(f"{mark}Not read: {clean(problem)}")
     for skip in work.skipped:
-        click.echo(f'{mark}Skipped "{skip["name"]}" from {skip["from"]}: {skip["reason"]}.')
+        words = f'Skipped "{skip["name"]}" from {skip["from"]}: {skip["reason"]}.'
+        click.echo(f"{mark}{clean(words)}")
     for plan in [] if mark else work.plans:
         brief = plan.brief()
         click.echo(f"{brief['name']:<24} {brief['type']:<6} {brief['where']}  from {plan.source}")

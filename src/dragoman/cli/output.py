@@ -13,6 +13,8 @@ from typing import Any, TextIO
 
 import click
 
+from dragoman.core.text import escape_controls, escape_json, escape_line
+
 
 def _inherited(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     """`dragoman --home X tools show NAME` means the same as `dragoman tools show NAME --home X`."""
@@ -45,15 +47,23 @@ def user_name() -> str:
         return f"user {os.getuid()}"
 
 
+def json_text(value: Any, indent: int | None = 2) -> str:
+    return escape_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json_text(value))
+
+
+def output_text(text: str, out: TextIO) -> str:
+    """What a tool or an agent answered: into a file or a pipe it goes as it is."""
+    return escape_controls(text) if out.isatty() else text
 
 
 def clean(text: object) -> str:
-    """On one line, without what a terminal obeys or what turns the direction of writing: names and
-    reasons come from other people."""
-    line = " ".join(str(text).split())
-    return "".join(one if one.isprintable() else "?" for one in line)
+    """On one line, with what a terminal obeys or what turns the direction of writing written out:
+    names and reasons come from other people."""
+    return escape_line(" ".join(str(text).split()))
 
 
 def styled(text: str, out: TextIO | None = None, **style: Any) -> str:

@@ -12,6 +12,7 @@ import click
 from dragoman.cli.client import HubClient, connected
 from dragoman.cli.errors import USAGE, stop
 from dragoman.cli.output import clean, home_option, json_option, print_json, styled, table
+from dragoman.core.text import escape_controls
 
 LOOK_SECONDS = 2.0
 
@@ -190,7 +191,7 @@ def _print(found: Any) -> None:
         print()
     colours = {"-": "red", "+": "green", "!": "yellow"}
     for line in str(found["diff"]).split("\n") if found["diff"] else ():
-        safe = "".join(one if one == "\t" or one.isprintable() else "?" for one in line)
+        safe = escape_controls(line)
         sign = safe.strip()[:1]
         indented = safe.startswith("  ")
         print(styled(safe, fg=colours[sign]) if indented and sign in colours else safe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +15,15 @@ import click
 
 from dragoman.cli.client import connected
 from dragoman.cli.errors import USAGE, say, stop, stop_for
-from dragoman.cli.output import clean, home_option, json_option, print_json, styled, table
+from dragoman.cli.output import (
+    clean,
+    home_option,
+    json_option,
+    output_text,
+    print_json,
+    styled,
+    table,
+)
 from dragoman.core.errors import HubError
 
 REFUSED = 4
@@ -256,7 +265,7 @@ def propose(since: str, until: str | None, limit: int, home: str | None, as_json
     if as_json:
         print_json(found)
         return
-    print(found["text"], end="")
+    print(output_text(found["text"], sys.stdout), end="")
     for each in found["findings"]:
         say(f"{each['level']}: {each['message']}")
     for flip in found["denied"]:

@@ -6,6 +6,7 @@ import click
 
 from dragoman.cli.client import START_SECONDS, connected
 from dragoman.cli.output import home_option, json_option, print_json, table
+from dragoman.core.text import escape_controls
 
 LOOK_SECONDS = 2.0
 
@@ -60,4 +61,4 @@ def logs(name: str, home: str | None, as_json: bool) -> None:
     elif not found["stderr"]:
         print(f'server "{name}" has written nothing to stderr')
     else:
-        print(found["stderr"].rstrip("\n"))
+        print(escape_controls(found["stderr"].rstrip("\n")))

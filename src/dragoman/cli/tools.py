@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,15 @@ import click
 from dragoman.cli import asking
 from dragoman.cli.client import HubClient, connected, nearest
 from dragoman.cli.errors import FAILED, NOT_FOUND, USAGE, say, stop
-from dragoman.cli.output import clean, home_option, json_option, print_json, table
+from dragoman.cli.output import (
+    clean,
+    home_option,
+    json_option,
+    json_text,
+    output_text,
+    print_json,
+    table,
+)
 
 MAX_BYTES = 10 * 1024 * 1024
 """What a message of the hub may have."""
@@ -253,16 +260,13 @@ def _print(result: dict[str, Any]) -> None:
     for block in result["content"]:
         kind = block.get("type")
         if kind == "text":
-            text = str(block.get("text", ""))
-            if out.isatty():  # into a file or a pipe it goes as it is
-                text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)
-            print(text, file=out)
+            print(output_text(str(block.get("text", "")), out), file=out)
         elif kind in ("image", "audio"):
             size = len(block.get("data", "")) * 3 // 4
             print(
                 f"[{kind}, {clean(block.get('mimeType'))}, {size} bytes; --json has it]", file=out
             )
         else:
-            print(json.dumps(block, indent=2, ensure_ascii=False), file=out)
+            print(json_text(block), file=out)
     if not result["content"] and "structured" in result:
         print_json(result["structured"])
