@@ -45,7 +45,7 @@ from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
 from dragoman.place import ConfigWatch, lookup_of
 from dragoman.policy.pinning import OFF, STRICT
-from dragoman.store_side import StoreSide, prune_offline
+from dragoman.store_side import ADMIN_DENIED, AUTH_FAILED, StoreSide, prune_offline
 from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
 from dragoman.stores.verify import Verdict, verify
@@ -171,6 +171,7 @@ class Instance:
             self.stores.clock.is_steady,
         )
         undo.callback(self.agents.close_stores)
+        self.stores.apply(config.mcp_servers)
         self.stores.enroll()
         self.listeners = BusSide(
             self.place, self.hub, config.bus.plugins, config.bridge.keep_dispatches
@@ -269,14 +270,24 @@ class Instance:
         names = Names(
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
-        app = App(auth, names, mounts, api, under)
+        app = App(auth, names, mounts, api, under, self._note_failed)
         most = process.connection_limit(self.config.limits.connections)
         self._listeners.append(Listener(app, sock, self._bodies, most))
         self.agents.url = self.url
         self.agents.secure(lambda: auth.required)
-        return lambda metadata: auth.principal(
-            {name.encode("latin-1"): value.encode("latin-1") for name, value in metadata.items()}
-        )
+
+        def authenticate(metadata: Mapping[str, str]) -> Principal | None:
+            found = auth.principal(
+                {name.encode("latin-1"): text.encode("latin-1") for name, text in metadata.items()}
+            )
+            if found is None and "authorization" in metadata:
+                self._note_failed("")
+            return found
+
+        return authenticate
+
+    def _note_failed(self, address: str) -> None:
+        self.stores.tally.add(AUTH_FAILED, address or "gRPC", "nobody", "http")
 
     def _find_key(self, key: str) -> Principal | None:
         record = self.keys.find(key)
@@ -333,11 +344,16 @@ class Instance:
             if getattr(old, part) != getattr(config, part):
                 log.warning('"%s" has changed; that is used from the next start on', part)
         self.guards.policies.apply(config)
+        self.stores.apply(config.mcp_servers)
         await self.servers.apply(config.mcp_servers)
         for entry in config.mcp_servers:
             if any(entry.name == one.name and entry.pin != one.pin for one in old.mcp_servers):
                 self.guards.review_again(entry.name)
         log.info("the configuration was read again: %d servers", len(config.mcp_servers))
+
+    def note_denied(self, principal: Principal | None, what: str) -> None:
+        who = principal.label if principal is not None else "nobody"
+        self.stores.tally.add(ADMIN_DENIED, what, who, "api")
 
     # --- what the API tells (web.api.Sources) ----------------------------------------------------
 

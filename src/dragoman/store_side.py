@@ -5,18 +5,22 @@ Part of `assembly`, which starts it and asks it to `look` from time to time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dragoman.config import Config
-from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.errors import ConfigError, Full, HubError
+from dragoman.core.recorded import Tally, record_done
 from dragoman.stores.audit import SqliteAudit, compact, shrink
 from dragoman.stores.chain import DATABASE
 from dragoman.stores.clock import SteadyClock
 from dragoman.stores.config import AuditSettings
+from dragoman.stores.key_changes import KeyChanges
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS
 from dragoman.stores.witness import Witness
@@ -29,6 +33,10 @@ PRUNE = "audit.prune"
 PRUNE_SECONDS = 3600.0
 SHRINK_SECONDS = 30.0
 DAY = 86_400.0
+CONFIG_CHANGE, AUTH_FAILED, ADMIN_DENIED = "config.change", "auth.failed", "admin.denied"
+FILES = "files"
+"""Who did it, where somebody has changed a file."""
+MAX_NAMES = 100
 
 
 class StoreSide:
@@ -46,6 +54,8 @@ class StoreSide:
             raise
         record = self.witness.record
         self.clock = SteadyClock(record.clock_seen or self.audit.left_at, record.clock_new_since)
+        self.tally = Tally(self.audit)
+        self._key_changes = KeyChanges(self.keys, self._record_key)
         self._told: list[str] = []
         self._unwritten = ""
 
@@ -55,7 +65,11 @@ class StoreSide:
         self.witness.enroll()
 
     async def look(self) -> None:
-        """Notes the first key and the first policies; tells of files that were taken away."""
+        """Notes the first key and the first policies, records what happened to keys, and tells of
+        files that were taken away."""
+        with contextlib.suppress(HubError):  # tried again at the next look
+            self._key_changes.look()
+        self.tally.flush()
         if self._note():
             await self._write()
         problems = self.problems()
@@ -115,7 +129,31 @@ class StoreSide:
                 "hub and run: dragoman audit prune)"
             )
 
+    def apply(self, servers: Iterable[Any]) -> None:
+        """Records which of the configured servers are new, others than before, or gone."""
+        known = self.witness.record.servers
+        now = {server.name: self.witness.hash_value(server) for server in servers}
+        if known is not None and known != now:
+            both = known.keys() & now.keys()
+            added, removed = now.keys() - known.keys(), known.keys() - now.keys()
+            changed = {name for name in both if known[name] != now[name]}
+            names = {"added": added, "removed": removed, "changed": changed}
+            told: dict[str, Any] = {
+                how: sorted(some)[:MAX_NAMES] for how, some in names.items() if some
+            }
+            new = sorted(added | changed)[:MAX_NAMES]
+            told["hmac"] = {name: now[name] for name in new}
+            try:
+                record_done(self.audit, CONFIG_CHANGE, "config.toml", FILES, FILES, told)
+            except Full as error:  # the files are the truth
+                log.error("a change of the configuration is not in the audit: %s", error)
+        self.witness.note(servers=now)
+
+    def _record_key(self, verb: str, name: str, told: Mapping[str, Any]) -> None:
+        record_done(self.audit, verb, name, FILES, FILES, told)
+
     def close(self) -> None:
+        self.tally.flush(now=True)
         self.audit.close()
         if not self.audit.unsaved and self.audit.sync():
             self.witness.note_audit(self.audit.tip, self.clock)
@@ -152,16 +190,13 @@ async def prune_and_record(audit: SqliteAudit, age: float, most: int, by: str) -
     if removed:
         last = audit.pruned
         log.info("%d old entries of the audit were deleted, up to entry %d", removed, last.seq)
-        entry = {"verb": PRUNE, "asked_as": "audit", "caller": by, "door": "hub", "depth": 0}
-        conclusion = {
-            "outcome": "completed",
+        told = {
             "count": removed,
             "first_seq": first,
             "last_seq": last.seq,
             "head": last.mac.hex(),
-            "duration_ms": 0,
         }
-        audit.conclude(audit.intend(entry), conclusion)
+        record_done(audit, PRUNE, "audit", by, "hub", told)
     return removed
 
 

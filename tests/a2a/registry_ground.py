@@ -166,6 +166,7 @@ async def ground(
         audit,
         pins,
         lambda: changes.append(None),
+        lambda: True,
     )
     made = Ground(hub, side, pins, audit)
     try:

@@ -45,6 +45,9 @@ class Sources:
     def server_states(self) -> Mapping[str, Any]:
         return {}
 
+    def note_denied(self, principal: Principal | None, what: str) -> None:
+        pass
+
     def server_log(self, name: str) -> str | None:
         return None
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.a2a.registry_ground import Ground, external, ground, moody
+from tests.web.serving import Sources
 
 from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, Decision
@@ -85,7 +86,7 @@ async def served(home: Path, config: str = "", enabled: bool = True) -> AsyncIte
         here.hub.authorizer = Judge()
         source = here.listed if enabled else None
         part = AgentsApi(here.hub, source, here.audit)
-        api = Api(here.hub, None, parts=[part])  # type: ignore[arg-type]
+        api = Api(here.hub, Sources(), parts=[part])
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
         auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)

@@ -42,6 +42,9 @@ class Plain:
     def server_states(self) -> Mapping[str, Any]:
         return {}
 
+    def note_denied(self, principal: Any, what: str) -> None:
+        pass
+
     def server_log(self, name: str) -> str | None:
         return f"log of {name}" if name == "a/b %41" else None
 

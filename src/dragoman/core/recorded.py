@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from time import perf_counter
+from time import monotonic, perf_counter
+from typing import Any
 
+from dragoman.core.errors import Full
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
 
@@ -27,3 +29,56 @@ def recorded(audit: AuditLog, verb: str, what: str, by: Principal | None) -> Ite
     finally:
         took = round((perf_counter() - begun) * 1000, 3)
         audit.conclude(seq, {"outcome": outcome, "duration_ms": took})
+
+
+def record_done(
+    audit: AuditLog, verb: str, what: str, by: str, door: str, told: Mapping[str, Any]
+) -> None:
+    """Something that has happened already. Raises `Full` where it cannot be recorded."""
+    named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
+    entry = {"verb": verb, "asked_as": named, "caller": by, "door": door, "depth": 0}
+    audit.conclude(audit.intend(entry), {"outcome": "completed", "duration_ms": 0, **told})
+
+
+class Tally:
+    """Records of what others can repeat as often as they like, such as wrong keys: the first at
+    once, the rest of each minute as one record with their number. Holds a bounded number of kinds;
+    further ones are counted together."""
+
+    MAX_KINDS = 64
+    OTHERS = "(others)"
+
+    def __init__(self, audit: AuditLog, seconds: float = 60.0) -> None:
+        self._audit = audit
+        self._seconds = seconds
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._since = monotonic()
+
+    def add(self, verb: str, what: str, by: str, door: str) -> None:
+        what = what[:MAX_NAMED]
+        kind = (verb, what, by)
+        if kind not in self._counts and len(self._counts) >= self.MAX_KINDS:
+            kind = (verb, self.OTHERS, self.OTHERS)
+        if kind in self._counts:
+            self._counts[kind] += 1
+            return
+        self._counts[kind] = 0 if self._record(kind, 1, door) else 1
+
+    def flush(self, *, now: bool = False) -> None:
+        """Records what was counted, if a minute is over or `now`."""
+        if not now and monotonic() - self._since < self._seconds:
+            return
+        self._since = monotonic()
+        counts, self._counts = self._counts, {}
+        for kind, count in counts.items():
+            if count and not self._record(kind, count, ""):
+                self._counts[kind] = count
+
+    def _record(self, kind: tuple[str, str, str], count: int, door: str) -> bool:
+        verb, what, by = kind
+        told = {"outcome": "refused", "count": count}
+        try:
+            record_done(self._audit, verb, what, by, door, told)
+        except Full:  # as the audit's log says; they are counted on
+            return False
+        return True

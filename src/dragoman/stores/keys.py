@@ -92,11 +92,13 @@ class KeyRecord:
 class KeyStore:
     def __init__(self, home: Path, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._path = home / DATABASE
-        self._db = open_store(self._path, MIGRATIONS, busy_seconds=busy_seconds)
+        self._db = self.db = open_store(self._path, MIGRATIONS, busy_seconds=busy_seconds)
         self._file = OpenFile(self._path)
         self._by_id: dict[str, KeyRecord] = {}
         self._version = -1
         self._looked = 0.0
+        self.version = 0
+        """Grows whenever the keys were read again."""
         self.were_made = False
         """Whether there were keys once, whatever the database says now."""
         self._load()
@@ -213,6 +215,7 @@ class KeyStore:
                 "roles, target FROM keys"
             ).fetchall()
             self._by_id = {row[1]: _record_from_row(row) for row in rows}
+            self.version += 1
         except (sqlite3.Error, msgspec.DecodeError) as error:
             raise self._unreadable(error) from error
         self._version = version

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import ConfigError, InvalidInput
+from dragoman.core.recorded import record_done
 from dragoman.stores import chain, journal, keys, pins, registry, tasks
 from dragoman.stores.audit import SqliteAudit
 from dragoman.stores.chain import Tip
@@ -74,6 +75,8 @@ class Record(msgspec.Struct, frozen=True):
     clock_seen: float = 0.0
     """When the wall clock was last looked at, and since when it is new: see `SteadyClock`."""
     clock_new_since: float = 0.0
+    servers: dict[str, str] | None = None
+    """The keyed hash of each configured server, to record what has changed; None: never looked."""
 
 
 class Sealed(msgspec.Struct, frozen=True):
@@ -235,6 +238,11 @@ class Witness:
             clock_new_since=clock.new_since,
         )
 
+    def hash_value(self, value: object) -> str:
+        """Tells whether two values are the same, and nobody without the key what they are."""
+        data = b"dragoman value\0" + msgspec.json.encode(value)
+        return hmac.digest(self.key, data, "sha256").hex()[:32]
+
     def write(self) -> None:
         """Writes the record and its copies. Waits for the disk: not for the event loop. A store
         that cannot be written now keeps an older copy, which does no harm."""
@@ -344,15 +352,8 @@ def _record_losses(home: Path, losses: Sequence[Loss], by: str, lost: Record | N
     audit = SqliteAudit(home, broken=broken)
     try:
         for loss in losses:
-            entry = {
-                "verb": "stores.accept_loss",
-                "asked_as": loss.name,
-                "caller": by,
-                "door": "cli",
-                "depth": 0,
-            }
-            conclusion = {"outcome": "completed", "message": str(loss.how), "duration_ms": 0}
-            audit.conclude(audit.intend(entry), conclusion)
+            told = {"message": f"{loss.file.name} {loss.how}"}
+            record_done(audit, "stores.accept_loss", loss.name, by, "cli", told)
         audit.flush()
     finally:
         audit.close()

@@ -55,6 +55,9 @@ class Sources(Protocol):
 
     def metrics(self) -> str: ...
 
+    def note_denied(self, principal: Principal | None, what: str) -> None:
+        """Somebody asked for what needs `admin`, and may not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -130,6 +133,8 @@ class Api:
                     asked = Request(principal, names, fields, body, query_of(query))
                     return await respond(asked)
                 except HubError as error:
+                    if isinstance(error, AuthorizationError):
+                        self._sources.note_denied(principal, f"{method} {path}")
                     return refusal(error)
             allowed.add(wanted)
         if allowed:

@@ -63,8 +63,11 @@ class App:
         mounts: Mapping[str, Mounted],
         api: Api,
         under: Sequence[Under] = (),
+        note_failed: Callable[[str], None] = lambda address: None,
     ) -> None:
+        """`note_failed` is told where a wrong key came from."""
         self._auth = auth
+        self._note_failed = note_failed
         self._names = names
         self._mounts = mounts
         self._under = under
@@ -101,6 +104,8 @@ class App:
         except HubError as error:
             return problem(503, str(error))
         if request.principal is None and not self._is_open(request.path):
+            if b"authorization" in fields:
+                self._note_failed(request.address)
             return _UNAUTHORIZED
         return None
 

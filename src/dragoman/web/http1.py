@@ -148,6 +148,12 @@ class Connection(asyncio.Protocol):
 
     # --- asyncio.Protocol ----------------------------------------------------------------------
 
+    @property
+    def address(self) -> str:
+        """Of the client; empty where it has no IP address."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNREAD_BYTES)

@@ -53,6 +53,11 @@ class Request:
         self.streaming = False
         self._gone: asyncio.Future[None] | None = None
 
+    @property
+    def address(self) -> str:
+        """Of whoever sent it; empty where that is no IP address."""
+        return self._connection.address
+
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """The whole answer, in one write."""
         if self.answered or self.streaming:

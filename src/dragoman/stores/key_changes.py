@@ -1,0 +1,103 @@
+"""Keys that were made and revoked, for the audit. The command line writes to `hub.db` itself,
+beside a running hub or while none runs: so the hub compares the keys with those that it has
+recorded, which are kept in the same database. The table is outside of the migrations, so that an
+older version opens it still.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dragoman.core.errors import Full
+from dragoman.stores.keys import KeyRecord, KeyStore
+
+log = logging.getLogger(__name__)
+
+CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
+_TABLE = "CREATE TABLE IF NOT EXISTS keys_recorded (name TEXT PRIMARY KEY, revoked INT NOT NULL)"
+
+Record = Callable[[str, str, Mapping[str, Any]], None]
+"""Takes a verb, the name of a key and what is to be told of it. May raise `Full`."""
+
+
+class KeyChanges:
+    def __init__(self, keys: KeyStore, record: Record) -> None:
+        self._keys = keys
+        self._record = record
+        self._seen = -1
+        """The version of the keys that was looked at."""
+        self._recorded: dict[str, bool] | None = None
+        """The keys that are in the audit, and whether they are revoked there."""
+        self._unsaved: set[str] = set()
+
+    def look(self) -> None:
+        """Records what has changed. Raises `Full` where that cannot be done now."""
+        keys = {record.name: record for record in self._keys.list()}
+        if self._seen == self._keys.version and not self._unsaved:
+            return
+        if self._recorded is None:
+            self._recorded = self._load()
+        for name in [name for name in self._recorded if name not in keys]:
+            self._record(REMOVE, name, {})
+            del self._recorded[name]
+            self._unsaved.add(name)
+        for record in keys.values():
+            for verb in self._new(record):
+                self._record(verb, record.name, _told(record))
+                self._recorded[record.name] = verb == REVOKE
+                self._unsaved.add(record.name)
+        self._seen = self._keys.version
+        self._save()
+
+    def _new(self, record: KeyRecord) -> Iterator[str]:
+        assert self._recorded is not None
+        was = self._recorded.get(record.name)
+        if was is None:
+            yield CREATE
+        if record.revoked_at is not None and not was:
+            yield REVOKE
+
+    def _load(self) -> dict[str, bool]:
+        try:
+            self._keys.db.execute(_TABLE)
+            rows = self._keys.db.execute("SELECT name, revoked FROM keys_recorded").fetchall()
+        except sqlite3.Error as error:
+            raise Full(f"what is recorded of keys cannot be read ({error})") from error
+        return {name: bool(revoked) for name, revoked in rows}
+
+    def _save(self) -> None:
+        """Tried again at the next look. A hub that ends before records a change twice."""
+        if not self._unsaved or self._recorded is None:
+            return
+        db, recorded = self._keys.db, self._recorded
+        gone = [(name,) for name in self._unsaved if name not in recorded]
+        there = [(name, recorded[name]) for name in self._unsaved if name in recorded]
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany("DELETE FROM keys_recorded WHERE name = ?", gone)
+            db.executemany("INSERT OR REPLACE INTO keys_recorded VALUES (?, ?)", there)
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            log.debug("what was recorded of keys could not be noted: %s", error)
+            return
+        self._unsaved.clear()
+
+
+def _told(record: KeyRecord) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "key_id": record.id,
+        "owner": record.owner,
+        "made_at": record.created_at,
+    }
+    if record.roles:
+        told["roles"] = list(record.roles)
+    if record.target:
+        told["for"] = record.target
+    if record.revoked_at is not None:
+        told["revoked_at"] = record.revoked_at
+    return told
