@@ -43,7 +43,7 @@ from dragoman.mcp.sse import SseFace
 from dragoman.mcp.stdio import Connection
 from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
-from dragoman.place import ConfigWatch, lookup_of
+from dragoman.place import ConfigWatch, look_again_and_again, lookup_of
 from dragoman.policy.pinning import OFF, STRICT
 from dragoman.store_side import ADMIN_DENIED, AUTH_FAILED, StoreSide, prune_offline
 from dragoman.stores.keys import KeyRecord, KeyStore
@@ -241,14 +241,15 @@ class Instance:
                 mode=self.mode,
             ),
         )
-        following = self.watch.follow(self._apply, self._look)
-        pruning = self.stores.keep_pruning(lambda: self.config.audit)
-        loops = (following, pruning, self.stores.keep_checkpoints())
+        # Each by itself: a server that takes long to stop delays no change of a policy.
+        loops = (
+            self.watch.follow(self._apply),
+            look_again_and_again(self.guards.policies.look),
+            look_again_and_again(self.stores.look),
+            self.stores.keep_pruning(lambda: self.config.audit),
+            self.stores.keep_checkpoints(),
+        )
         self._tasks = [loop.create_task(each) for each in loops]
-
-    async def _look(self) -> None:
-        await self.guards.policies.look()
-        await self.stores.look()
 
     def _connection(self) -> Connection:
         return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio, self._settled)

@@ -40,15 +40,9 @@ class ConfigWatch:
         self._place = place
         self._seen = self._before = _stamps(place)
 
-    async def follow(self, apply: Apply, also: Callable[[], Awaitable[object]]) -> None:
-        """Hands every new configuration to `apply`; `also` is done at every look."""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            try:
-                await self._look(apply)
-                await also()
-            except Exception:  # or no further change would be seen
-                log.exception("the new configuration could not be applied in full")
+    async def follow(self, apply: Apply) -> None:
+        """Hands every new configuration to `apply`."""
+        await look_again_and_again(lambda: self._look(apply))
 
     async def _look(self, apply: Apply) -> None:
         now = _stamps(self._place)
@@ -59,6 +53,14 @@ class ConfigWatch:
         file = self._place / "config.toml"
         if not file.exists():
             self.problem = f"{file} is gone; what it said last is still used"
+            log.error("%s", self.problem)
+            return
+        if now[0] is not None and now[0][1] == 0:
+            # The disk was full, or an editor has only begun to save.
+            self.problem = (
+                f"{file} is empty; what it said last is still used. To run without any settings, "
+                "write a comment into it"
+            )
             log.error("%s", self.problem)
             return
         try:
@@ -75,7 +77,17 @@ class ConfigWatch:
         await apply(config, lookup)
 
 
-def _stamps(place: Path) -> list[object]:
+async def look_again_and_again(look: Callable[[], Awaitable[object]]) -> None:
+    """Looks every `WATCH_SECONDS`, whatever an earlier look came to."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        try:
+            await look()
+        except Exception:  # or no further change would be seen
+            log.exception("what has changed in the home could not be taken up in full")
+
+
+def _stamps(place: Path) -> list[tuple[int, int, int] | None]:
     """Something that differs when the configuration or the env file was changed."""
     return [_stamp(place / name) for name in ("config.toml", "env")]
 

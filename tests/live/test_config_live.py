@@ -173,12 +173,14 @@ def test_two_servers_with_one_name_are_refused_by_name(hub: Start) -> None:
         hub(pair)
 
 
-def test_a_stubborn_server_does_not_keep_another_from_being_added(hub: Start) -> None:
+def test_a_stubborn_server_delays_neither_another_nor_the_policies(hub: Start) -> None:
     running = hub([odd_entry("stubborn", "stubborn")])
     running.wait_connected("stubborn")
     pid = pid_of(running, "stubborn")
     rewrite(running, odd_entry("new", "plain"))
     running.wait_connected("new")
+    (running.home / "policies").mkdir(mode=0o700)  # nothing is permitted
+    until(lambda: "error" in running.call("new.pid"), 5)
     assert alive(pid)  # still being ended
     until(lambda: not alive(pid), 5)
 
@@ -192,6 +194,10 @@ def test_a_file_that_is_gone_or_half_written_takes_no_server_away(hub: Start) ->
     whole = file.read_text(encoding="utf-8")
     file.unlink()
     until(lambda: "is gone" in (running.api("/api/status")["config_problem"] or ""), 5)
+    assert names(running) == ["stays"] and pid_of(running, "stays") == pid
+    file.write_bytes(b"")  # as a full disk leaves it
+    until(lambda: "is empty" in (running.api("/api/status")["config_problem"] or ""), 5)
+    assert "config.toml is empty; what it said last is still used" in running.log()
     assert names(running) == ["stays"] and pid_of(running, "stays") == pid
     with file.open("w", encoding="utf-8") as half:  # as an editor that truncates first writes it
         half.flush()

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from tests.peers.process import alive, wait_until_gone
 
+from dragoman import process
 from dragoman.core.errors import Unreachable
 from dragoman.mcp.spawn import MARK, Child, Ring, environment, kill_marked
 
@@ -96,6 +97,44 @@ async def test_a_child_that_minds_only_sigterm_is_told(children: Children) -> No
     assert child.process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.promise("B9")
+@pytest.mark.parametrize("factory", [None, process.loop_factory()], ids=["asyncio", "uvloop"])
+def test_a_start_that_is_cancelled_closes_its_own_descriptors_once_and_no_others(
+    tmp_path: Path, factory: Callable[[], asyncio.AbstractEventLoop] | None
+) -> None:
+    """Whatever the hub opens meanwhile may get the numbers of the pipes."""
+    env = environment([], {"PATH": os.environ["PATH"]}, tmp_path, f"cancelled-{os.getpid()}")
+
+    async def cancel_after(turns: int) -> None:
+        start = Child.start("cat", [], env, "/", lambda data: None, Ring())
+        starting = asyncio.get_running_loop().create_task(start)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(12)]
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            for fd in opened:
+                assert os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    async def cancel_at_each_turn() -> None:
+        await cancel_after(1)  # the loop keeps a descriptor of its own from its first use on
+        before = len(os.listdir("/proc/self/fd"))
+        await asyncio.gather(*(cancel_after(turns) for turns in range(1, 5)))
+        async with asyncio.timeout(5):  # transports close what they own a few turns later
+            while len(os.listdir("/proc/self/fd")) > before:
+                await asyncio.sleep(0.01)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(cancel_at_each_turn())
+
+
 STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); {NAP}"
 
 
@@ -156,15 +195,15 @@ async def test_what_carries_a_mark_can_be_ended_without_the_one_who_started_it(
 @pytest.mark.promise("B9")
 def test_a_hubs_mark_finds_the_children_of_all_its_servers() -> None:
     env = {"PATH": os.environ["PATH"], MARK: f"hub-{os.getpid()}:my-server"}
-    process = subprocess.Popen([sys.executable, "-c", NAP], env=env)
+    running = subprocess.Popen([sys.executable, "-c", NAP], env=env)
     try:
         end = time.monotonic() + 5
         while not kill_marked(f"hub-{os.getpid()}") and time.monotonic() < end:
             time.sleep(0.01)
-        assert process.wait(5) == -signal.SIGKILL
+        assert running.wait(5) == -signal.SIGKILL
     finally:
-        process.kill()
-        process.wait(5)
+        running.kill()
+        running.wait(5)
 
 
 @pytest.mark.promise("B10")

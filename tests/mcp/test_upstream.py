@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from dragoman import process
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
+from dragoman.core.errors import Unreachable
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client import Session
-from dragoman.mcp.config import HttpTransport, ServerEntry
+from dragoman.mcp.config import HttpTransport, ServerEntry, StdioTransport
+from dragoman.mcp.connect import Connector
 from dragoman.mcp.revisions import R2511
 from dragoman.mcp.servers import Servers
+from dragoman.mcp.spawn import kill_marked
 from dragoman.mcp.upstream import Apart, Upstream
 
 ENTRY = ServerEntry(name="s", transport=HttpTransport(url="http://me:secret@x.example/a?k=secret"))
@@ -66,6 +73,59 @@ async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_al
         while len(opened) < 2 or upstream.state != "connected":
             await asyncio.sleep(0.01)
     await upstream.stop()
+
+
+@pytest.mark.promise("B9")
+def test_a_server_that_is_stopped_while_it_starts_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    """At each turn of the loop from the start of its process on, on the loop that a hub runs."""
+    entry = ServerEntry(name="cat", transport=StdioTransport(command="cat"))
+    mark = f"stopped-{os.getpid()}"
+    connector = Connector(tmp_path, mark, os.environ, lambda url, private: pytest.fail("no HTTP"))
+
+    async def stop_after(turns: int) -> None:
+        upstream = Upstream(entry, connector, CATALOGS, Bus(), compile_schema)
+        upstream.start()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(9):  # sooner than what is left behind for lasting too long
+            await upstream.stop()
+        assert upstream.state == "stopped"
+
+    async def stop_at_each_turn() -> None:
+        for turns in range(1, 9):
+            await stop_after(turns)
+
+    with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
+        runner.run(stop_at_each_turn())
+    assert kill_marked(mark) == 0
+
+
+async def test_a_server_that_cannot_be_stopped_keeps_nobody_waiting() -> None:
+    begun = asyncio.Event()
+
+    async def connect(upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
+        begun.set()
+        while upstream.name == "deaf":  # to being cancelled, too
+            with contextlib.suppress(asyncio.CancelledError):
+                await ended.wait()
+                break
+        raise Unreachable("no such server", sent=False)
+
+    def make(entry: ServerEntry) -> Upstream:
+        return Upstream(entry, connect, CATALOGS, Bus(), compile_schema, stop_secs=0.05)
+
+    ended = asyncio.Event()
+    transport = HttpTransport(url="http://x.example/mcp")
+    deaf, other = (ServerEntry(name=name, transport=transport) for name in ("deaf", "other"))
+    servers = Servers(make, CATALOGS, Bus())
+    await servers.apply([deaf])
+    await begun.wait()
+    async with asyncio.timeout(5):
+        await servers.apply([other])
+    assert servers.find("other") is not None
+    ended.set()
+    async with asyncio.timeout(5):
+        await servers.stop()
 
 
 @pytest.mark.promise("G3")

@@ -243,9 +243,13 @@ class PersonalSessions:
 
     async def _connect(self, whose: str, features: Mapping[str, Any]) -> Session:
         session = await self._open(features)
-        for uri in list(self._follows.get(whose, ())):
-            with contextlib.suppress(HubError):
-                await session.request("resources/subscribe", {"uri": uri}, self._seconds)
+        try:
+            for uri in list(self._follows.get(whose, ())):
+                with contextlib.suppress(HubError):
+                    await session.request("resources/subscribe", {"uri": uri}, self._seconds)
+        except BaseException:  # cancelled: nobody else knows of the session yet
+            await session.close()
+            raise
         return session
 
     def _connected(self, key: Key, own: Own) -> None:

@@ -44,7 +44,7 @@ class Servers:
             del self._running[upstream.name]
         ending = {upstream.name for upstream in gone}
         self._start(entry for name, entry in wanted.items() if name not in ending)
-        await asyncio.gather(*(upstream.stop() for upstream in gone))
+        await _stop_all(gone)
         self._start(wanted.values())
 
     def _client_gone(self, event: ClientGone) -> None:
@@ -63,7 +63,7 @@ class Servers:
 
     async def stop(self) -> None:
         running, self._running = self._running, {}
-        await asyncio.gather(*(upstream.stop() for upstream in running.values()))
+        await _stop_all(running.values())
 
     @property
     def starting(self) -> list[str]:
@@ -139,6 +139,15 @@ class Servers:
         if upstream.problems:
             state["problems"] = upstream.problems
         return state
+
+
+async def _stop_all(upstreams: Iterable[Upstream]) -> None:
+    """Stops them side by side; one that fails to stop keeps none of the others from it."""
+    stopping = {upstream.name: upstream.stop() for upstream in upstreams}
+    ended = await asyncio.gather(*stopping.values(), return_exceptions=True)
+    for name, error in zip(stopping, ended, strict=True):
+        if isinstance(error, Exception):
+            log.error('server "%s" could not be stopped properly', name, exc_info=error)
 
 
 def _era(upstream: Upstream) -> str | None:

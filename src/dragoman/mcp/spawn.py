@@ -14,6 +14,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dragoman.core.errors import Unreachable
 
@@ -82,16 +83,66 @@ class _Writer(asyncio.BaseProtocol):
         self._ended()
 
 
+class _PipeEnd:
+    """The hub's end of a pipe. It owns the descriptor until `hand_over`, and closes it once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def hand_over(self, loop: asyncio.AbstractEventLoop) -> _HandedOver:
+        """What a transport gets: from here on the transport alone closes the descriptor, even
+        when connecting it is cancelled."""
+        fd, self._fd = self._fd, -1
+        return _HandedOver(fd, isinstance(loop, asyncio.BaseEventLoop))
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _HandedOver:
+    """The file object that a transport takes for a pipe. asyncio's own transports close the
+    descriptor through it. libuv closes the descriptor itself and calls `close` afterwards, when
+    the number may already be another file's: `close` must do nothing there."""
+
+    def __init__(self, fd: int, closes: bool) -> None:
+        self._fd = fd
+        self._closes = closes
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if self._closes:
+            self._closes = False
+            os.close(self._fd)
+
+
+class _Pipes(NamedTuple):
+    stdin: _PipeEnd
+    stdout: _PipeEnd
+    stderr: _PipeEnd
+
+    def close(self) -> None:
+        for end in self:
+            end.close()
+
+
 class Child:
     """One running program. `received` gets its stdout; `exited` is done, in words, when it has
     ended or cannot be talked to any more."""
 
-    def __init__(self, process: subprocess.Popen[bytes], mark: str, stderr: Ring) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], pipes: _Pipes, mark: str, stderr: Ring
+    ) -> None:
         self.process = process
         self.pid = process.pid
         self.stderr = stderr
         self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mark = mark
+        self._pipes = pipes
+        """Those that no transport has been given yet."""
         self._transports: list[asyncio.BaseTransport] = []
         self._stdin: asyncio.WriteTransport | None = None
         self._stdout: asyncio.ReadTransport | None = None
@@ -119,43 +170,40 @@ class Child:
                 sent=False,
             )
         try:
-            process = subprocess.Popen(
-                [program, *args],
-                env=env,
-                cwd=cwd,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            process, pipes = _spawn([program, *args], env, cwd)
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
             raise Unreachable(f'"{program}" could not be started: {error}', sent=False) from None
-        child = cls(process, env[MARK], stderr)
+        child = cls(process, pipes, env[MARK], stderr)
         try:
             await child._connect(received)
-        except BaseException:
+        except BaseException as error:
             await child.end()
+            if isinstance(error, OSError):
+                raise Unreachable(
+                    f'"{program}" could not be connected to: {error}', sent=False
+                ) from None
             raise
         return child
 
     async def _connect(self, received: Callable[[bytes], None]) -> None:
         loop = asyncio.get_running_loop()
-        process = self.process
+        pipes = self._pipes
         if hasattr(os, "pidfd_open"):
             # What it has started may hold its pipes open, so their end does not tell of its own.
             self._pidfd = os.pidfd_open(self.pid)
             loop.add_reader(self._pidfd, self._over, "")
-        reader, _ = await loop.connect_read_pipe(
-            lambda: _Reader(received, lambda: self._over("output")), process.stdout
+        self._stdout, _ = await loop.connect_read_pipe(
+            lambda: _Reader(received, lambda: self._over("output")), pipes.stdout.hand_over(loop)
         )
+        self._transports.append(self._stdout)
         errors, _ = await loop.connect_read_pipe(
-            lambda: _Reader(self.stderr.write, lambda: None), process.stderr
+            lambda: _Reader(self.stderr.write, lambda: None), pipes.stderr.hand_over(loop)
         )
-        writer, _ = await loop.connect_write_pipe(
-            lambda: _Writer(lambda: self._over("input")), process.stdin
+        self._transports.append(errors)
+        self._stdin, _ = await loop.connect_write_pipe(
+            lambda: _Writer(lambda: self._over("input")), pipes.stdin.hand_over(loop)
         )
-        self._transports = [reader, errors, writer]
-        self._stdin, self._stdout = writer, reader
+        self._transports.append(self._stdin)
 
     def write(self, data: bytes) -> None:
         stdin = self._stdin
@@ -227,8 +275,7 @@ class Child:
     async def end(self, patience: float = END_SECONDS) -> None:
         """Ends it and all that it started: asks by closing its stdin, then tells, then kills."""
         try:
-            for transport in self._transports[2:]:
-                transport.close()
+            self._close_input()
             if self._closed or not await self._gone(patience):
                 _signal_group(self.pid, signal.SIGTERM)
                 await self._gone(patience / 2)
@@ -238,13 +285,17 @@ class Child:
             self._let_go()
         await self._gone(1)
 
+    def _close_input(self) -> None:
+        if self._stdin is not None:
+            self._stdin.close()
+        else:
+            self._pipes.stdin.close()
+
     def _let_go(self) -> None:
         self._unwatch()
         for transport in self._transports:
             transport.close()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if pipe is not None and not self._transports:
-                pipe.close()
+        self._pipes.close()
         self._ended()
 
     def _unwatch(self) -> None:
@@ -263,6 +314,32 @@ class Child:
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.05)
         return True
+
+
+def _spawn(
+    command: Sequence[str], env: Mapping[str, str], cwd: str
+) -> tuple[subprocess.Popen[bytes], _Pipes]:
+    """The program in a session of its own, and the hub's ends of its pipes."""
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failed:
+        child_ends, hub_ends = [], []
+        for child_reads in (True, False, False):
+            read, write = os.pipe()
+            theirs.callback(os.close, read if child_reads else write)
+            child_ends.append(read if child_reads else write)
+            hub_ends.append(_PipeEnd(write if child_reads else read))
+            failed.callback(hub_ends[-1].close)
+        stdin, stdout, stderr = child_ends
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        failed.pop_all()
+    return process, _Pipes(*hub_ends)
 
 
 def _signal_group(pid: int, number: int) -> None:

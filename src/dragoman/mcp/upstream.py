@@ -45,6 +45,9 @@ STEADY_SECONDS = 30.0
 """A connection that lasted so long was a good one: the next attempt comes at once again."""
 FRESH_FAILURE = 1.0
 """A call this soon after a failed attempt is told its reason rather than making another."""
+STOP_SECONDS = 10.0
+"""The most that stopping a server may take, twice what a child that ignores every request takes:
+whatever hangs after that is left behind, so that the others do not wait for it."""
 LOSSES = 5
 """A server that is lost more often than this, one time after the other, has failed: until then a
 call starts it again at once."""
@@ -79,8 +82,11 @@ class Upstream:
         bus: Bus,
         compile_schema: SchemaCompiler,
         question_secs: float = QUESTION_SECONDS,
+        stop_secs: float = STOP_SECONDS,
     ) -> None:
         self.entry = entry
+        self._stop_secs = stop_secs
+        self._stopping = False
         self.name = entry.name
         self.facts = TargetFacts(
             type="Server",
@@ -144,6 +150,22 @@ class Upstream:
             leaving.cancel()
         self._become("stopped", "it was stopped")
         self._settle()
+        self._stopping = True
+        # Only `wait` returns in time whatever it waits for: a task that is deaf to being cancelled
+        # outlasts every `timeout` and `gather` around it.
+        work = asyncio.get_running_loop().create_task(self._disconnect())
+        try:
+            _, late = await asyncio.wait([work], timeout=self._stop_secs)
+        finally:
+            work.cancel()
+            if self._task is not None:
+                self._task.cancel()
+        if late:
+            log.error('server "%s" did not stop within %g s', self.name, self._stop_secs)
+        else:
+            work.result()
+
+    async def _disconnect(self) -> None:
         await self.tasks.close()  # while there is a connection
         if self._task is not None:
             self._task.cancel()
@@ -311,7 +333,7 @@ class Upstream:
 
     async def _supervise(self) -> None:
         failures = 0
-        while True:
+        while not self._stopping:  # even if an error took the place of the cancellation
             self._become("starting", "")
             begun = monotonic()
             try:
