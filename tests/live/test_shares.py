@@ -75,7 +75,7 @@ def test_bodies_that_do_not_end_take_bounded_memory_and_leave_room_for_others(
 ) -> None:
     before = rss(hub.pid)
     with ExitStack() as stack:
-        for _ in range(12):
+        for _ in range(25):
             sender = connect(hub, stack)
             sender.sendall(head("/mcp", 10 * MB))
             sender.settimeout(0.05)  # it may be held back
@@ -86,7 +86,7 @@ def test_bodies_that_do_not_end_take_bounded_memory_and_leave_room_for_others(
         body = json.dumps(wire.request(1, "ping")).encode() + b" " * (8 * MB)
         assert wire.post(hub.mcp_url, body, other, timeout=20).json()["result"] == {}
         assert wire.post(hub.mcp_url, wire.request(1, "ping"), hub.headers).status == 200
-        assert rss(hub.pid) - before < 60 * MB
+        assert rss(hub.pid) - before < 110 * MB
     body = json.dumps(wire.request(1, "ping")).encode() + b" " * (9 * MB)
     assert wire.post(hub.mcp_url, body, hub.headers, timeout=20).json()["result"] == {}
 

@@ -52,14 +52,20 @@ async def idle(here: Place, count: int, key: str = "") -> list[Peer]:
     return peers
 
 
+async def some_closed(peers: list[Peer], count: int) -> None:
+    """Which of those go that became idle in the same millisecond is not said."""
+    async with asyncio.timeout(5):
+        while sum(peer.reader.at_eof() for peer in peers) != count:
+            await asyncio.sleep(0.001)
+
+
 @pytest.mark.promise("N1")
 async def test_idle_connections_without_a_key_make_room_for_new_ones() -> None:
     async with serving.place(connections=20) as here:
         (alice,) = await idle(here, 1, ALICE)
         strangers = await idle(here, 30)
         assert len(here.listener._connections) <= 11, "half of an address, and one with a key"
-        for gone in strangers[:20]:
-            assert await gone.is_closed()
+        await some_closed(strangers, 20)
         assert await strangers[-1].get() == 200
         (bob,) = await idle(here, 1, BOB)
         assert await alice.get("/api/tools") == await bob.get("/api/tools") == 200
@@ -74,7 +80,7 @@ async def test_silent_connections_and_half_heads_make_room_too() -> None:
         for peer in silent[::2]:
             peer.writer.write(b"GET /healthz HTTP/1.1\r\nHo")
         (alice,) = await idle(here, 1, ALICE)
-        assert await silent[0].is_closed()
+        await some_closed(silent, 21)
         for peer in (*silent, alice):
             peer.close()
 
@@ -84,7 +90,8 @@ async def test_a_caller_has_half_of_the_connections_and_its_idle_ones_go_first()
     async with serving.place(connections=20) as here:
         alices = await idle(here, 14, ALICE)
         bobs = await idle(here, 8, BOB)
-        assert await alices[3].is_closed() and await alices[-1].get() == 200
+        await some_closed(alices, 4)
+        assert await alices[-1].get() == 200
         assert [await peer.get() for peer in bobs] == [200] * 8
         for peer in (*alices, *bobs):
             peer.close()
