@@ -29,7 +29,7 @@ ODD = (
     "a.b", "a_b", "x" * 80, "x" * 79 + "y", "Täst 1", "tools/run",
 )  # fmt: skip
 SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-PATIENCE = 0.5
+PATIENCE = 1.0
 TASKS = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 
 

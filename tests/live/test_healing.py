@@ -225,10 +225,13 @@ def test_a_call_that_comes_while_an_idle_child_is_being_stopped_is_answered(ward
 
 
 @pytest.mark.promise("B7")
-@pytest.mark.parametrize("era", ["modern", "legacy"])
 def test_an_http_server_that_was_gone_is_used_again_with_the_tools_it_has_then(
-    ward: Ward, era: str
+    ward: Ward,
 ) -> None:
+    together(lambda n: _go_and_come_back(ward, ("modern", "legacy")[n]), 2)
+
+
+def _go_and_come_back(ward: Ward, era: str) -> None:
     peer: HttpPeer = getattr(ward, era)
     file = ward.logs / f"{era}.log"
     with ThreadPoolExecutor(1) as pool:

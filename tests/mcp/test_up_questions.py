@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,32 @@ ANSWERS: Mapping[str, Any] = {
     "roots": {"roots": [{"uri": "file:///x", "name": "x"}]},
 }
 FORMS = {"elicitation": {}}
+
+
+@pytest.fixture(scope="module")
+def lasting_peers() -> Iterator[dict[tuple[Any, ...], HttpPeer]]:
+    started: dict[tuple[Any, ...], HttpPeer] = {}
+    yield started
+    for peer in started.values():
+        peer.close()
+
+
+@pytest.fixture
+def http_peer(lasting_peers: dict[tuple[Any, ...], HttpPeer]) -> Iterator[Peers]:
+    """Starts a peer; one that writes no log for its test serves all that ask for the same."""
+    own: list[HttpPeer] = []
+
+    def start(*args: Any) -> HttpPeer:
+        if "--log" in args:
+            own.append(HttpPeer(*args))
+            return own[-1]
+        if args not in lasting_peers:
+            lasting_peers[args] = HttpPeer(*args)
+        return lasting_peers[args]
+
+    yield start
+    for peer in own:
+        peer.close()
 
 
 def entry(peers: Peers, transport: str, *args: object, era: str = "legacy", **keys: Any) -> Any:

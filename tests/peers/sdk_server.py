@@ -8,7 +8,12 @@ calls to `slow` (`event` "started", "finished", "cancelled", with the `key` it w
 `matrix_server` adds to it what else a server can have.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+import gc
+
+gc.disable()  # the imports make a great many objects, of which none is garbage
 
 import argparse
 import base64
@@ -35,6 +40,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
+
+gc.freeze()
+gc.enable()
 
 Context = ServerRequestContext[Any, Any]
 Arguments = dict[str, Any]
