@@ -14,12 +14,14 @@ from typing import Any
 
 from dragoman.core.errors import HubError, NotFound
 from dragoman.core.hub import Hub
+from dragoman.core.identity import fold_id
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TOOL, Nowhere, Tool
+from dragoman.core.tool import PROMPT, TOOL, Nowhere, Tool
 from dragoman.core.view import EVERYTHING
 from dragoman.policy import asking
 from dragoman.policy.engine import Policies
 from dragoman.policy.entities import written
+from dragoman.policy.ids import fold_entity_id, split_id
 from dragoman.stores.records import AuditReader
 
 PAGE = 1_000
@@ -84,6 +86,8 @@ class Today:
 
     async def _find(self, verb: str, kind: str) -> Tool | None:
         tool = self._hub.find(verb, EVERYTHING, kind)
+        if isinstance(tool.target, Nowhere) and kind in (TOOL, PROMPT):
+            tool = self._hub.find(fold_id(verb), EVERYTHING, kind)  # recorded in another spelling
         return None if isinstance(tool.target, Nowhere) else tool
 
 
@@ -114,10 +118,12 @@ def _names(caller: Principal) -> tuple[str, ...]:
 
 
 def tool_named(name: str, hub: Hub) -> Tool:
-    """By any of its names, whatever kind it is."""
+    """By any of its names, whatever kind it is, or by the id that policies name it by."""
     wrong: HubError | None = None
-    for kind in (TOOL, *(each for each in hub.catalogs if each != TOOL)):
-        tool = hub.find(name, EVERYTHING, kind)
+    of, called = split_id(fold_entity_id(name))
+    known = [(each, name) for each in (TOOL, *(one for one in hub.catalogs if one != TOOL))]
+    for kind, asked in [*known, (of, called)]:
+        tool = hub.find(asked, EVERYTHING, kind)
         if not isinstance(tool.target, Nowhere):
             return tool
         if wrong is None or isinstance(wrong, NotFound):  # held, or shared: that is to be said

@@ -19,9 +19,11 @@ from typing import Any
 
 from dragoman.config import Config, load
 from dragoman.core.errors import ConfigError, HubError, InvalidInput, NotFound
+from dragoman.core.identity import fold_id
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.tool import Tool
 from dragoman.policy import loading
+from dragoman.policy.ids import id_of, split_id
 from dragoman.policy.lint import Known
 from dragoman.policy.loading import DEFAULT, Checked, Finding
 from dragoman.stores.keys import DATABASE, KeyRecord, KeyStore
@@ -303,15 +305,21 @@ class Names:
         self.roles = {"owner", *(role for caller in callers for role in caller.roles)}
         self.orgs = {"default", *(caller.org for caller in callers)}
         self.tools: dict[str, set[str]] = {}
-        """What each target offers."""
+        """What each target offers, by its id."""
+        self._others: dict[str, str] = {}
+        """The ids of what is no tool, by that of a tool of its name."""
 
     def add(self, tool: Tool) -> None:
         target = tool.target
-        self.tools.setdefault(target.name, set()).add(tool.name)
+        id = id_of(tool)
+        self.tools.setdefault(target.name, set()).add(id)
+        if id != tool.name:
+            self._others[fold_id(tool.name)] = id
         if getattr(getattr(target, "facts", None), "type", "") == "RemoteAgent":
             self.remote.add(target.name)
 
-    def known(self, type: str, id: str) -> bool:
+    def known(self, type: str, id: str) -> bool | str:
+        """As `policy.lint.Known` says."""
         if type in ("Tool", "Skill"):
             return self._is_tool(id)
         places = {
@@ -324,13 +332,14 @@ class Names:
         }
         return id in places.get(type, ())
 
-    def _is_tool(self, id: str) -> bool:
+    def _is_tool(self, id: str) -> bool | str:
+        name = split_id(id)[1]
         for target in self.servers | self.agents | self.remote | self.tools.keys():
-            if id.startswith((f"{target}.", f"{slug_of(target)}.")):
+            if name.startswith((f"{target}.", f"{slug_of(target)}.")):
                 offered = self.tools.get(target)
                 if not offered or id in offered:
                     return True
-        return False
+        return self._others.get(id, False)
 
 
 def slug_of(name: str) -> str:

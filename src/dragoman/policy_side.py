@@ -189,7 +189,7 @@ class PolicySide:
         found = getattr(self._target(target), "facts", None)
         return found if isinstance(found, TargetFacts) else None
 
-    def _is_known(self, type: str, id: str) -> bool:
+    def _is_known(self, type: str, id: str) -> bool | str:
         return self._names(type, id)  # from other threads too
 
     def _known(self) -> Known:

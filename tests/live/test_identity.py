@@ -3,6 +3,7 @@ than was approved: nobody sees it, by any door, under any name."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from tests.live.conftest import RunningHub
 from tests.live.crowd import Member, crowd, skill
 from tests.live.lasting import state_of, text_of, until
 from tests.live.told_grounds import Doors, Told, held, names, told_hub, tool
+from tests.peers import wire
 
 pytestmark = [pytest.mark.promise("R9"), pytest.mark.timeout(60)]
 
@@ -25,6 +27,11 @@ RESPELLED = [
     ("findUser", "FINDUSER"),
 ]
 CONFIG = '[mcp]\nstdio_expose = ["*"]\n[bridge]\nprobe_secs = 0.1\n[a2a]\nenabled = true\n'
+
+
+def put(hub: RunningHub, text: str) -> None:
+    done = hub.post("/api/policies", {"name": "mine", "text": text})
+    assert done.get("ok"), done
 
 
 class World(NamedTuple):
@@ -110,6 +117,47 @@ def test_names_outside_ascii_are_names_of_their_own(world: World) -> None:
             raw = {"[MCP:s] Reads.": "读取", "[MCP:s] Writes.": "写入"}[shown["description"]]
             assert text_of(hub.call(name)) == f"arrived: {raw}"
     assert "problems" not in state_of(hub, "s")
+
+
+def test_a_policy_holds_for_every_spelling_of_a_name(world: World) -> None:
+    hub, doors, server = world.hub, world.doors, world.servers["s"]
+    server.offer(tool("Delete-All"), tool("keep"))
+    until(lambda: "mcp_s_delete_all" in names(hub))
+    forbid = '@id("no") forbid (principal, action in Hub::Action::"any_call", resource'
+    for spelled in ("s.Delete-All", "s.DELETE_all"):
+        put(hub, f'{forbid} == Hub::Tool::"{spelled}");')
+        for name in ("mcp_s_delete_all", "s.delete_all", "s.Delete-All", "s_Delete-All"):
+            assert all("arrived" not in answer for answer in doors.answers(name)), name
+        assert "arrived" in repr(hub.call("s.keep"))
+    compared = forbid + ') when { resource.name == "s.Delete-All" };'
+    refused = hub.post("/api/policies", {"name": "mine", "text": compared})
+    assert 'write \\"s.delete_all\\"' in json.dumps(refused), refused
+    assert "arrived" not in repr(hub.call("s.delete_all")), "the old set is in force"
+    done = hub.command("policy", "disable", "mine")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_permit_for_a_tool_reads_no_resource_of_its_name(hub: Any, tmp_path: Path) -> None:
+    server, home = Told(tmp_path, "s"), tmp_path / "home"
+    server.offers = {"tools": [tool("ok")], "resources": [{"uri": "ok", "name": "r"}]}
+    server._write()
+    (home / "policies").mkdir(parents=True, mode=0o700)
+    home.chmod(0o700)
+    (home / "policies" / "own.cedar").write_text(
+        '@id("owner") permit (principal in Hub::Role::"owner", action, resource);\n'
+        '@id("ok") permit (principal, action in [Hub::Action::"any_call", Hub::Action::"list"], '
+        'resource == Hub::Tool::"s.OK");\n'
+    )
+    running = hub(servers=[server.entry()], home=home)
+    running.wait_connected("s")
+    made = json.loads(running.command("keys", "create", "ci", "--json").stdout)
+    bearer = {"Authorization": f"Bearer {made['key']}"}
+    session = wire.Session(running.mcp_url, headers=bearer)
+    called = session.request("tools/call", {"name": "s.ok", "arguments": {}})
+    assert "arrived: ok" in repr(called)
+    for uri in ("s.ok", "ok"):
+        read = session.request("resources/read", {"uri": uri})
+        assert "contents of" not in repr(read) and "error" in read, read
 
 
 def test_the_pins_of_an_older_home_count_under_every_spelling(tmp_path: Path, hub: Any) -> None:

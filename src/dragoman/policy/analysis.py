@@ -49,6 +49,8 @@ class Reads:
     context: frozenset[str] = frozenset()
     uids: frozenset[Uid] = frozenset()
     """The entities it names."""
+    tested: frozenset[Uid] = frozenset()
+    """Those of them that its conditions name."""
     paths: frozenset[str] = frozenset()
     """The same as people write it: `principal.org`, `context.depth`."""
     variables: frozenset[str] = frozenset()
@@ -63,6 +65,7 @@ class Reads:
             self.attributes | other.attributes,
             self.context | other.context,
             self.uids | other.uids,
+            self.tested | other.tested,
             self.paths | other.paths,
             self.variables | other.variables,
             self.opaque or other.opaque,
@@ -75,6 +78,7 @@ class _Reading:
     attributes: set[str] = field(default_factory=set)
     context: set[str] = field(default_factory=set)
     uids: set[Uid] = field(default_factory=set)
+    scoped: set[Uid] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
     variables: set[str] = field(default_factory=set)
     opaque: bool = False
@@ -146,6 +150,7 @@ class _Reading:
         return Reads(
             frozenset(self.attributes),
             frozenset(self.context),
+            frozenset(self.uids | self.scoped),
             frozenset(self.uids),
             frozenset(self.paths),
             frozenset(self.variables),
@@ -158,7 +163,7 @@ def reads(policy: Mapping[str, Any]) -> Reads:
     """Of one policy in Cedar's JSON form. Never raises for what it does not know."""
     found = _Reading()
     try:
-        found.uids.update(_scope_uids(policy))
+        found.scoped.update(_scope_uids(policy))
         for condition in policy["conditions"]:
             found.expression(condition["body"])
     except (KeyError, TypeError, AttributeError):

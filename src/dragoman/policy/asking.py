@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.identity import fold_id
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
@@ -42,7 +43,7 @@ def explain(
         raise InvalidInput(f"nothing can be said of this: {error}") from error
     action = _action(action, what)
     said = _context(policies, caller, action, context)
-    text = said.written(VOLATILE, what.uid[1]) if isinstance(said, Context) else said
+    text = said.written(VOLATILE, what.name) if isinstance(said, Context) else said
     judge = Judge(snapshot)
     decision = judge.decide(who, action, what, text)
     concerned = [one for one in snapshot.policies if one.concerns(who, action, what)]
@@ -138,7 +139,7 @@ def _attributes(
             if rest == "depth" and value is None:
                 value = len(context.chain)
             elif rest == "cyclic":
-                value = what.uid[1] in context.chain
+                value = what.name in context.chain
             if value is not None:
                 found[path] = _shown(value)
     return found
@@ -232,7 +233,7 @@ def _recorded(record: Record, first: Context) -> Context:
     chain = record.get("chain")
     labels = record.get("labels")
     return Context(
-        chain=tuple(str(one) for one in chain) if isinstance(chain, list | tuple) else (),
+        chain=tuple(fold_id(str(one)) for one in chain) if isinstance(chain, list | tuple) else (),
         depth=int(record.get("depth") or 0),
         max_depth=first.max_depth,
         taints=frozenset(str(one) for one in labels) if labels else frozenset(),

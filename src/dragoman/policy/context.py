@@ -17,6 +17,7 @@ import msgspec
 
 from dragoman.core.call import Call, nothing
 from dragoman.core.errors import InvalidInput
+from dragoman.core.identity import fold_id
 from dragoman.core.record import record
 
 MAX_ARGUMENT = 256
@@ -132,7 +133,7 @@ def _word(name: str, value: Any) -> Any:
         return _seconds(value)
     if name in SETS and isinstance(value, list | tuple):
         if all(isinstance(one, str) for one in value):
-            return tuple(value) if name == "chain" else frozenset(value)
+            return tuple(map(fold_id, value)) if name == "chain" else frozenset(value)
     elif name in _KINDS and type(value) in _KINDS[name]:
         return value
     raise InvalidInput(f'"{name}" of a call cannot be {value!r}')

@@ -11,9 +11,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dragoman.core.identity import fold_id
 from dragoman.core.principal import Principal
 from dragoman.core.tool import EXTERNAL, TargetFacts, Tool
 from dragoman.policy.analysis import NAMESPACE, Reads, Uid
+from dragoman.policy.ids import catalog_kind, entity_id
 
 MCP_CALL, A2A_INVOKE, LIST = "mcp_call", "a2a_invoke", "list"
 
@@ -76,6 +78,14 @@ class What:
     number: int = -1
     volatile: frozenset[str] = frozenset()
     """What of the context is read of calls to it and is another with each."""
+    plain: Uid | None = None
+    """Of what is no tool: the id that a tool of that name has. What is forbidden to that is
+    forbidden to this."""
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        return str(self.attributes.get("name", self.uid[1]))
 
     @property
     def short(self) -> bool:
@@ -100,6 +110,7 @@ class What:
         return (
             self.uid[0],
             self.uid if self.uid in reads.uids else None,
+            self.plain if self.plain in reads.uids else None,
             self.parent and self.parent[0],
             self.ancestors & reads.uids,
             self.org,
@@ -145,6 +156,7 @@ def what_from_tool(tool: Tool, facts: TargetFacts, intact: bool) -> What:
         tool.target.name,
         facts,
         kind=tool.kind,
+        about=catalog_kind(tool.kind, tool.definition),
         sink=frozenset(tool.sinks),
         source=frozenset(tool.sources),
         destructive=tool.destructive,
@@ -158,12 +170,13 @@ def what(
     facts: TargetFacts,
     *,
     kind: str,
+    about: str,
     sink: frozenset[str],
     source: frozenset[str],
     destructive: bool,
     digest_ok: bool,
 ) -> What:
-    """A tool of `target`, or a skill."""
+    """A tool of `target`, or a skill. `about` is the kind of what a call of `kind` is about."""
     parent = target_uid(facts, target)
     attributes: dict[str, Value] = {
         "org": ("Org", facts.org),
@@ -181,7 +194,9 @@ def what(
         type = "Skill"
         attributes["id"] = name
         attributes["agent"] = parent
-    return What((type, name), facts.org, attributes, parent, target_attributes(facts))
+    uid = type, entity_id(about, name)
+    plain = (type, fold_id(name)) if uid[1] != name else None
+    return What(uid, facts.org, attributes, parent, target_attributes(facts), plain=plain)
 
 
 def what_from_target(name: str, facts: TargetFacts) -> What:

@@ -29,6 +29,7 @@ from dragoman.policy.entities import (
     what_from_target,
     who_from_caller,
 )
+from dragoman.policy.ids import catalog_kind, entity_id, fold_entity_id, split_id
 from dragoman.policy.judge import Judge
 
 MAX_TESTS = 2_000
@@ -109,7 +110,7 @@ def _decided(judge: Judge, test: Test) -> Decision:
     who, on = _who(test), _what(test)
     if test.action == "call":
         first = Context(max_depth=5, scopes=who.scopes)
-        context = context_from_words(test.context, first).written(VOLATILE, on.uid[1])
+        context = context_from_words(test.context, first).written(VOLATILE, on.name)
         return judge.decide(who, on.action, on, context)
     if test.action in (TASK_READ, TASK_CANCEL):
         owner = "true" if test.context.get("owner") is True else "false"
@@ -151,7 +152,12 @@ def _what(test: Test) -> What:
         return what_from_org(test.resource.org)
     if bool(test.tool) == bool(test.skill):
         raise InvalidInput(f'a test of "{test.action}" names either a tool or a skill')
-    on, name = test.resource, test.tool or test.skill
+    on = test.resource
+    kind, name = split_id(test.tool or test.skill)
+    if kind == TOOL:
+        kind = on.kind
+    about = catalog_kind(kind, {})
+    name = split_id(fold_entity_id(entity_id(about, name)))[1]
     facts = TargetFacts(
         type=REMOTE_AGENT if test.skill else on.type or SERVER,
         org=on.org,
@@ -168,7 +174,8 @@ def _what(test: Test) -> What:
         name,
         target,
         facts,
-        kind=on.kind,
+        kind=kind,
+        about=about,
         sink=frozenset(on.sink),
         source=frozenset(on.source),
         destructive=on.destructive,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.ports import Decision
@@ -32,7 +33,26 @@ class Judge:
         self._slices: dict[tuple[Who, What], Any] = {}
 
     def decide(self, who: Who, action: str, what: What, context: str) -> Decision:
-        return self._by(self.snapshot.all, who, action, what, context)
+        decision = self._by(self.snapshot.all, who, action, what, context)
+        if decision.allowed and what.plain is not None and what.plain in self.snapshot.read.uids:
+            return self._narrowed(decision, who, action, what, context)
+        return decision
+
+    def _narrowed(
+        self, permitted: Decision, who: Who, action: str, what: What, context: str
+    ) -> Decision:
+        """A policy names the tool that is called as this prompt, resource or template is. What it
+        forbids of that is forbidden of this too, and a permit that excepts it excepts this."""
+        assert what.plain is not None
+        plain = replace(what, uid=what.plain, plain=None)
+        decision = self._by(self.snapshot.all, who, action, plain, context)
+        if decision.errors or (not decision.allowed and decision.policies):
+            return decision
+        excepting = {one.id for one in self.snapshot.policies if what.plain in one.read.tested}
+        also = decision.policies if decision.allowed else ()
+        if any(id not in excepting or id in also for id in permitted.policies):
+            return permitted
+        return Decision(False, (), self.snapshot.hash)
 
     def shadow(self, who: Who, action: str, what: What, context: str) -> Decision:
         """Only the guardrails decide; what all would have said is beside it."""
@@ -44,7 +64,12 @@ class Judge:
         """What one policy would say alone: it is among `policies` where it applies."""
         from cedarpy import PolicySet
 
-        return self._by(PolicySet.from_str(policy.text), who, action, what, context)
+        form = {"staticPolicies": {"policy0": policy.form}, "templates": {}, "templateLinks": []}
+        alone = PolicySet.from_json_str(json.dumps(form))
+        decision = self._by(alone, who, action, what, context)
+        if policy.effect == "forbid" and what.plain is not None and not decision.policies:
+            return self._by(alone, who, action, replace(what, uid=what.plain), context)
+        return decision
 
     def _by(self, policies: Any, who: Who, action: str, what: What, context: str) -> Decision:
         try:

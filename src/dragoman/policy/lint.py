@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 from dragoman.policy.analysis import Reads
 from dragoman.policy.context import MAX_ARGUMENT
+from dragoman.policy.ids import fold_entity_id, named_ids, split_id, unmatched
 from dragoman.policy.snapshot import ERROR, WARNING, Finding
 
-Known = Callable[[str, str], bool]
-"""Whether there is such an entity here, by its type and id."""
+Known = Callable[[str, str], bool | str]
+"""Whether there is such an entity here, by its type and id; the id of what is called the same and
+is of another kind, where there is that alone."""
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
@@ -92,6 +94,8 @@ class Parsed(NamedTuple):
     form: Mapping[str, Any]
     read: Reads
     template: bool
+    written: Mapping[str, Any]
+    """The form with its ids as they stand in the text."""
 
     @property
     def id(self) -> str:
@@ -110,6 +114,7 @@ def lint(
     for policy in policies:
         yield from _id(policy, taken)
         yield from _names(policy, known)
+        yield from _texts(policy)
         yield from _conditions(policy)
 
 
@@ -129,19 +134,38 @@ def _id(policy: Parsed, taken: dict[str, str]) -> Iterator[Finding]:
 
 
 def _names(policy: Parsed, known: Known | None) -> Iterator[Finding]:
-    for type, id in sorted(policy.read.uids):
+    folded = {(type, fold_entity_id(id)): id for type, id in named_ids(policy.written)}
+    for type, found in sorted(policy.read.uids):
+        id = folded.get((type, found), found)
         if not id.isascii() or not id.isprintable():
             yield policy.finding(
                 ERROR,
                 f"it names {type}::{id!a}, in which are characters that look like others or "
                 "like nothing",
             )
-        elif known is not None and type not in ("Action", "Org") and not known(type, id):
+        elif known is None or type in ("Action", "Org") or (there := known(type, found)) is True:
+            continue
+        elif there:
+            kind = split_id(str(there))[0]
+            words = f'it names {type}::"{id}", and what is called so is a {kind}'
+            also = "; it is forbidden all the same" if policy.form["effect"] == "forbid" else ""
+            yield policy.finding(WARNING, f'{words}: write Hub::{type}::"{there}"{also}')
+        else:
             # "Vercel Ops" has vercel_ops.deploy: whoever takes the agent's name from there forbids
             # nothing.
             hint = "; it is named as registered, not as its tools are" if type in _OWNERS else ""
             words = f'it names {type}::"{id}", which is not known here{hint}'
             yield policy.finding(WARNING, words)
+
+
+def _texts(policy: Parsed) -> Iterator[Finding]:
+    for text, right in dict.fromkeys(unmatched(policy.form)):
+        yield policy.finding(
+            ERROR,
+            f'it compares a name with "{text}", which no name can be: tools are called in lower '
+            f'case, with "_" for all else; write "{right}". For the address of a resource, compare '
+            "with one that has its colon",
+        )
 
 
 def _conditions(policy: Parsed) -> Iterator[Finding]:

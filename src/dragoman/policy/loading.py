@@ -19,6 +19,7 @@ import msgspec
 from dragoman.core.errors import ConfigError
 from dragoman.policy.analysis import Reads, reads
 from dragoman.policy.golden import Outcome, Test, run, tests_in
+from dragoman.policy.ids import fold_form
 from dragoman.policy.judge import Judge
 from dragoman.policy.lint import Known, Parsed, lint, nesting, statements
 from dragoman.policy.snapshot import ERROR, Finding, Policy, Snapshot
@@ -96,6 +97,7 @@ def check_texts(texts: Mapping[str, str] | None, known: Known | None = None) -> 
     shipped = {name: _shipped(name) for name in SHIPPED}
     schema = cedarpy.Schema.from_str(shipped["hub.cedarschema"])
     files = {DEFAULT: shipped[DEFAULT]} if texts is None else _only(texts, POLICIES)
+    effective: list[str] = []
     guardrails = _parsed(GUARDRAILS, shipped[GUARDRAILS])
     found: list[Finding] = []
     own: list[Parsed] = []
@@ -105,7 +107,9 @@ def check_texts(texts: Mapping[str, str] | None, known: Known | None = None) -> 
             found.append(Finding(ERROR, name, 0, "", wrong))
             continue
         try:
-            own += _parsed(name, text)
+            parsed = _parsed(name, text)
+            own += parsed
+            effective.append(_folded(text, parsed))
             found += _invalid(name, text, schema) if texts is not None else ()
         except (ValueError, RecursionError) as error:
             found += _unreadable(name, text, str(error))
@@ -118,7 +122,7 @@ def check_texts(texts: Mapping[str, str] | None, known: Known | None = None) -> 
     found += unread
     if any(one.level == ERROR for one in found):
         return Checked(None, tuple(found[:MAX_FINDINGS]), ())
-    parts = [shipped[GUARDRAILS], *files.values()]
+    parts = [shipped[GUARDRAILS], *effective]
     snapshot = Snapshot(
         hash=_hash(shipped, files),
         policies=(*_policies(guardrails, True), *_policies(own, False)),
@@ -225,9 +229,21 @@ def _parsed(file: str, text: str) -> list[Parsed]:
         for name, policy in form[kind].items():
             place = int(name.removeprefix("policy"))  # Cedar counts them as they stand
             whole, line = places[place] if place < len(places) else ("", 0)
-            parsed = Parsed(file, line, whole, policy, reads(policy), kind == "templates")
+            folded = fold_form(policy)
+            parsed = Parsed(file, line, whole, folded, reads(folded), kind == "templates", policy)
             found.append((place, parsed))
     return [parsed for _, parsed in sorted(found, key=lambda pair: pair[0])]
+
+
+def _folded(text: str, parsed: list[Parsed]) -> str:
+    """The text of a file whose ids are folded; as it stands where they are already."""
+    import cedarpy
+
+    if all(one.form == one.written or one.template for one in parsed):
+        return text
+    policies = {f"policy{number}": one.form for number, one in enumerate(parsed)}
+    form = {"staticPolicies": policies, "templates": {}, "templateLinks": []}
+    return cedarpy.policies_from_json_str(json.dumps(form))
 
 
 def _unreadable(file: str, text: str, error: str) -> Iterator[Finding]:

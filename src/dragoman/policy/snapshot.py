@@ -47,7 +47,7 @@ class Policy:
     annotations: Mapping[str, str]
     guardrail: bool
     form: Mapping[str, Any] = field(repr=False)
-    """Cedar's JSON form of it."""
+    """Cedar's JSON form of it, its ids folded."""
     read: Reads = field(repr=False)
 
     @property
@@ -68,9 +68,16 @@ class Policy:
         above = [("Action", ANY_CALL)] if action in CALLS else []
         return (
             admits(form["action"], ("Action", action), above)
-            and admits(form["resource"], what.uid, what.ancestors)
+            and self._admits(what)
             and (who is None or admits(form["principal"], who.uid, who.ancestors))
         )
+
+    def _admits(self, what: What) -> bool:
+        scope = self.form["resource"]
+        if admits(scope, what.uid, what.ancestors):
+            return True
+        plain = what.plain if self.effect == "forbid" else None
+        return plain is not None and admits(scope, plain, what.ancestors)
 
     def row(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,141 @@
+"""The ids by which policies name what is called, and the texts that can equal a name. Pure.
+
+A tool or skill goes by its identity, `github.get_user`; the id of a prompt, resource or template
+begins with its kind, `prompt:github.review`, so that a permit for the one is none for the other.
+Policies may spell a tool in any way: their ids are folded when they are loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dragoman.core.identity import fold_id, fold_name
+from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
+
+_TYPES = frozenset({"Hub::Tool", "Hub::Skill"})
+_ADDRESSED = frozenset({RESOURCE, TEMPLATE})
+_ABOUT = {SUBSCRIPTION: RESOURCE, COMPLETION: PROMPT}
+"""What another kind of call is about."""
+_COMPARED = frozenset({"==", "!=", "contains", "containsAll", "containsAny", "in"})
+WILDCARD = "*"
+
+
+def catalog_kind(kind: str, definition: Mapping[str, Any]) -> str:
+    """The kind of what a call of `kind` is about: a tool, prompt, resource or template."""
+    if kind == COMPLETION and "uriTemplate" in definition:
+        return TEMPLATE
+    return _ABOUT.get(kind, kind)
+
+
+def entity_id(kind: str, name: str) -> str:
+    """The id of what is called `name`, by its kind."""
+    return name if kind == TOOL else f"{kind}:{name}"
+
+
+def id_of(tool: Tool) -> str:
+    return entity_id(catalog_kind(tool.kind, tool.definition), tool.name)
+
+
+def split_id(id: str) -> tuple[str, str]:
+    """The kind and the name in an id."""
+    kind, colon, name = id.partition(":")
+    return (kind, name) if colon and kind in (PROMPT, *_ADDRESSED) else (TOOL, id)
+
+
+def fold_entity_id(id: str) -> str:
+    """An id in whatever spelling, folded. Addresses are case-sensitive and stay as they are."""
+    kind, name = split_id(id)
+    return id if kind in _ADDRESSED else entity_id(kind, fold_id(name))
+
+
+def fold_form(node: Any) -> Any:
+    """A policy in Cedar's JSON form with all ids of tools and skills folded."""
+    if isinstance(node, list):
+        return [fold_form(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if node.keys() == {"type", "id"} and node["type"] in _TYPES:
+        return {**node, "id": fold_entity_id(str(node["id"]))}
+    return {key: one if key == "annotations" else fold_form(one) for key, one in node.items()}
+
+
+def named_ids(node: Any) -> Iterator[tuple[str, str]]:
+    """The types and ids of the tools and skills that a policy in that form names."""
+    if isinstance(node, dict) and node.keys() == {"type", "id"} and node["type"] in _TYPES:
+        yield str(node["type"]).removeprefix("Hub::"), str(node["id"])
+    elif isinstance(node, dict | list):
+        inner: Iterable[Any] = node.values() if isinstance(node, dict) else node
+        for one in inner:
+            yield from named_ids(one)
+
+
+# --- texts that are compared with names -----------------------------------------------------------
+
+
+def unmatched(form: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The texts that a policy compares with a name and that no name can equal, each with what it
+    should be."""
+    for condition in form.get("conditions", ()):
+        for text in _compared(condition.get("body")):
+            if (right := fold_text(text)) != text:
+                yield text, right
+
+
+def fold_text(text: str) -> str:
+    """A name or a pattern of names as a name can be. What stands before the dot is a server's or
+    an agent's and keeps its spelling; what has a colon may be an address, which does too."""
+    if ":" in text:
+        return text
+    target, dot, name = text.partition(".")
+    if dot:
+        return f"{target}.{_fold_pattern(name)}"
+    first, star, rest = text.partition(WILDCARD)
+    return f"{first}{star}{_fold_pattern(rest)}"
+
+
+def _fold_pattern(text: str) -> str:
+    if WILDCARD not in text:
+        return fold_name(text)
+    return re.sub(r"[^a-z0-9_*]", "_", text.lower())
+
+
+def _compared(node: Any) -> Iterator[str]:
+    if isinstance(node, list):
+        for one in node:
+            yield from _compared(one)
+    if not isinstance(node, dict):
+        return
+    for op, at in node.items():
+        if op == "like" and isinstance(at, dict) and _is_name(at.get("left")):
+            yield "".join(_written(one) for one in at.get("pattern", ()))
+        elif op in _COMPARED and isinstance(at, dict):
+            left, right = at.get("left"), at.get("right")
+            for side, other in ((left, right), (right, left)):
+                if _is_name(side):
+                    yield from _texts(other)
+        yield from _compared(at)
+
+
+def _written(part: Any) -> str:
+    return WILDCARD if part == "Wildcard" else str(part["Literal"])
+
+
+def _is_name(node: Any) -> bool:
+    """Whether it stands for the name of a tool, or the names of a chain."""
+    at = node.get(".") if isinstance(node, dict) else None
+    if not isinstance(at, dict):
+        return False
+    if at.get("left") == {"Var": "context"}:
+        return at.get("attr") == "chain"
+    return at.get("attr") in ("name", "id")
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, dict) and isinstance(node.get("Value"), str):
+        yield node["Value"]
+    elif isinstance(node, dict | list):
+        inner: Iterable[Any] = node.values() if isinstance(node, dict) else node
+        for one in inner:
+            yield from _texts(one)
