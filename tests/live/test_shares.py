@@ -75,7 +75,7 @@ def test_bodies_that_do_not_end_take_bounded_memory_and_leave_room_for_others(
 ) -> None:
     before = rss(hub.pid)
     with ExitStack() as stack:
-        for _ in range(25):
+        for _ in range(18):
             sender = connect(hub, stack)
             sender.sendall(head("/mcp", 10 * MB))
             sender.settimeout(0.05)  # it may be held back
