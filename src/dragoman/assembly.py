@@ -25,7 +25,7 @@ from dragoman.agent_side import AgentSide, Authenticate
 from dragoman.bus_side import BusSide
 from dragoman.config import Config, load, with_port
 from dragoman.core.calllog import CallLog
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import ConfigError, Full
 from dragoman.core.logs import start_logging
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tasks import Tasks
@@ -48,9 +48,11 @@ from dragoman.policy.pinning import OFF, STRICT
 from dragoman.store_side import ADMIN_DENIED, AUTH_FAILED, StoreSide, prune_offline
 from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
+from dragoman.stores.sqlite import advise, find_damage
 from dragoman.stores.verify import Verdict, verify
+from dragoman.stores.witness import FILES as STORE_FILES
 from dragoman.stores.witness import NAMES as STORE_NAMES
-from dragoman.stores.witness import Loss, accept_losses, survey
+from dragoman.stores.witness import Loss, accept_losses, describe_damage, survey
 from dragoman.web.api import Api
 from dragoman.web.app import App, Mounted, OwnerApp, Under
 from dragoman.web.auth import Authenticator, Names
@@ -61,6 +63,7 @@ from dragoman.web.parts import OPERATIONS
 from dragoman.web.sockets import is_loopback, tcp_socket, unix_socket
 
 __all__ = [
+    "STORE_FILES",
     "STORE_NAMES",
     "A2aClient",
     "A2aError",
@@ -73,6 +76,8 @@ __all__ = [
     "Record",
     "Verdict",
     "accept_losses",
+    "advise",
+    "find_damage",
     "host",
     "policy_files",
     "prune_offline",
@@ -462,7 +467,10 @@ async def _serve(
     else:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
-    instance = Instance(place, config, mode)
+    try:
+        instance = Instance(place, config, mode)
+    except Full as error:  # a store that can be opened and not read
+        raise ConfigError(describe_damage(place) or str(error)) from error
     try:
         await instance.start()
         process.settle_garbage()

@@ -6,6 +6,7 @@ be put in force. Needs no hub. Part of `policy_side`, and what the command line 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -31,6 +32,7 @@ from dragoman.stores.registry import DATABASE as REGISTRY
 from dragoman.stores.registry import RegistryStore
 
 ON, OFF, TESTS = ".cedar", ".cedar.off", ".toml"
+TEMPORARY = ".tmp"
 MAX_BYTES = 1024 * 1024
 MAX_OFF = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -113,24 +115,41 @@ class Folder:
             raise self._unwritable(error) from None
         return sorted(texts)
 
-    def write(self, name: str, text: str) -> None:
-        """In one step, whatever was there. A file of that name that is switched off goes."""
+    def write(self, name: str, text: str) -> str:
+        """In one step, whatever was there. A file of that name that is switched off goes; says what
+        is left to do where it cannot be removed, for the new one is in force already."""
         self.init()
         name = named(name)
-        target = self.path / (name + ON)
-        handle = -1
+        target, off = self.path / (name + ON), self.path / (name + OFF)
+        ready = ""
         try:
             if target.is_symlink():
                 raise InvalidInput(f'"{target}" is a link; change what it leads to')
-            handle, ready = tempfile.mkstemp(dir=self.path, prefix=f".{name}.", suffix=".tmp")
+            handle, ready = tempfile.mkstemp(dir=self.path, prefix=f".{name}.", suffix=TEMPORARY)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(ready, target)
-            (self.path / (name + OFF)).unlink(missing_ok=True)
         except OSError as error:
+            if ready:
+                with contextlib.suppress(OSError):
+                    os.unlink(ready)
             raise self._unwritable(error) from None
+        try:
+            off.unlink(missing_ok=True)
+        except OSError as error:
+            return f'"{off}" could not be removed ({error.strerror}): remove it'
+        return ""
+
+    def clean(self) -> None:
+        """Removes what a hub that was killed while it wrote has left."""
+        for left in self.path.glob(f".*{TEMPORARY}"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+        for left in self.path.parent.glob(f".{self.path.name}.????????"):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
 
     def remove(self, name: str) -> None:
         self.init()

@@ -26,7 +26,7 @@ from dragoman.policy.engine import Policies
 from dragoman.policy.lint import Known
 from dragoman.policy.loading import Checked, PolicyError
 from dragoman.policy.reloading import Reloader
-from dragoman.policy.snapshot import Snapshot
+from dragoman.policy.snapshot import WARNING, Finding, Snapshot
 from dragoman.policy_answers import (
     PROPOSED,
     Records,
@@ -39,7 +39,16 @@ from dragoman.policy_answers import (
     tool_named,
     verdict,
 )
-from dragoman.policy_files import Folder, Names, judged, named, principals, registered, tested
+from dragoman.policy_files import (
+    Folder,
+    Names,
+    judged,
+    named,
+    principals,
+    registered,
+    shown,
+    tested,
+)
 from dragoman.stores.keys import KeyStore
 
 log = logging.getLogger(__name__)
@@ -81,6 +90,7 @@ class PolicySide:
         """What there was when `_names` were found."""
         self._names: Known = lambda type, id: False
         self.folder = Folder(place / config.policy.folder)
+        self.folder.clean()
         snapshot = loading.load(self.folder.path, self._known())
         self.policies = Policies(
             snapshot,
@@ -234,7 +244,7 @@ class PolicySide:
     async def _change(
         self,
         then: Callable[[], Mapping[str, str]],
-        do: Callable[[], None],
+        do: Callable[[], str | None],
         name: str,
         by: Principal,
         force: bool,
@@ -245,7 +255,7 @@ class PolicySide:
     async def _changed_by(
         self,
         then: Callable[[], Mapping[str, str]],
-        do: Callable[[], None],
+        do: Callable[[], str | None],
         name: str,
         by: Principal,
         force: bool,
@@ -266,11 +276,15 @@ class PolicySide:
                 )
             self._by = by.label
             try:
-                await asyncio.to_thread(do)
+                left = await asyncio.to_thread(do)
                 await self.reloader.reload()
             finally:
                 self._by = FILES
-        return {**judged(checked), "name": named(name)}
+        done = {**judged(checked), "name": named(name)}
+        if left:
+            log.warning("%s", left)
+            done["findings"].append(shown(Finding(WARNING, "", 0, "", left)))
+        return done
 
     async def _checked(self, texts: Mapping[str, str]) -> Checked:
         known = self._known()

@@ -256,6 +256,33 @@ def test_an_audit_that_was_changed_or_lost_its_key_is_a_problem(terminal: Termin
     assert "audit.key is missing" in findings(terminal)["audit"]["said"]
 
 
+def test_each_damaged_or_lost_database_is_a_problem_and_the_hub_says_how_to_go_on(
+    terminal: Terminal,
+) -> None:
+    terminal.configure(config="[a2a]\nenabled = true\n")
+    terminal.run("call", "nobody")
+    assert findings(terminal)["stores"]["level"] == "ok"
+    for name in ("hub.db", "pins.db", "registry.db", "tasks.db", "dispatches.db"):
+        data = (terminal.home / name).read_bytes()
+        (terminal.home / name).write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    done = terminal.run("doctor", "--json").json()
+    said = [one for one in done["checks"] if one["check"] == "stores"]
+    assert len(said) == 5 and {one["level"] for one in said} == {"problem"}
+    remedies = " ".join(one["fix"] for one in said)
+    for store in ("keys", "pins", "registry", "tasks"):
+        assert f"accept-loss {store}" in remedies
+    failed = terminal.run("up")
+    assert failed.code == 7 and "accept-loss keys pins registry tasks" in failed.err
+    done = terminal.run("stores", "accept-loss", "keys", "pins", "registry", "tasks", "--yes")
+    assert done.code == 0, done.err
+    assert len(list(terminal.home.glob("*.lost-*Z"))) == 4
+    (terminal.home / "dispatches.db").unlink()
+    data = (terminal.home / "audit.db").read_bytes()
+    (terminal.home / "audit.db").write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    failed = terminal.run("up")
+    assert failed.code == 7 and "accept-loss audit" in failed.err and "space" not in failed.err
+
+
 def test_a_long_audit_is_proved_only_when_asked_to(terminal: Terminal) -> None:
     terminal.run("call", "nobody")
     db = sqlite3.connect(terminal.home / "audit.db")

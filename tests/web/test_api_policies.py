@@ -27,7 +27,7 @@ from dragoman.core.questions import Handles
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.core.view import EVERYTHING
 from dragoman.guards.config import Limits
-from dragoman.policy_files import principal_from_key
+from dragoman.policy_files import default_texts, principal_from_key
 from dragoman.policy_side import PolicySide
 from dragoman.stores.audit import SqliteAudit
 from dragoman.stores.keys import KeyStore
@@ -138,6 +138,23 @@ async def hub(home: Path, config: str = "") -> AsyncIterator[Hub_]:
         listener.abort()
         made.audit.close()
         made.keys.close()
+
+
+async def test_a_policy_that_is_in_force_is_not_said_to_have_failed(tmp_path: Path) -> None:
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    left = [policies / ".mine.abcdefgh.tmp", tmp_path / ".policies.abcdefgh"]
+    left[0].write_text("forbid (")  # of a hub that was killed while it wrote
+    left[1].mkdir()
+    (policies / "default.cedar").write_text(default_texts()["default.cedar"])
+    async with hub(tmp_path) as at:
+        assert not any(one.exists() for one in left)
+        (policies / "mine.cedar.off").mkdir()  # it cannot be unlinked
+        made = await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
+        assert made["status"] == 200 and made["ok"]
+        (finding,) = [one for one in made["findings"] if "could not be removed" in one["message"]]
+        assert finding["level"] == "warning" and "mine.cedar.off" in finding["message"]
+        assert not await at.permitted("work.wipe")
 
 
 @pytest.mark.promise("R11")

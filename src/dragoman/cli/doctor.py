@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dragoman.cli import agent_checks, checks, guard_checks, server_checks
+from dragoman.cli import agent_checks, checks, guard_checks, server_checks, store_checks
 from dragoman.cli.client import place_of
 from dragoman.cli.errors import FAILED
 from dragoman.cli.findings import Check, Finding, Situation, look
@@ -27,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
     guard_checks.policies,
     guard_checks.pins,
     guard_checks.keys_for_others,
+    store_checks.stores,
     checks.audit,
     checks.disk,
     checks.descriptors,

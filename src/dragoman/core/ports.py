@@ -24,6 +24,9 @@ class AuditLog(Protocol):
         """Writes what is about to be done; it is stored when this returns, with the entry's number.
         Raises `Full` when it cannot be."""
 
+    def hash_arguments(self, arguments: bytes) -> str:
+        """Tells whether two calls had the same arguments, and nobody without the key which."""
+
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
         """Writes what came of entry `intent`, with the next intent or soon after."""
 

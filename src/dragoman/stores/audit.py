@@ -50,7 +50,7 @@ from dragoman.stores.chain import (
     walk,
 )
 from dragoman.stores.journal import JOURNAL, MAX_BODY, Journal, read_journal
-from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, OpenFile, open_store
+from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, OpenFile, advise, is_damage, open_store
 from dragoman.stores.verify import departure, rows_after
 
 log = logging.getLogger(__name__)
@@ -124,6 +124,9 @@ class SqliteAudit:
         if self._timer is None:
             self._later(SAVE_SECONDS)
         return seq
+
+    def hash_arguments(self, arguments: bytes) -> str:
+        return self._seal.hash_arguments(arguments)
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
         try:
@@ -244,6 +247,8 @@ class SqliteAudit:
             self._db.close()
             if not isinstance(error, OSError | sqlite3.Error):
                 raise
+            if is_damage(error):
+                raise ConfigError(f'"{path}" is damaged ({error}); {advise(path)}') from error
             raise ConfigError(
                 f'the audit "{path}" cannot be written ({error}); check the space left there and '
                 "whether another program holds it"

@@ -111,9 +111,8 @@ class Seal:
     def __init__(self, key: bytes) -> None:
         # HMAC-SHA256 with both pads taken in beforehand: a third of the time of `hmac.digest`.
         self._key = key
-        padded = key.ljust(64, b"\0")
-        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
-        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
+        self._inner, self._outer = _pads(key)
+        self._arguments = _pads(hmac.digest(key, b"dragoman arguments", "sha256"))
         # Every call needs one of these; keyed BLAKE2b takes a third of the time of the HMAC.
         self._tips = hashlib.blake2b(key=key, digest_size=32, person=b"dragoman tip")
 
@@ -129,6 +128,14 @@ class Seal:
         outer = self._outer.copy()
         outer.update(inner.digest())
         return sealed, outer.digest()
+
+    def hash_arguments(self, arguments: bytes) -> str:
+        """HMAC-SHA256 by a key of its own: short arguments could be guessed from a plain hash."""
+        inner = self._arguments[0].copy()
+        inner.update(arguments)
+        outer = self._arguments[1].copy()
+        outer.update(inner.digest())
+        return outer.hexdigest()
 
     def tip(self, kind: bytes, seq: int, mac: bytes) -> bytes:
         """What says where the chain ends: always the same length, so that one write replaces it."""
@@ -147,6 +154,12 @@ class Seal:
 
     def anchor(self, tip: Tip, at: float) -> bytes:
         return hmac.digest(self._key, self._ANCHOR.pack(b"A", *tip, at), "sha256")
+
+
+def _pads(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
+    padded = key.ljust(64, b"\0")
+    inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
+    return inner, hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
 
 
 def read_key(home: Path) -> bytes | None:

@@ -26,7 +26,7 @@ import msgspec
 
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.recorded import record_done
-from dragoman.stores import chain, journal, keys, pins, registry, tasks
+from dragoman.stores import chain, dispatches, journal, keys, pins, registry, tasks
 from dragoman.stores.audit import SqliteAudit
 from dragoman.stores.chain import Tip
 from dragoman.stores.clock import SteadyClock
@@ -45,6 +45,7 @@ DATABASES: Mapping[str, str] = {
 """What `accept-loss` calls each, and its file. Not `dispatches.db`: the audit has what
 is in it."""
 NAMES = (*DATABASES, POLICIES, HOME_KEY)
+FILES = (*DATABASES.values(), dispatches.DATABASE)
 ALWAYS = (KEYS, "pins", AUDIT, "registry")
 """Those that every home has had since its first start."""
 MEANING: Mapping[str, str] = {
@@ -193,6 +194,7 @@ class Witness:
         if found.losses:
             raise ConfigError(describe_losses(found.losses))
         self._home = home
+        _remove_leftovers(home)
         self.record = found.record
         self.key = found.key or os.urandom(32)
         if found.key is None:
@@ -288,7 +290,7 @@ def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> 
     """Goes on without what was lost, and records that. The home must be held. A damaged file is
     moved aside; another file than the home had is taken for its own from now on."""
     found = survey(home, policies)
-    lost = {loss.name: loss for loss in [*_damaged(home, found), *found.losses]}
+    lost = {loss.name: loss for loss in [*_damaged(home), *found.losses]}
     for name in names:
         if name not in lost:
             raise InvalidInput(
@@ -328,10 +330,16 @@ def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> 
     return accepted
 
 
-def _damaged(home: Path, found: Survey) -> Iterable[Loss]:
-    for name, database in found.databases.items():
-        path = home / DATABASES[name]
-        if database.there and (damage := find_damage(path, CHECK_SECONDS)):
+def describe_damage(home: Path) -> str:
+    """Which stores are damaged, and what to do; empty if none was found to be."""
+    found = list(_damaged(home))
+    return describe_losses(found) if found else ""
+
+
+def _damaged(home: Path) -> Iterable[Loss]:
+    for name, file in DATABASES.items():
+        path = home / file
+        if path.exists() and (damage := find_damage(path, CHECK_SECONDS)):
             yield Loss(name, path, f"is damaged ({damage})")
 
 
@@ -439,6 +447,14 @@ def write_private(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(ready)
         raise ConfigError(f'"{path}" cannot be written ({error.strerror})') from error
+
+
+def _remove_leftovers(home: Path) -> None:
+    """What a hub that was killed in `write_private` has left."""
+    for name in (RECORD_FILE, KEY_FILE):
+        for left in home.glob(f".{name}.*.tmp"):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
