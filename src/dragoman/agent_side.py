@@ -148,7 +148,7 @@ class AgentSide:
         )
         self.face = Face(hub, tasks, targets, cards, self._push, settings.stream_secs)
         self.http = HttpFace(self.face, settings, self._base_of)
-        self._catalog = AiCatalog(targets, settings, self._base_of)
+        self._catalog = AiCatalog(targets, settings, self._base_of, lambda: cards.secured())
 
     def _register(self, place: Path) -> None:
         """Agents of others are tools whether or not A2A is served here."""

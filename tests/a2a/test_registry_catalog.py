@@ -75,7 +75,7 @@ async def test_it_lists_the_hub_and_its_agents_to_everybody(tmp_path: Path, path
     async with moody("deploy", name="Vercel Ops") as agent, ground(tmp_path) as here:
         here.side.url = "http://hub.example.com"
         agent.card["skills"] = [skill("deploy", examples=["deploy main"], tags=["ops", "web"])]
-        await here.listed.add({"url": agent.url})
+        await here.listed.add({"url": agent.url, "public": True})
         asked = await ask(here, path)
         assert asked.status == 200
         assert asked.headers[b"content-type"] == b"application/ai-catalog+json"
@@ -130,8 +130,8 @@ async def test_what_may_not_be_discovered_by_anybody_is_not_in_it(tmp_path: Path
         moody("b", name="Hidden") as two,
         ground(tmp_path) as here,
     ):
-        await here.listed.add({"url": one.url})
-        await here.listed.add({"url": two.url})
+        await here.listed.add({"url": one.url, "public": True})
+        await here.listed.add({"url": two.url, "public": True})
         assert b"Hidden" in (await ask(here, PLACES[0])).answer
         here.hub.authorizer = Discreet()
         here.hub.catalog.touch()

@@ -295,7 +295,7 @@ def test_an_agent_that_somebody_may_not_discover_is_not_there_for_him(
     with agent() as ops:
         running = hub(config=CONFIG)
         guest = key_of(running, "guest")
-        register(running, ops.url)
+        register(running, ops.url, public=True)
         card = "/a2a/ops/.well-known/agent-card.json"
         assert wire.get(running.url + card).status == 200
         policies(

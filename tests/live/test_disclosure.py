@@ -307,3 +307,36 @@ def test_nothing_from_outside_reaches_a_terminal_or_forges_a_line_of_the_log(
     log = hub.log()
     assert f"x\\n{FORGED}" in log
     assert not [line for line in log.splitlines() if line.startswith(FORGED)]
+
+
+def test_without_a_key_only_public_agents_are_known(hub: RunningHub, keyed: Counterpart) -> None:
+    url, agents = f"{keyed.origin}/{SECRET['agent']}", f"{hub.url}/api/a2a/agents"
+    for name, public in (("open", True), ("closed", False)):
+        body = {"url": url, "name": name, "public": public}
+        assert wire.post(agents, body, hub.headers).json()["public"] is public
+
+    def seen(key: dict[str, str]) -> set[str]:
+        names = ("open", "closed", "keyed%20agent", "gone%20agent", "nobody")
+        card = ".well-known/agent-card.json"
+        found = {name: wire.get(f"{hub.url}/a2a/{name}/{card}", key) for name in names}
+        return {name for name, answer in found.items() if answer.status == 200}
+
+    catalog = wire.get(f"{hub.url}/.well-known/ai-catalog.json").json()
+    assert {one["displayName"] for one in catalog["entries"]} == {"dragoman", "open"}
+    assert seen({}) == {"open"}
+    answers = {
+        wire.get(f"{hub.url}/a2a/{name}/.well-known/agent-card.json").body.replace(
+            name.encode(), b""
+        )
+        for name in ("closed", "nobody")
+    }
+    assert len(answers) == 1, "one that is not public reads like one that there is not"
+    assert seen(key_of(hub, "bob")) == {"open", "closed", "keyed%20agent"}
+
+
+def test_metrics_need_admin_or_their_scope(hub: RunningHub) -> None:
+    refused = wire.get(f"{hub.url}/metrics", key_of(hub, "carl"))
+    assert refused.status == 403 and b"--scope metrics" in refused.body
+    for headers in (hub.headers, key_of(hub, "prometheus", "--scope", "metrics")):
+        answer = wire.get(f"{hub.url}/metrics", headers)
+        assert answer.status == 200 and b"dragoman_uptime_seconds" in answer.body

@@ -2,8 +2,8 @@
 manifest of Agentic Resource Discovery too.
 
 It lists the cards that the hub itself serves, the same to everybody: its own, those of its agents,
-and those of the agents of others that are reached through it. https://ai-catalog.io (specVersion
-1.0), https://agenticresourcediscovery.org (0.91, section 5.1).
+and those of registered agents that are public; all of them while the hub asks for no key.
+https://ai-catalog.io (specVersion 1.0), https://agenticresourcediscovery.org (0.91, section 5.1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dragoman.a2a.config import HUB, A2aSettings
 from dragoman.a2a.skills import slug_of
 from dragoman.a2a.targets import HUB_FACTS, STRANGER, Targets
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
-from dragoman.core.principal import Principal
+from dragoman.core.principal import LOCAL, Principal
 from dragoman.core.tool import AgentFacts
 from dragoman.wire.json import encode
 
@@ -42,12 +42,15 @@ class AiCatalog:
         targets: Targets,
         settings: A2aSettings,
         base_of: Callable[[HttpRequest], str],
+        secured: Callable[[], bool],
     ) -> None:
+        """`secured` says whether callers need a key."""
         self._targets = targets
         self._path = settings.listen_path.rstrip("/")
         self._base_of = base_of
         self._kept: dict[str, bytes] = {}
-        self._kept_at = (-1, -1)
+        self._kept_at: tuple[tuple[int, int], bool] | None = None
+        self._secured = secured
 
     def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
         self._serve(request)
@@ -72,16 +75,17 @@ class AiCatalog:
             request.reply(200, headers, body)
 
     def _body(self, base: str) -> bytes:
-        if self._kept_at != self._targets.version or len(self._kept) >= MAX_KEPT:
+        now = self._targets.version, self._secured()
+        if self._kept_at != now or len(self._kept) >= MAX_KEPT:
             self._kept.clear()
-            self._kept_at = self._targets.version
+            self._kept_at = now
         body = self._kept.get(base)
         if body is None:
             body = self._kept[base] = encode(self.document(base))
         return body
 
     def document(self, base: str) -> dict[str, Any]:
-        tools = self._targets.agents(STRANGER)
+        tools = self._targets.agents(STRANGER if self._secured() else LOCAL)
         agents = [tool.agent for tool in tools if tool.agent is not None]
         return {
             "specVersion": "1.0",

@@ -29,6 +29,13 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
     allow_private: Annotated[
         bool, Meta(description="Whether the name in `url` may lead to a private address.")
     ] = False
+    public: Annotated[
+        bool,
+        Meta(
+            description="Whether its card is published to those who show no key; while the hub "
+            "asks for no key, everybody on this machine sees it."
+        ),
+    ] = False
     timeout_secs: Annotated[
         float, Meta(gt=0, le=86_400, description="Seconds to wait for each of its answers.")
     ] = 30

@@ -123,6 +123,11 @@ class RemoteAgent:
         self._contexts: OrderedDict[tuple[Principal, str], str] = OrderedDict()
         """The agent's own name for each conversation of a caller."""
 
+    @property
+    def published(self) -> bool:
+        """Whether those who show no key may know of it."""
+        return self.entry.public
+
     # --- what is known of it ----------------------------------------------------------------------
 
     def offer(self, peer: Peer, card_id: str) -> None:

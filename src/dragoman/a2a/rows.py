@@ -43,7 +43,7 @@ _KEYS = {"trustLevel": "trust", "timeoutSecs": "timeout_secs", "allowPrivate": "
 """Other spellings, of the words in which a row is shown."""
 CHANGEABLE = (
     *("trust", "enabled", "token", "headers", "pin", "wire"),
-    *("allow_private", "timeout_secs"),
+    *("allow_private", "timeout_secs", "public"),
 )
 
 
@@ -151,7 +151,7 @@ def _value(key: str, value: Any) -> Any:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise InvalidInput(f"{key} is one of {', '.join(_CHOICES[key])}")
-    elif key in ("enabled", "allow_private"):
+    elif key in ("enabled", "allow_private", "public"):
         if not isinstance(value, bool):
             raise InvalidInput(f"{key} is true or false")
     elif key == "timeout_secs":
@@ -261,6 +261,7 @@ def row_shown(row: Row, *, secret: bool) -> dict[str, Any]:
         "wire": entry.wire,
         "timeoutSecs": entry.timeout_secs,
         "allowPrivate": entry.allow_private,
+        "public": entry.public,
         "createdAt": when(row.created),
         "updatedAt": when(row.updated),
     }

@@ -36,7 +36,8 @@ MAX_NAMED = 20
 """How many skills are named to one who has named none."""
 REMOTE = "RemoteAgent"
 STRANGER = Principal("stranger", "anybody")
-"""Whoever shows no key. Policies decide of which agents it may know."""
+"""Whoever shows no key where one is needed. Policies decide of which agents it may know, among the
+hub's own and those registered ones that are public."""
 
 HUB_FACTS = AgentFacts(
     name=HUB,
@@ -143,6 +144,8 @@ class Targets:
         return _by_tool(self._hub.find(skill, EVERYTHING), facts, "", skill)
 
     def may_discover(self, principal: Principal, tool: Tool) -> bool:
+        if principal is STRANGER and not getattr(tool.target, "published", True):
+            return False  # a registered agent is published where its operator says so
         return self._hub.authorizer.may(principal, A2A_DISCOVER, tool).allowed
 
     def knows(self, principal: Principal, facts: AgentFacts) -> bool:
@@ -152,7 +155,12 @@ class Targets:
 
     def facts_for(self, principal: Principal | None, agent: str | None) -> AgentFacts:
         """The same as `facts`, for one to whom there is no agent that it may not know of."""
-        facts = self.facts(agent)
+        try:
+            facts = self.facts(agent)
+        except A2aError as error:
+            if principal is None and error.reason == UNAVAILABLE:
+                raise _no_agent(agent or "") from None
+            raise
         if facts is not HUB_FACTS and not self.knows(principal or STRANGER, facts):
             raise _no_agent(facts.name)
         return facts

@@ -127,6 +127,8 @@ def _looked_at(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
               help="Seconds to wait for each of its answers; default 30.")  # fmt: skip
 @click.option("--allow-private", is_flag=True,
               help="The name in URL may lead to a private address.")  # fmt: skip
+@click.option("--public", is_flag=True,
+              help="Publish its card to those who show no key.")  # fmt: skip
 @home_option
 @json_option
 def add(
@@ -139,6 +141,7 @@ def add(
     wire: str | None,
     timeout: float | None,
     allow_private: bool,
+    public: bool,
     home: str | None,
     as_json: bool,
 ) -> None:
@@ -168,6 +171,8 @@ def add(
         body["timeout_secs"] = timeout
     if allow_private:
         body["allow_private"] = True
+    if public:
+        body["public"] = True
     with connected(home) as hub:
         agent = hub.send("POST", AGENTS, body, ADD_SECONDS)
         held = hub.held()

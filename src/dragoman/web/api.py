@@ -37,6 +37,8 @@ def ok(value: Any) -> Response:
     return Response(200, encode(value))
 
 
+METRICS = "metrics"
+"""The scope of a key that may read the metrics, and nothing else for that."""
 EVERYBODYS = frozenset({"version", "mode", "started_at", "uptime_secs"})
 """What of the hub's status is told to those who do not run it."""
 
@@ -152,6 +154,9 @@ class Api:
         return Response(200, b"ready\n", "text/plain") if waiting is None else problem(503, waiting)
 
     async def _metrics(self, request: Request) -> Response:
+        who = request.principal
+        if who is None or METRICS not in who.scopes:
+            demand_admin(self._hub, who, f"or a key made with --scope {METRICS}")
         text = self._sources.metrics()
         return Response(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
@@ -293,12 +298,13 @@ def object_in(request: Request) -> dict[str, Any]:
     return given
 
 
-def demand_admin(hub: Hub, principal: Principal | None) -> None:
-    """For what only those may do who run the hub."""
+def demand_admin(hub: Hub, principal: Principal | None, instead: str = "") -> None:
+    """For what only those may do who run the hub; `instead` says what would do as well."""
     if principal is None or not hub.authorizer.may(principal, ADMIN).allowed:
         who = principal.label if principal is not None else "nobody"
         raise AuthorizationError(
             f'"{who}" may not do this: it needs a policy that permits the action "admin"'
+            + (f", {instead}" if instead else "")
         )
 
 

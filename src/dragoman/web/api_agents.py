@@ -47,7 +47,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
         "post",
         "Register an agent: url, and name, token (env:NAME or file:tokens/NAME), headers "
         "(${NAME}), "
-        "trust, pin, wire, allow_private, timeout_secs",
+        "trust, pin, wire, allow_private, timeout_secs, public",
         "Object",
         [400, 403, 404, 409, 503],
         "Object",
@@ -57,7 +57,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
         _AGENT,
         "patch",
         "Change an agent: trustLevel, enabled, token, headers, pin, wire, allow_private, "
-        "timeout_secs",
+        "timeout_secs, public",
         "Object",
         [400, 403, 404],
         "Object",

@@ -108,7 +108,7 @@ _SCHEMAS: dict[str, Any] = {
 _OPERATIONS: list[tuple[Any, ...]] = [
     ("/healthz", "get", "Whether the hub is alive", None, []),
     ("/readyz", "get", "Whether the hub serves", None, [503]),
-    ("/metrics", "get", "Counters for Prometheus", None, []),
+    ("/metrics", "get", "Counters for Prometheus; needs admin or the scope metrics", None, [403]),
     ("/openapi.json", "get", "This document", "Object", []),
     ("/api/status", "get", "The hub: version, uptime, counts", "Object", []),
     ("/api/mcp/servers", "get", "MCP servers, configured and connected", "Object", []),
