@@ -95,3 +95,8 @@ def test_a_host_with_what_is_no_port_is_no_host_of_the_hub(grounds: Grounds, por
     host = f"localhost:{port}".encode("latin-1").decode("latin-1")
     card = wire.get(f"{grounds.hub.url}/.well-known/agent-card.json", {"Host": host})
     assert card.status == 421
+
+
+def test_a_state_that_is_a_list_or_an_object_is_the_callers_mistake(actor: Caller) -> None:
+    for status in ([], {}, ["TASK_STATE_WORKING"], {"state": 1}, 7):
+        assert reason(actor.ask(LIST, {"status": status}).error) == "INVALID_PARAMS"

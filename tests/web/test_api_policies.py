@@ -384,6 +384,27 @@ async def test_texts_are_validated_and_tested_without_being_used(tmp_path: Path)
         assert at.side.policies.snapshot.hash == before and not at.policies.exists()
 
 
+async def test_a_context_that_cannot_be_is_the_mistake_of_who_asks(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        at.keys.create("ci", owner="ann", expires_at=None, scopes=["call"])
+        asked = {"principal": "key:ci", "tool": "work.read"}
+        for context in (
+            *({"now": odd} for odd in (1e308, -1e308, 2**63, [], {}, "x", True)),
+            {"now": "0001-01-01T00:00:00+23:59"},
+            {"now": "9999-12-31T23:59:59-23:59"},
+            *({"depth": odd} for odd in (2**63, 2**64 - 1, 1e308, [], {})),
+            *({"max_depth": odd} for odd in (2**63, -(2**63))),
+            *({name: [[]]} for name in ("chain", "labels", "scopes")),
+            *({"args": odd} for odd in ([], {"a": 2**64 - 1}, {"a": 1e308})),
+        ):
+            answer = await at.ask("POST", "/api/policies/explain", {**asked, "context": context})
+            assert answer["status"] in (200, 400), (context, answer)
+            if "now" in context:
+                assert answer["status"] == 400, context
+        good = await at.ask("POST", "/api/policies/explain", {**asked, "context": {"now": 0}})
+        assert good["allowed"]
+
+
 async def test_a_decision_is_explained(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         at.keys.create("ci", owner="ann", expires_at=None, scopes=["call"])

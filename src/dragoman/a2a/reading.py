@@ -325,7 +325,7 @@ def list_of(params: Any) -> dict[str, Any]:
     params = _object(params)
     request: dict[str, Any] = {}
     status = params.get("status")
-    if status in STATES:
+    if type(status) is str and status in STATES:
         request["status"] = status
     elif status not in (None, "", UNSPECIFIED):
         raise invalid("status", f"must be one of {', '.join(sorted(STATES))}")

@@ -43,7 +43,7 @@ PROBE_SECONDS = 2.0
 """How long a child may keep silent on `server/discover` before it is greeted the old way as well:
 some old servers never answer a method that they do not know."""
 OPEN_SECONDS = 30.0
-MODERN_ERRORS = frozenset({-32020, -32021, -32022})
+MODERN_ERRORS = (-32020, -32021, -32022)
 """Codes that only a server of the new era uses."""
 
 CLIENT_INFO = {"name": "dragoman", "title": "Dragoman", "version": __version__}

@@ -112,6 +112,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "args": (dict,),
 }
 NAMES = (*SETS, *_KINDS, "now", "owner")
+EARLIEST, LATEST = -62_135_596_800, 253_402_300_799
+"""The years 1 to 9999 in seconds since 1970: no calendar here knows others."""
 
 
 def context_from_words(words: Mapping[str, Any], first: Context) -> Context:
@@ -141,14 +143,15 @@ def _word(name: str, value: Any) -> Any:
 
 def _seconds(value: Any) -> float:
     """Of an RFC 3339 time, or as they are."""
+    seconds: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    when = value
-    if isinstance(value, str):
+        seconds = value
+    elif isinstance(value, str | datetime):
         try:
-            when = datetime.fromisoformat(value)
+            when = datetime.fromisoformat(value) if isinstance(value, str) else value
+            seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
         except ValueError:
-            when = None
-    if not isinstance(when, datetime):
-        raise InvalidInput(f'"now" must be a time like 2026-11-15T12:00:00Z, not {value!r}')
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+            pass
+    if seconds is None or not EARLIEST <= seconds <= LATEST:
+        raise InvalidInput(f'"now" must be a time like 2026-11-15T12:00:00Z, not {value!r:.40}')
+    return float(seconds)

@@ -73,8 +73,8 @@ def _detailed(reason: str, words: Any, data: Any) -> A2aError:
     for detail in data if isinstance(data, list) else [data]:
         if not isinstance(detail, dict):
             continue
-        if detail.get("reason") in TABLE:
-            reason = detail["reason"]
+        if isinstance(named := detail.get("reason"), str) and named in TABLE:
+            reason = named
         if isinstance(detail.get("metadata"), dict):
             metadata = {str(name): str(held) for name, held in detail["metadata"].items()}
         flaws = detail.get("fieldViolations")

@@ -79,7 +79,7 @@ __all__ = [
 
 VERSION: Final = V03
 
-_KINDS = frozenset(("task", "message", "status-update", "artifact-update"))
+_KINDS = ("task", "message", "status-update", "artifact-update")
 
 
 def result_in(op: Op, value: Any) -> Any:
