@@ -19,13 +19,13 @@ up: $(VENV)/.core  ## run the hub in the foreground
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
 	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile
 check: $(VENV)/.dev  ## format, lint, types, architecture
-	$(VENV)/bin/ruff format --check src tests bench conformance examples
-	$(VENV)/bin/ruff check src tests bench conformance examples
+	$(VENV)/bin/ruff format --check src tests bench conformance faults examples
+	$(VENV)/bin/ruff check src tests bench conformance faults examples
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py tests/test_promises.py tests/test_docs.py
 fix: $(VENV)/.dev  ## format and mend what can be mended
-	$(VENV)/bin/ruff format src tests bench conformance examples
-	$(VENV)/bin/ruff check --fix src tests bench conformance examples
+	$(VENV)/bin/ruff format src tests bench conformance faults examples
+	$(VENV)/bin/ruff check --fix src tests bench conformance faults examples
 bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
 conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
@@ -35,6 +35,8 @@ compare: $(VENV)/.core .venv-bench/.done  ## CPU of a call beside the commit BEF
 	rm -rf bench/build/before && git worktree prune && git worktree add -q --detach bench/build/before $(BEFORE)
 	$(MAKE) -s -C bench/build/before .venv/.core
 	$(VENV)/bin/python -m bench.compare bench/build/before
+faults: $(VENV)/.dev  ## long experiments: fuzzing, kill -9, broken disks; writes docs/reliability.md
+	$(VENV)/bin/python -m faults
 docs: $(VENV)/.dev  ## write the generated pages again
 	$(VENV)/bin/python -m tests.generate_docs
 lock: | $(UV)  ## choose versions anew

@@ -1,0 +1,86 @@
+"""The command: which experiments, how large, where the page goes; no process is left running."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from faults.experiments import EXPERIMENTS, Experiment, run_case
+from faults.harness import ROOT, SEED, NotHere, Outcome
+from faults.report import Result, render_figures, render_page
+
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m faults", description=__doc__)
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="experiments whose name has this in it"
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, two or three minutes")
+    parser.add_argument("--size", type=int, metavar="N", help="this size instead")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of all that is random ({SEED})")
+    parser.add_argument("--case", type=int, metavar="N", help="this case of a fuzzer alone")
+    parser.add_argument("--list", action="store_true", help="names and sizes")
+    return parser.parse_args()
+
+
+def say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def run(experiment: Experiment, size: int, seed: int, case: int | None) -> Result:
+    outcome = Outcome()
+    begun = time.monotonic()
+    missing = ""
+    try:
+        if case is not None and experiment.fuzz is not None:
+            run_case(experiment.fuzz, 1, seed, outcome, case)
+        else:
+            experiment.run(size, seed, outcome)
+    except NotHere as reason:
+        missing = str(reason)
+    except Exception as error:  # what the experiment asserts, and what it did not expect
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(where.filename).name}:{where.lineno}"
+        outcome.fail(f"{type(error).__name__} at {place}: {str(error)[:1000]}")
+    return Result(experiment, outcome, time.monotonic() - begun, missing)
+
+
+def main() -> int:
+    arguments = read_arguments()
+    chosen = [one for one in EXPERIMENTS if arguments.only in one.name]
+    if not chosen:
+        print(f"faults: no experiment has {arguments.only!r} in its name", file=sys.stderr)
+        return 2
+    if arguments.list:
+        for one in chosen:
+            print(f"{one.name}: {one.whole:,}")
+        return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    results: list[Result] = []
+    try:
+        for one in chosen:
+            size = arguments.size or (one.quick if arguments.quick else one.whole)
+            results.append(run(one, size, arguments.seed, arguments.case))
+            shown = results[-1].missing or render_figures(results[-1].outcome.figures)
+            say(f"{results[-1].verdict:7} {one.name} ({results[-1].seconds:.0f} s): {shown}")
+            for failure in results[-1].outcome.failures:
+                say(f"        {failure}")
+    except KeyboardInterrupt:
+        print("faults: interrupted")
+        return 130
+    partial = arguments.quick or arguments.only or arguments.size or arguments.case is not None
+    if not partial:
+        PAGE.write_text(render_page(results, arguments.seed), encoding="utf-8")
+        say(f"wrote {PAGE.relative_to(ROOT)}")
+    return 1 if any(result.verdict == "failed" for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

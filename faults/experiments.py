@@ -1,0 +1,194 @@
+"""The experiments: what each does to the hub, when it has passed, how large a whole run is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tests.live.conftest import RunningHub
+
+from faults import clients, clock, databases, descriptors, disk, kills, peers, reload
+from faults.bytes_fuzz import fuzz_bytes
+from faults.grounds import EVERYTHING, echo_server, write_agents
+from faults.harness import Outcome, running_hub, temporary_home, write_config
+from faults.message_fuzz import fuzz_messages
+from faults.message_seeds import DOORS
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    does: str
+    passes: str
+    run: Callable[[int, int, Outcome], None]
+    """Takes the size, the seed and the outcome that it fills."""
+    whole: int
+    """The size in a whole run."""
+    quick: int
+    fuzz: Callable[..., None] | None = None
+    """Where one case can be run alone: takes a hub and `only`."""
+
+
+def run_fuzz(fuzz: Callable[..., None], size: int, seed: int, outcome: Outcome) -> None:
+    run_case(fuzz, size, seed, outcome, None)
+
+
+def run_case(
+    fuzz: Callable[..., None], size: int, seed: int, outcome: Outcome, only: int | None
+) -> None:
+    with temporary_home() as home:
+        agents = write_agents(home, "quick", "asking")
+        write_config(home, [echo_server()], EVERYTHING + agents)
+        with running_hub(outcome, home) as hub:
+            hub.wait_connected("r")
+            fuzz(hub, size, seed, outcome, only=only)
+
+
+def fuzz_one_door(
+    door: str, hub: RunningHub, size: int, seed: int, outcome: Outcome, only: int | None = None
+) -> None:
+    fuzz_messages(hub, door, size, seed, outcome, only)
+
+
+def build_fuzz(name: str, does: str, fuzz: Callable[..., None], whole: int) -> Experiment:
+    return Experiment(
+        name, does,
+        "0 hangs, 0 HTTP 500, 0 errors -32603, 0 tracebacks; /healthz answers meanwhile",
+        partial(run_fuzz, fuzz), whole, 2_000, fuzz,
+    )  # fmt: skip
+
+
+FUZZ_SIZES = {
+    "MCP, handshake era": 20_000,
+    "MCP, modern era": 20_000,
+    "A2A over JSON-RPC": 20_000,
+    "A2A over REST": 15_000,
+    "REST API": 15_000,
+    "stdio": 10_000,
+}
+
+EXPERIMENTS = [
+    build_fuzz(
+        "bytes at HTTP",
+        "every method with every form of upgrade, and requests changed byte by byte",
+        fuzz_bytes,
+        60_000,
+    ),
+    *(
+        build_fuzz(
+            f"messages: {door}",
+            "well-formed messages, changed in structure and in bytes",
+            partial(fuzz_one_door, door),
+            FUZZ_SIZES[door],
+        )
+        for door in DOORS
+    ),
+    Experiment(
+        "kill -9: tasks",
+        "killed under A2A load and while it starts",
+        "every acknowledged task is there, none is left at work, none runs twice",
+        kills.kill_tasks, 60, 5,
+    ),
+    Experiment(
+        "kill -9: calls",
+        "killed under calls, registrations and changes of policies, and while it starts",
+        "nothing acknowledged is lost, nothing is executed twice, each effect has an intent in "
+        "the audit, which verifies",
+        kills.kill_calls, 60, 5,
+    ),
+    Experiment(
+        "disk full",
+        "its disk is full under load, is freed, is full at a start",
+        "writes are refused, reads go on, it heals by itself, nothing acknowledged is lost",
+        disk.disk_full, 3, 1,
+    ),
+    Experiment(
+        "disk read-only",
+        "its disk is read-only at a start",
+        "the start is refused with a message that names the home; works afterwards",
+        disk.disk_read_only, 1, 1,
+    ),
+    Experiment(
+        "files that cannot grow",
+        "a limit of the file size stops every file from growing",
+        "as with a full disk",
+        disk.limit_file_size, 3, 1,
+    ),
+    Experiment(
+        "failing file operations",
+        "the k-th write, sync, rename or open of a call and of a send fails: EIO, ENOSPC, one or "
+        "40 in a row, for every k",
+        "what is answered is kept, what is refused did not happen, nothing runs twice, it heals "
+        "by itself, the audit verifies",
+        disk.fail_operations, 30, 3,
+    ),
+    Experiment(
+        "clock jumps",
+        "the wall clock jumps by hours and days, and is 100 days ahead at a start",
+        "timeouts hold, calls and tasks go on, the audit verifies and loses no record",
+        clock.jump, 7, 2,
+    ),
+    Experiment(
+        "few descriptors",
+        "a crowd takes all of 64, 48 and 256 descriptors",
+        "connections that are open are served, it does not spin, it heals, children restart",
+        descriptors.exhaust_descriptors, 3, 1,
+    ),
+    Experiment(
+        "locked databases",
+        "another program holds each store for a second under load",
+        "reads go on, calls answer or are refused, nothing acknowledged is lost, it heals",
+        databases.lock_stores, 6, 2,
+    ),
+    Experiment(
+        "damaged databases",
+        "each store is missing, empty, damaged, cut or a directory at a start",
+        "the start is refused and names the file (without dispatches.db it may start); nobody "
+        "gets in without a key and no changed definition is offered",
+        databases.damage_stores, 36, 4,
+    ),
+    Experiment(
+        "lost databases",
+        "each store is deleted or replaced while it runs",
+        "it acknowledges no write to it, nothing opens, the next start names it",
+        databases.delete_stores, 10, 2,
+    ),
+    Experiment(
+        "misbehaving servers",
+        "children that die, hang, flood, answer wrongly, print garbage, are killed",
+        "each call gets an answer or a typed error, the neighbour is served, no zombie, no leak",
+        peers.misbehaving_servers, 20, 1,
+    ),
+    Experiment(
+        "misbehaving agents",
+        "agents whose streams flood, hang, have only comments, or break off",
+        "each call gets an answer or a typed error in its time, the neighbour is served",
+        peers.misbehaving_agents, 10, 1,
+    ),
+    Experiment(
+        "overload by one caller",
+        "one key keeps 40 calls going where 20 are allowed",
+        "all calls of another key are served, every refusal is typed",
+        clients.flood_with_calls, 20, 3,
+    ),
+    Experiment(
+        "slow heads",
+        "2,000 connections that are silent or send a head line by line",
+        "each is closed within its time; an ordinary caller is served",
+        clients.slow_heads, 2_000, 200,
+    ),
+    Experiment(
+        "unfinished bodies",
+        "300 bodies of 9.9 MB by one key without their last byte, 150 at once",
+        "less than 512 MB of memory; an ordinary caller is served",
+        clients.unfinished_bodies, 300, 40,
+    ),
+    Experiment(
+        "live reload",
+        "config.toml is edited while servers start, a quarter of the files broken",
+        "good files are applied, broken ones change nothing, a server that stays serves every "
+        "call, no process is left",
+        reload.edit_configuration, 200, 20,
+    ),
+]  # fmt: skip

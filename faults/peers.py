@@ -1,0 +1,140 @@
+"""Servers and agents that die, flood, hang or break off, while somebody uses a healthy one.
+
+Every call gets an answer or a typed error in its time, the neighbour is served all the while, and
+the hub has no more processes, descriptors or memory than before.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.live.bridge_grounds import external
+from tests.live.conftest import RunningHub, _descendants
+from tests.live.lasting import Neighbour, text_of
+from tests.peers import wire
+from tests.peers.process import alive, server_entry
+
+from faults.agents import serving_agents
+from faults.grounds import echo_server
+from faults.harness import Outcome, fresh_hub, open_files, resident_mb, until
+
+TIMEOUT = 2
+SERVER_MODES = (
+    "exit-at-call", "closes-stdout", "hang-on-call", "wrong-id", "two-answers", "garbage", "flood",
+    "prints-banner", "stderr-flood", "bigline", "nothing", "hang",
+)  # fmt: skip
+AGENT_MODES = ("good", "flooding", "hanging", "comments", "closing", "silent")
+AGENT_CALLS = (*AGENT_MODES, "flooding", "flooding", "flooding")
+TYPED = (200, 403, 404, 409, 429, 502, 503, 504)
+
+
+def call_over_api(hub: RunningHub, tool: str, seconds: float) -> tuple[int, float]:
+    """The status, 0 where none came in time, and how long it took."""
+    begun = time.monotonic()
+    body = {"arguments": {"text": "x"}}
+    try:
+        status = wire.post(hub.url + f"/api/tools/{tool}/call", body, timeout=seconds).status
+    except OSError:
+        status = 0
+    return status, time.monotonic() - begun
+
+
+def usual_seconds(hub: RunningHub) -> float:
+    """How long a call takes while nobody misbehaves."""
+    return statistics.median(call_over_api(hub, "r.echo", 20)[1] for _ in range(30))
+
+
+def judge_neighbour(neighbour: Neighbour, usual: float, outcome: Outcome) -> None:
+    outcome.figures["calls of the neighbour"] = neighbour.good
+    outcome.figures["their median, ms"] = round(1000 * statistics.median(neighbour.took))
+    outcome.check(not neighbour.bad, f"the neighbour met {neighbour.bad[:2]}")
+    outcome.check(neighbour.good > 0, "the neighbour was not served")
+    most = 0.1 + 10 * usual
+    outcome.check(
+        statistics.median(neighbour.took) < most,
+        f"half of the neighbour's calls take longer than {most:.2f} s, {usual:.3f} s before",
+    )
+
+
+def misbehaving_servers(rounds: int, seed: int, outcome: Outcome) -> None:
+    servers = [
+        server_entry(
+            mode, "rude_server", mode, "--seconds", 5, "--megabytes", 12, timeout_secs=TIMEOUT
+        )
+        for mode in SERVER_MODES
+    ]
+    chance = random.Random(seed)
+    with fresh_hub(outcome, [echo_server(), *servers]) as hub:
+        hub.wait_connected("r", *SERVER_MODES[:7])
+        usual = usual_seconds(hub)
+        files, memory = open_files(hub.pid), resident_mb(hub.pid)
+        with Neighbour(hub, "r.echo") as neighbour:
+            for _ in range(rounds):
+                order = chance.sample(SERVER_MODES, len(SERVER_MODES))
+                with ThreadPoolExecutor(6) as pool:
+                    answers = pool.map(lambda mode: call_over_api(hub, f"{mode}.echo", 60), order)
+                    for mode, (status, took) in zip(order, answers, strict=True):
+                        outcome.count("calls")
+                        outcome.check(status in TYPED, f"{mode}: {status} after {took:.1f} s")
+                kill_a_child(hub, chance, outcome)
+            judge_neighbour(neighbour, usual, outcome)
+        back = until(lambda: call_over_api(hub, "two-answers.echo", 20)[0] == 200, 30)
+        outcome.check(back, "a server that was killed is not used again")
+        outcome.check(
+            until(lambda: open_files(hub.pid) <= files + 12, 20),
+            f"{open_files(hub.pid)} descriptors are open, {files} were",
+        )
+        outcome.figures["more memory, MB"] = round(resident_mb(hub.pid) - memory)
+        outcome.check(resident_mb(hub.pid) - memory < 150, "memory grows")
+        zombies = [pid for pid in _descendants(hub.pid) if not alive(pid)]
+        outcome.check(
+            until(lambda: not [p for p in _descendants(hub.pid) if not alive(p)], 10),
+            f"zombies: {zombies}",
+        )
+
+
+def kill_a_child(hub: RunningHub, chance: random.Random, outcome: Outcome) -> None:
+    """Any but the neighbour's."""
+    spared = text_of(hub.call("r.pid"))
+    children = [pid for pid in _descendants(hub.pid) if alive(pid) and str(pid) != spared]
+    if children:
+        try:
+            os.kill(chance.choice(children), signal.SIGKILL)
+            outcome.count("children killed")
+        except ProcessLookupError:
+            pass
+
+
+def misbehaving_agents(rounds: int, seed: int, outcome: Outcome) -> None:
+    with serving_agents() as agents:
+        entries = [
+            external(mode, f"{agents.url}/{mode}/{mode}", timeout_secs=TIMEOUT)
+            for mode in AGENT_MODES
+        ]
+        config = "[limits]\ntask_timeout_secs = 30\n[a2a]\nenabled = true\n" + "".join(entries)
+        with fresh_hub(outcome, [echo_server()], config) as hub:
+            hub.wait_connected("r")
+            healthy = until(lambda: call_over_api(hub, "good.do", 20)[0] == 200, 20)
+            outcome.check(healthy, "the good agent is not used")
+            usual = usual_seconds(hub)
+            memory = resident_mb(hub.pid)
+            with Neighbour(hub, "r.echo") as neighbour:
+                for _ in range(rounds):
+                    with ThreadPoolExecutor(len(AGENT_CALLS)) as pool:
+                        answers = pool.map(
+                            lambda mode: call_over_api(hub, f"{mode}.do", 120), AGENT_CALLS
+                        )
+                        for mode, (status, took) in zip(AGENT_CALLS, answers, strict=True):
+                            outcome.count("calls")
+                            fits = status in TYPED and took < 60
+                            outcome.check(fits, f"{mode}: {status} after {took:.1f} s")
+                judge_neighbour(neighbour, usual, outcome)
+            outcome.figures["more memory, MB"] = round(resident_mb(hub.pid) - memory)
+            outcome.check(resident_mb(hub.pid) - memory < 200, "memory grows")
+            healthy = until(lambda: call_over_api(hub, "good.do", 20)[0] == 200, 60)
+            outcome.check(healthy, "the good agent is not used afterwards")
