@@ -251,6 +251,7 @@ class Instance:
             self.watch.follow(self._apply),
             look_again_and_again(self.guards.policies.look),
             look_again_and_again(self.stores.look),
+            look_again_and_again(self.guards.retry_reviews),
             self.stores.keep_pruning(lambda: self.config.audit),
             self.stores.keep_checkpoints(),
         )
@@ -389,14 +390,24 @@ class Instance:
             },
             "config_problem": self.watch.problem,
             "policies": self.guards.policies.brief(),
-            "store_problems": self.stores.problems(),
+            "store_problems": [
+                *self.stores.problems(),
+                *(
+                    f'"{target}": {self.guards.describe_unreviewed(target)}'
+                    for target in self.guards.pins.unreviewed
+                ),
+            ],
         }
 
     def server_log(self, name: str) -> str | None:
         return self.servers.log(name)
 
     def server_states(self) -> Mapping[str, Any]:
-        return self.servers.snapshot()
+        states = self.servers.snapshot()
+        for state in states["connected"]:
+            if why := self.guards.describe_unreviewed(state["name"]):
+                state["problems"] = [*state.get("problems", ()), why]
+        return states
 
     def metrics(self) -> str:
         return self.metrics_.text(

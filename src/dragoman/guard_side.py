@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 
 log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.5
+MAX_RETRY_SECONDS = 30.0
 
 
 class GuardSide:
@@ -68,6 +72,8 @@ class GuardSide:
         for kind in (RESOURCE, TEMPLATE):
             self.hub.catalogs[kind].review = cleaned
         self._approve: Callable[[str], None] = lambda target: None
+        self._retry_at = 0.0
+        self._retry_pause = RETRY_SECONDS
 
     def join(self, target: Callable[[str], Any], approved: Callable[[str], None]) -> None:
         """`target` finds a server or an agent by its name; `approved` is told of one of which
@@ -82,6 +88,30 @@ class GuardSide:
     def review_again(self, target: str) -> None:
         for catalog in self.hub.catalogs.values():
             catalog.review_again(target)
+
+    async def retry_reviews(self) -> None:
+        """Reviews again what is not offered because the store of pins failed, with longer and
+        longer pauses. Asked for from time to time."""
+        waiting = self.pins.unreviewed
+        if not waiting:
+            self._retry_at, self._retry_pause = 0.0, RETRY_SECONDS
+            return
+        now = time.monotonic()
+        if not self._retry_at:
+            self._retry_at = now + self._retry_pause
+        if now < self._retry_at:
+            return
+        targets = list(waiting)
+        waiting.clear()
+        for target in targets:
+            self._approved(target)
+        self._retry_pause = min(2 * self._retry_pause, MAX_RETRY_SECONDS)
+        self._retry_at = now + self._retry_pause
+
+    def describe_unreviewed(self, target: str) -> str:
+        """Why some of what the target has is not offered; empty where that is not so."""
+        why = self.pins.unreviewed.get(target)
+        return f"what it offers cannot be reviewed, which is tried again: {why}" if why else ""
 
     def _approved(self, target: str) -> None:
         self.review_again(target)

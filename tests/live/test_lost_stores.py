@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.live.conftest import RunningHub
 from tests.peers import wire
+from tests.peers.process import server_entry
 
 WAIT_SECONDS = 20.0
 
@@ -67,3 +70,27 @@ def test_a_running_hub_tells_of_a_store_that_was_taken_away_and_is_closed_withou
     assert "hub.db is gone" in running.command("status").stdout
     (running.home / "away.db").rename(running.home / "hub.db")
     until(lambda: running.get("/api/status").status == 200)
+
+
+def test_a_server_that_connects_while_its_pins_cannot_be_stored_is_offered_once_they_can(
+    hub: Callable[..., RunningHub],
+) -> None:
+    running = hub()
+    locked = sqlite3.connect(running.home / "pins.db", isolation_level=None, timeout=5)
+    locked.execute("BEGIN EXCLUSIVE")
+    config = running.home / "config.toml"
+    config.write_text(config.read_text() + server_entry("peer", "rude_server", "ok"))
+
+    def state() -> dict[str, Any]:
+        found = running.api("/api/mcp/servers")["connected"]
+        return dict(found[0]) if found else {}
+
+    until(lambda: bool(state().get("problems")))
+    assert state()["connected"] and state()["tools_count"] == 0
+    assert "pins.db" in " ".join(state()["problems"])
+    assert "pins.db" in " ".join(running.api("/api/status")["store_problems"])
+    locked.execute("ROLLBACK")
+    locked.close()
+    until(lambda: state()["tools_count"] == 3 and "problems" not in state())
+    assert not running.api("/api/status")["store_problems"]
+    assert "error" not in running.call("peer.pid")

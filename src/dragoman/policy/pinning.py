@@ -113,6 +113,9 @@ class Pins:
         self.mode_of = mode_of
         self._known: dict[str, Known] = {}
         """By target, from its first review on."""
+        self.unreviewed: dict[str, str] = {}
+        """The targets of which something is not offered because the store failed, and why. Who
+        reviews them again takes them out."""
 
     # --- what is asked ----------------------------------------------------------------------------
 
@@ -126,6 +129,7 @@ class Pins:
         try:
             known = self._of(target)
         except HubError as error:
+            self.unreviewed[target] = str(error)
             return Reviewed([], {tool.name: _unsure(tool.name, error) for tool in tools})
         tools, remarks = choose_spellings(tools, known.has_spelling)
         admitted: list[Tool] = []
@@ -164,6 +168,7 @@ class Pins:
         try:
             pin = self._of(agent).pins.get(seen.key)
         except HubError as error:
+            self.unreviewed[agent] = str(error)
             return _unsure(agent, error)
         if pin is not None and pin.mark == mark and not pin.held_mark:
             return None
@@ -190,6 +195,8 @@ class Pins:
         try:
             judged = self._compared(pin, seen, mode)
         except (HubError, Malformed) as error:
+            if isinstance(error, HubError):
+                self.unreviewed[seen.target] = str(error)
             judged = Judged(_unsure(seen.name, error))
         if judged.change is not None:
             self._known[seen.target].put(judged.change.pin)
@@ -276,6 +283,7 @@ class Pins:
         except Full as error:
             log.error('what "%s" offers could not be recorded: %s', target, error)
             del self._known[target]  # it has what is not stored
+            self.unreviewed[target] = str(error)
             return error
         return None
 
