@@ -28,6 +28,7 @@ from dragoman.a2a.server import Face
 from dragoman.a2a.targets import Targets
 from dragoman.agents.function import FunctionAgent
 from dragoman.config import Config
+from dragoman.core.access import WhyEnded
 from dragoman.core.agents import SCHEMA
 from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
@@ -287,10 +288,11 @@ class AgentSide:
                 self._bases[host] = base
         return base
 
-    async def start(self, authenticate: Authenticate | None) -> None:
+    async def start(self, authenticate: Authenticate | None, why_ended: WhyEnded) -> None:
         """`authenticate` tells who calls over gRPC; None where nothing is served over TCP."""
         if self.face is not None:
             self.face.load()
+            self.face.end_callers(why_ended)  # before a webhook of theirs is sent to
         if self.registry is not None:
             self.registry.start()
         if self.face is None:
@@ -316,6 +318,12 @@ class AgentSide:
         """Until each agent of others has been found once, or has failed once."""
         if self.registry is not None:
             await self.registry.settled()
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        if self._grpc is not None:
+            self._grpc.end_callers(why_ended)
+        if self.face is not None:
+            self.face.end_callers(why_ended)
 
     def begin_stop(self) -> None:
         """Ends what would otherwise go on."""

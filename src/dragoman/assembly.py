@@ -53,6 +53,7 @@ from dragoman.stores.verify import Verdict, verify
 from dragoman.stores.witness import FILES as STORE_FILES
 from dragoman.stores.witness import NAMES as STORE_NAMES
 from dragoman.stores.witness import Loss, accept_losses, describe_damage, survey
+from dragoman.web.access import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.app import App, Mounted, OwnerApp, Under
 from dragoman.web.auth import Authenticator, Names
@@ -122,6 +123,8 @@ class Instance:
             self._make_mcp(key)
             self._make_agents(undo)
             undo.pop_all()
+        self._auth = Authenticator(config.api_key, self._find_key, self.keys.any)
+        self._access = AccessWatch(self.keys, self._auth)
         self.metrics_ = Metrics(self.bus)
         # A line a call is information: `up --quiet` goes without, and so does a hub that a command
         # runs for itself.
@@ -224,7 +227,7 @@ class Instance:
             authenticate = self._listen_tcp(api, mounts, under)
         owner_app = OwnerApp(OWNER, mounts, api, under)
         self._listeners.append(Listener(owner_app, unix_socket(http_path), self._bodies))
-        await self.agents.start(authenticate)
+        await self.agents.start(authenticate, self._access.why_ended)
         for listener in self._listeners:
             await listener.start()
         loop = asyncio.get_running_loop()
@@ -246,6 +249,10 @@ class Instance:
                 mode=self.mode,
             ),
         )
+        self._access.parts = [
+            *(self.http_face, self.sse_face, self.tasks, self.listeners.streams, self.agents),
+            *self._listeners,
+        ]
         # Each by itself: a server that takes long to stop delays no change of a policy.
         loops = (
             self.watch.follow(self._apply),
@@ -254,6 +261,7 @@ class Instance:
             look_again_and_again(self.guards.retry_reviews),
             self.stores.keep_pruning(lambda: self.config.audit),
             self.stores.keep_checkpoints(),
+            self._access.follow(),
         )
         self._tasks = [loop.create_task(each) for each in loops]
 
@@ -261,8 +269,7 @@ class Instance:
         return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio, self._settled)
 
     def _listen_tcp(self, api: Api, mounts: Mapping[str, Any], under: list[Under]) -> Authenticate:
-        settings = self.config.server
-        auth = Authenticator(self.config.api_key, self._find_key, self.keys.any)
+        settings, auth = self.config.server, self._auth
         if not auth.required and not is_loopback(settings.host):
             raise ConfigError(
                 f'[server] host = "{settings.host}" can be reached from outside, which needs a '
@@ -305,6 +312,7 @@ class Instance:
         self.draining = True
         for task in self._tasks:
             task.cancel()
+        self._access.close()
         if self._mcp_server is not None:
             self._mcp_server.close()
         for listener in self._listeners:

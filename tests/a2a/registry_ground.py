@@ -171,7 +171,7 @@ async def ground(
     made = Ground(hub, side, pins, audit)
     try:
         if start:
-            await side.start(None)
+            await side.start(None, lambda principal: "")
         yield made
         made.fact_changes = len(changes)
     finally:

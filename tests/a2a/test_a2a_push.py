@@ -321,6 +321,41 @@ async def test_a_task_without_webhooks_has_nobody_who_watches_it(
         await receiver.until(2)
 
 
+@pytest.mark.promise("O1")
+async def test_the_webhooks_of_a_caller_that_has_lost_access_are_parked_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    def why_ended(owner: Principal) -> str:
+        return "the key was revoked" if owner == ALICE else ""
+
+    async with receiving() as receiver:
+        receiver.held = {"/alice": asyncio.Event(), "/bob": asyncio.Event()}
+        store = SqliteTasks(tmp_path)
+        async with ground(store) as hub:
+            for owner in (ALICE, BOB):
+                task = hub.begin(owner.id, owner)
+                await hub.push.set(task, {"url": receiver.url(f"/{owner.id}")}, "1.0")
+                hub.works[owner.id].says("under way", "more")
+                await receiver.until(1, f"/{owner.id}")
+            hub.push.end_callers(why_ended)
+            hub.tasks.end_callers(why_ended)
+            assert hub.tasks.get(ALICE, "alice").state == "cancelled"
+            assert hub.tasks.get(BOB, "bob").state == "working"
+            for held in receiver.held.values():
+                held.set()
+            await receiver.until(2, "/bob")
+            await hub.quiet()
+        store.close()
+        store = SqliteTasks(tmp_path)
+        async with ground(store) as hub:
+            hub.push.end_callers(why_ended)
+            await receiver.until(3, "/bob")  # that it was interrupted
+            await hub.quiet()
+            assert hub.push.list(hub.tasks.get(ALICE, "alice"))["configs"], "it is still there"
+        store.close()
+        assert words(receiver.at("/alice")) == ["under way"]
+
+
 # --- one that does not take it
 
 

@@ -11,7 +11,6 @@ import asyncio
 import ipaddress
 import logging
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -32,6 +31,7 @@ from dragoman.a2a.errors import (
     error_of,
 )
 from dragoman.a2a.server import Face, said_beside
+from dragoman.core.access import WhyEnded
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.principal import Principal
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
@@ -123,7 +123,8 @@ class GrpcFace:
         self._require_version = require_version
         self._max_calls = max_calls
         self._max_of_caller = max_of_caller
-        self._calls: Counter[Principal] = Counter()
+        self._calls: dict[Principal, dict[asyncio.Task[Any], str]] = {}
+        """What is under way for each caller, and why it ends before its time."""
         self._server: Any = None
 
     async def start(self) -> int:
@@ -195,6 +196,11 @@ class GrpcFace:
                 carried=carried_in(_traced(metadata), said_beside(request)),
             )
             return await work(service, method, asker, request, context)
+        except asyncio.CancelledError:
+            why = self._why_ended(caller)
+            if not why:
+                raise
+            await _tell(service, context, A2aError(UNAUTHENTICATED, why))
         except Exception as error:
             # Counted until it is told: who does not read may let that wait.
             await _tell(service, context, error)
@@ -208,19 +214,39 @@ class GrpcFace:
             raise A2aError(
                 UNAUTHENTICATED, 'a key is needed: send the metadata "authorization: Bearer KEY"'
             )
-        if self._calls[caller] >= self._max_of_caller:
+        calls = self._calls.setdefault(caller, {})
+        if len(calls) >= self._max_of_caller:
             raise A2aError(
                 RESOURCE_EXHAUSTED,
                 f"a caller may have {self._max_of_caller} calls and streams under way over gRPC; "
                 "wait until one has ended",
             )
-        self._calls[caller] += 1
+        task = asyncio.current_task()
+        assert task is not None
+        calls[task] = ""
         return caller
 
     def _let_out(self, caller: Principal) -> None:
-        self._calls[caller] -= 1
-        if not self._calls[caller]:
+        calls, task = self._calls[caller], asyncio.current_task()
+        assert task is not None
+        del calls[task]
+        if not calls:
             del self._calls[caller]
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for caller, calls in list(self._calls.items()):
+            if why := why_ended(caller):
+                for task in [one for one, ends in calls.items() if not ends]:
+                    calls[task] = why
+                    task.cancel(why)
+
+    def _why_ended(self, caller: Principal | None) -> str:
+        """Why the call under way ends, if it is the hub that ends it."""
+        task = asyncio.current_task()
+        if caller is None or task is None or not (why := self._calls[caller][task]):
+            return ""
+        task.uncancel()
+        return why
 
     def _check_version(self, service: Service, version: str | None) -> None:
         chosen = choose(version, service.known_by, None, self._require_version)

@@ -25,6 +25,7 @@ from dragoman.a2a.errors import TASK_NOT_FOUND, A2aError, invalid
 from dragoman.a2a.reading import config_of
 from dragoman.a2a.tasks import AgentTask
 from dragoman.a2a.webhook import Failure, Hook, deliver
+from dragoman.core.access import WhyEnded
 from dragoman.core.errors import Full
 from dragoman.core.ports import HttpClient, TaskStore
 from dragoman.core.principal import Principal
@@ -105,6 +106,18 @@ class Push:
                 self._wait(hook, wait)
             else:
                 self._wake(hook)
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        """Parks the webhooks of callers that have lost access: nothing is sent there any more. What
+        is stored of them stays as it is, and is parked again at every start."""
+        for owner, hooks in self._of.items():
+            if why := why_ended(owner):
+                parked = [hook for hook in hooks if not hook.dead]
+                for hook in parked:
+                    hook.stop()
+                    hook.dead = why
+                if parked:
+                    log.warning("%d webhooks of %s are parked: %s", len(parked), owner, why)
 
     async def close(self) -> None:
         """What is on its way is given up, and sent again by the next hub."""
@@ -274,7 +287,7 @@ class Push:
             if queue:
                 self._ready[owner] = queue  # behind the others
             hook.queued = False
-            if not self._kept(hook):
+            if hook.dead or not self._kept(hook):
                 continue
             self._busy[owner] = self._busy.get(owner, 0) + 1
             hook.sending = asyncio.get_running_loop().create_task(self._send(hook))

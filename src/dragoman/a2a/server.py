@@ -32,6 +32,7 @@ from dragoman.a2a.sending import Sending
 from dragoman.a2a.streams import Stream
 from dragoman.a2a.targets import Targets
 from dragoman.a2a.tasks import AgentTask
+from dragoman.core.access import WhyEnded
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
@@ -94,6 +95,12 @@ class Face:
         """Ends the streams, properly."""
         for stream in list(self._streams):
             stream.close()
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        """Streams end with the last event of their tasks, which is that they were cancelled; their
+        webhooks do not hear even that."""
+        self._push.end_callers(why_ended)
+        self.tasks.end_callers(why_ended)
 
     def answer(
         self, asker: Asker, op: str, request: Mapping[str, Any]

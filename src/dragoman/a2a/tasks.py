@@ -253,6 +253,11 @@ class AgentTask(LoggedTask):
         self._words(str(error))
         self._stop(FAILED, str(error))
 
+    def cancel(self, why: str = "") -> bool:
+        if why and not self.finished:
+            self._words(f"it was cancelled: {why}")
+        return super().cancel(why)
+
     def fail(self, error: HubError) -> bool:
         if not self.finished:
             self._words(str(error))

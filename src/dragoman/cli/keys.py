@@ -47,8 +47,9 @@ def keys() -> None:
     """Keys for callers over HTTP. Once there is one, nobody gets in without.
 
     Keys are stored hashed, so a key is shown once, when it is made. A running hub sees changes
-    within a second. IDEs that start `dragoman mcp`, and these commands, need no key: they come in
-    by a socket that only you can open.
+    within a second: the first key ends what callers without one have open over TCP. IDEs that start
+    `dragoman mcp`, and these commands, need no key: they come in by a socket that only you can
+    open.
     """
 
 
@@ -171,7 +172,11 @@ def list_keys(home: str | None, as_json: bool) -> None:
 @click.argument("name")
 @home_option
 def revoke(name: str, home: str | None) -> None:
-    """Refuse the key called NAME from now on. There is no way back; make a new one instead."""
+    """Refuse the key called NAME from now on. There is no way back; make a new one instead.
+
+    A running hub ends what is open with it within a second: streams, sessions, calls and tasks
+    under way. Its webhooks hear no more.
+    """
     if not _is_there(home):
         stop(f'there is no key named "{name}", because there are no keys', NOT_FOUND)
     store = _store(home)

@@ -35,6 +35,10 @@ class Deadlines:
     def end(self, key: int) -> None:
         self._waiting.pop(key, None)
 
+    def waiting(self) -> list[Callable[[], None]]:
+        """What would be called, the next one first."""
+        return [expire for _, expire in self._waiting.values()]
+
     def _look(self) -> None:
         self._timer = None
         loop = self._loop

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import time
 from typing import Any
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.errors import Full, HubError, InvalidInput, NotFound
 from dragoman.core.ports import StoredTask, TaskChange, TaskStore
 from dragoman.core.principal import Principal
@@ -190,6 +191,12 @@ class StoredTasks:
         """The one that something happened to last comes first."""
         owned = self._of.get(owner)
         return reversed(owned.tasks.values()) if owned is not None else iter(())
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for owner, owned in list(self._of.items()):
+            if why := why_ended(owner):
+                for task in [one for one in owned.tasks.values() if not one.finished]:
+                    task.cancel(why)
 
     def __iter__(self) -> Iterator[LoggedTask]:
         for owned in list(self._of.values()):

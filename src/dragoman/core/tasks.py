@@ -16,6 +16,7 @@ from secrets import token_hex
 from time import time
 from typing import Any
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.call import (
     Artifact,
     Lasting,
@@ -170,9 +171,10 @@ class Task:
         self._move(WORKING, "")
         self.start(given, handle)
 
-    def cancel(self) -> bool:
-        """Stops the call at once; False when there is nothing left to stop."""
-        return self._stop(CANCELLED, "it was cancelled")
+    def cancel(self, why: str = "") -> bool:
+        """Stops the call at once; False when there is nothing left to stop. `why` is for the
+        record, where it is not its client that wants so."""
+        return self._stop(CANCELLED, f"it was cancelled: {why}" if why else "it was cancelled", why)
 
     def fail(self, error: HubError) -> bool:
         """The same, for a reason: its questions cannot be answered."""
@@ -180,7 +182,7 @@ class Task:
             self.error = error
         return self._stop(FAILED, str(error))
 
-    def _stop(self, state: str, message: str) -> bool:
+    def _stop(self, state: str, message: str, why: str = "") -> bool:
         if self.finished:
             return False
         running, handle, work = self._running, self._handle, self._work
@@ -191,7 +193,7 @@ class Task:
             giving_up = _give_up(work(discard, None, handle))
             self._running = asyncio.get_running_loop().create_task(giving_up)
         elif running is not None:
-            running.cancel()
+            running.cancel(why or None)
         return True
 
     async def ended(self) -> None:
@@ -353,6 +355,12 @@ class Tasks:
     def of(self, owner: Principal) -> list[Task]:
         """The oldest first."""
         return list(self._of.get(owner, {}).values())
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for owner, tasks in list(self._of.items()):
+            if why := why_ended(owner):
+                for task in list(tasks.values()):
+                    task.cancel(why)
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -154,7 +154,9 @@ def _listed(words: Sequence[str]) -> list[str]:
 
 def conclusion_from_error(error: BaseException, call: Call) -> dict[str, Any]:
     if isinstance(error, asyncio.CancelledError):
-        return {"outcome": "cancelled"}
+        why = error.args[0] if error.args else None
+        more = {"message": short(why)} if isinstance(why, str) and why else {}
+        return {"outcome": "cancelled", **more}
     if not isinstance(error, Exception):
         return {"outcome": "crashed"}
     for kind, outcome in OUTCOMES:

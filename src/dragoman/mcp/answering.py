@@ -35,7 +35,7 @@ class Answering:
 
     __slots__ = (
         "_beat", "_beats", "_due", "_left", "_task", "cancelled", "may_stream", "must_stream",
-        "peer", "request", "stream",
+        "peer", "request", "stream", "why",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, accept: bytes, request: HttpRequest, beats: Beats) -> None:
@@ -45,6 +45,7 @@ class Answering:
         self.must_stream = b"json" not in accept and b"*" not in accept
         self.stream: Stream | None = None
         self.cancelled = False
+        self.why = "the request was cancelled"
         self._left = False
         self._beats = beats
         self._beat: set[Beating] | None = None
@@ -66,7 +67,7 @@ class Answering:
             if not self.cancelled or self._task is None:
                 raise
             self._task.uncancel()
-            answer = rpc.error(id, CANCELLED, "the request was cancelled")
+            answer = rpc.error(id, CANCELLED, self.why)
         finally:
             self._task = None
             self._beats.watched.end(self._due)
@@ -78,11 +79,14 @@ class Answering:
         else:
             await self.finish(answer)
 
-    def cancel(self) -> None:
-        """The client wants no answer any more; the exchange must end all the same."""
+    def cancel(self, why: str = "") -> None:
+        """The client wants no answer any more, or `why` it gets none; the exchange must end all the
+        same."""
         if self._task is not None and not self.cancelled:
             self.cancelled = True
-            self._task.cancel()
+            if why:
+                self.why = f"the request was cancelled: {why}"
+            self._task.cancel(why or None)
 
     def push(self, message: bytes) -> bool:
         """Says something before the answer, at once. False when it could not be sent: it is all

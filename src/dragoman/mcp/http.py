@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.errors import Full
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
@@ -42,6 +43,13 @@ class HttpFace:
         if not self._closed:
             self._closed = True
             self.sessions.close()
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        """Calls end as if their clients had cancelled them, also those whose clients are away."""
+        for one in self.beats.members():
+            if isinstance(one, Answering) and (why := why_ended(one.peer.principal)):
+                one.cancel(why)
+        self.sessions.end_callers(why_ended)
 
     def __call__(self, request: HttpRequest, principal: Principal) -> Awaitable[None]:
         if request.method == "POST":

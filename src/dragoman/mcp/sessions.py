@@ -16,6 +16,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Protocol
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.principal import Principal
 from dragoman.core.view import View
 from dragoman.mcp.peer import Peer
@@ -158,6 +159,12 @@ class Sessions:
         self._ended[session.id] = None
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for principal, sessions in list(self._of.items()):
+            if why_ended(principal):
+                for session in list(sessions.values()):
+                    self.end(session)
 
     def close(self) -> None:
         """Ends the streams. What is under way may still need its session."""

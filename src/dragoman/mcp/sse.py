@@ -13,6 +13,7 @@ from secrets import token_hex
 from typing import Any
 from urllib.parse import parse_qs
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.view import EVERYTHING
@@ -59,6 +60,14 @@ class Client(Peer):
         if not self.running:
             self.request.end()
             self._end()
+
+    def revoke(self, why: str) -> None:
+        """Ends the stream at once, and what is under way with it."""
+        running, self.running = self.running, {}  # or they would be cancelled again, without why
+        for task in running.values():
+            task.cancel(why)
+        self.request.end()
+        self._end()
 
     # --- what it hears -------------------------------------------------------------------------
 
@@ -124,6 +133,11 @@ class SseFace:
         self._closed = True
         for client in tuple(self._clients.values()):
             client.close()
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for client in tuple(self._clients.values()):
+            if why := why_ended(client.principal):
+                client.revoke(why)
 
     async def open(self, request: HttpRequest, principal: Principal) -> None:
         accept = request.fields.get(b"accept", b"*/*").lower()

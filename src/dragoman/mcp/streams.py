@@ -280,6 +280,11 @@ class Beats:
         slot.add(one)
         return slot
 
+    def members(self) -> list[object]:
+        """All that are kept alive, and those that are not watched yet."""
+        begun = [getattr(watch, "__self__", None) for watch in self.watched.waiting()]
+        return [*begun, *(one for slot in self._slots for one in slot)]
+
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._at = (self._at + 1) % SLOTS
         for one in tuple(self._slots[self._at]):

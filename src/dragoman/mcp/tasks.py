@@ -123,8 +123,8 @@ class TaskFace:
                 except Full:  # no room: it has to wait
                     kept = False
                     await task.until(lambda task: task.state != WORKING)
-        except asyncio.CancelledError:
-            task.cancel()
+        except asyncio.CancelledError as error:
+            task.cancel(*error.args)
             raise
         if kept:
             task.updates = discard

@@ -185,16 +185,20 @@ async def _respond(request: Request, api: Api) -> None:
         )
     )
     gone: asyncio.Future[Any] = request.gone
+    why: tuple[Any, ...] = ()
     try:
         await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             return  # nobody is there to hear the answer
         response = work.result()
+    except asyncio.CancelledError as error:
+        why = error.args
+        raise
     except Exception:
         log.exception("%s %s crashed", request.method, request.path)
         response = problem(500, "the hub failed at this; see its log")
     finally:
-        work.cancel()
+        work.cancel(*why)
     reply(request, response)
 
 

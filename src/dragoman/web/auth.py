@@ -16,6 +16,8 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 FindKey = Callable[[str], Principal | None]
 """Whose key it is, if it was made with `dragoman keys` and is good."""
+API_KEY = Principal("key", "api_key", roles=("owner",))
+"""Whoever shows the key in the configuration."""
 
 
 class Authenticator:
@@ -29,6 +31,11 @@ class Authenticator:
         """Once there is a key, nobody gets in without one."""
         return self._api_key is not None or self._any()
 
+    @property
+    def has_api_key(self) -> bool:
+        """Whether the configuration has a key."""
+        return self._api_key is not None
+
     def principal(self, fields: Mapping[bytes, bytes]) -> Principal | None:
         authorization = fields.get(b"authorization")
         if authorization is None:
@@ -38,7 +45,7 @@ class Authenticator:
         if scheme.lower() != b"bearer" or not token:
             return None if self.required else LOCAL
         if self._api_key is not None and hmac.compare_digest(token, self._api_key):
-            return Principal("key", "api_key", roles=("owner",))
+            return API_KEY
         try:
             found = self._find(token.decode("ascii"))
         except UnicodeDecodeError:

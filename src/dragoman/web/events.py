@@ -16,6 +16,7 @@ from fnmatch import translate
 from time import monotonic, time
 from typing import Any
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.bus import End
 from dragoman.core.call import Call
 from dragoman.core.errors import AuthorizationError, Full, HubError, InvalidInput
@@ -41,8 +42,7 @@ KEEPALIVE_SECONDS = 15.0
 LINGER_SECONDS = 30.0
 """How long events are kept for one that was the last to listen and may come back."""
 STREAM_SECONDS = 300.0
-"""Then a stream ends, so that whoever comes again shows its key again: one that was revoked
-meanwhile hears no more."""
+"""Then a stream ends, and a client that wants more opens another one."""
 RETRY = b"retry: 1000\n\n"
 
 OPERATIONS: list[tuple[Any, ...]] = [
@@ -159,6 +159,11 @@ class Stream:
         self.over = True
         self._woken.set()
 
+    def revoke(self) -> None:
+        """Ends it without what still waits to be written."""
+        self._waiting.clear()
+        self.close()
+
     async def lasts(self) -> None:
         """Writes what there is to tell until the client goes, or it ends."""
         end = monotonic() + STREAM_SECONDS
@@ -206,6 +211,11 @@ class EventStreams:
         for stream in self._streams:
             stream.close()
         self._deafen()
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for stream in self._streams:
+            if why_ended(stream.principal):
+                stream.revoke()
 
     async def __call__(self, request: HttpRequest, principal: Principal) -> None:
         try:

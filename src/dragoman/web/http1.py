@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from dragoman.core.access import WhyEnded
 from dragoman.core.principal import Principal
 from dragoman.web.bodies import BodyBudget
 from dragoman.web.connections import Connections
@@ -52,6 +53,8 @@ PIECES_A_TURN = 1000
 """How much of one connection is parsed before others have their turn, in pieces of bodies."""
 PIECES_A_REQUEST = 25
 """What parsing and beginning a request counts for."""
+ENDING_SECONDS = 0.25
+"""How long the request of a caller that has lost access may take to end by itself, properly."""
 UNREAD_BYTES = 1024 * 1024
 """What may wait for a client that does not read, before its stream waits too."""
 UNREAD_BYTES_ALL = 256 * 1024 * 1024
@@ -573,6 +576,29 @@ class Connection(asyncio.Protocol):
             self._go_on()
         else:
             self._rest()
+
+    def end_caller(self, why_ended: WhyEnded) -> None:
+        """Ends the request that is being answered if its caller has lost access, unless it ends by
+        itself soon. Requests that have not begun are judged again."""
+        for waiting in (self._reading, *self._queue):
+            if waiting is not None and (caller := waiting.principal) and why_ended(caller):
+                self._app.admit(waiting)
+                waiting.principal = caller  # on whose account its body is
+        request = self._current
+        if request is not None and request.principal and (why := why_ended(request.principal)):
+            self.loop.call_later(ENDING_SECONDS, self._end_request, request, why)
+
+    def _end_request(self, request: Request, why: str) -> None:
+        if self._current is not request or self.lost:
+            return
+        task = self._task
+        if request.streaming:
+            self._transport.abort()
+        else:
+            headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
+            request.reply(401, headers, f"{why}\n".encode())
+        if task is not None:
+            task.cancel(why)
 
     def _go_on(self) -> None:
         """Begins the next request, once the last one's answer is on its way."""

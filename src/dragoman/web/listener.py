@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from dragoman.core.access import WhyEnded
 from dragoman.web.bodies import BodyBudget
 from dragoman.web.connections import MAX_CONNECTIONS, Connections
 from dragoman.web.http1 import BUDGET_BYTES, Application, Connection
@@ -36,6 +37,10 @@ class Listener:
     @property
     def connections(self) -> int:
         return len(self._connections)
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for connection in tuple(self._connections):
+            connection.end_caller(why_ended)
 
     def stop_accepting(self) -> None:
         if self._server is not None:

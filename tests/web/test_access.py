@@ -1,0 +1,205 @@
+"""Callers that lose access: the watch over the keys, and requests that do not end by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.web.test_listener import Plain
+
+from dragoman.core.access import WhyEnded
+from dragoman.core.bus import Bus
+from dragoman.core.catalog import Catalog, admit_all
+from dragoman.core.ports import HttpRequest
+from dragoman.core.principal import LOCAL, OWNER, Principal
+from dragoman.stores.keys import LOOK_SECONDS, KeyStore
+from dragoman.web import access, http1
+from dragoman.web.access import AccessWatch
+from dragoman.web.api import Api
+from dragoman.web.app import App, Mounted
+from dragoman.web.auth import API_KEY, Authenticator, Names
+from dragoman.web.listener import Listener
+from open_road import open_hub
+
+pytestmark = pytest.mark.promise("O1")
+
+ANN, BOB = Principal("key", "ann"), Principal("key", "bob")
+
+
+class Part:
+    """Hears who is not served any more, of those it is asked about."""
+
+    def __init__(self, *asked: Principal) -> None:
+        self.asked = asked
+        self.told: list[dict[str, str]] = []
+        self.came = asyncio.Event()
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        self.told.append({str(one): why for one in self.asked if (why := why_ended(one))})
+        self.came.set()
+
+    async def next(self) -> dict[str, str]:
+        async with asyncio.timeout(10):
+            await self.came.wait()
+        self.came.clear()
+        return self.told[-1]
+
+
+class Broken:
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        raise RuntimeError("out of order")
+
+
+@asynccontextmanager
+async def watching(
+    keys: KeyStore, *parts: Part | Broken, api_key: str | None = None
+) -> AsyncIterator[AccessWatch]:
+    auth = Authenticator(api_key, lambda key: None, keys.any)
+    watch = AccessWatch(keys, auth)
+    watch.parts = list(parts)
+    task = asyncio.create_task(watch.follow())
+    try:
+        yield watch
+    finally:
+        task.cancel()
+        watch.close()
+        keys.close()
+
+
+def test_what_is_open_ends_within_a_second() -> None:
+    soonest = max(access.KEY_SECONDS, LOOK_SECONDS)
+    assert soonest + access.AGAIN_SECONDS[0] + http1.ENDING_SECONDS < 1
+
+
+async def test_each_part_hears_of_keys_that_another_process_makes_and_revokes(
+    tmp_path: Path,
+) -> None:
+    part = Part(LOCAL, OWNER, ANN, BOB)
+    async with watching(KeyStore(tmp_path), Broken(), part):
+        other = KeyStore(tmp_path)
+        for name in ("ann", "bob"):
+            other.create(name, owner="me", expires_at=None, scopes=["call"])
+        assert (await part.next()).get("local:local") == "a key is needed now"
+        other.revoke("ann")
+        other.close()
+        while (told := await part.next()).get("key:ann") is None:
+            pass
+        assert told == {"local:local": "a key is needed now", "key:ann": "the key was revoked"}
+
+
+async def test_a_key_that_expires_is_noticed_without_a_request(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path)
+    for name, lasts in (("ann", 0.3), ("bob", 3600)):
+        keys.create(name, owner="me", expires_at=time.time() + lasts, scopes=["call"])
+    part = Part(ANN, BOB, API_KEY)
+    async with watching(keys, part, api_key="k"):
+        assert await part.next() == {"key:ann": "the key has expired"}
+
+
+def test_who_shows_no_key_that_is_known_is_not_served(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path)
+    keys.create("ann", owner="me", expires_at=None, scopes=["call"])
+    watch = AccessWatch(keys, Authenticator(None, lambda key: None, keys.any))
+    assert watch.why_ended(ANN) == "" and watch.why_ended(OWNER) == ""
+    for stranger in (BOB, API_KEY, Principal("key", "ann", "elsewhere"), Principal("new", "ann")):
+        assert watch.why_ended(stranger), stranger
+    keys.close()
+
+
+# --- requests that do not end by themselves -------------------------------------------------------
+
+
+class Served:
+    def __init__(self) -> None:
+        self.good = {"ann", "bob"}
+        self.running: list[str] = []
+        self.cancelled: list[object] = []
+
+    def why_ended(self, principal: Principal) -> str:
+        return "" if principal.id in self.good else "the key was revoked"
+
+    async def answer(self, request: HttpRequest, principal: Principal) -> None:
+        """Never, whatever becomes of the caller."""
+        if request.path == "/stream":
+            request.start(200, [])
+            request.send(b"first")
+        self.running.append(request.path)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            self.cancelled.append(error.args)
+            raise
+
+
+@asynccontextmanager
+async def listening(served: Served) -> AsyncIterator[tuple[Listener, int]]:
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+
+    def find(key: str) -> Principal | None:
+        return Principal("key", key) if key in served.good else None
+
+    auth = Authenticator(None, find, lambda: True)
+    mounts: dict[str, Mounted] = {"/plain": served.answer, "/stream": served.answer}
+    api = Api(open_hub(Catalog(review=admit_all), Bus(), []), Plain())
+    made = Listener(App(auth, Names("127.0.0.1", None, [], []), mounts, api), sock)
+    await made.start()
+    try:
+        yield made, sock.getsockname()[1]
+    finally:
+        await made.drain(0)
+        made.abort()
+
+
+def head(path: str, key: str, length: int = 0) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}"]
+    lines += ["Content-Type: application/json", f"Content-Length: {length}", "", ""]
+    return "\r\n".join(lines).encode()
+
+
+@pytest.mark.parametrize("path", ["/plain", "/stream"])
+async def test_a_request_that_does_not_end_by_itself_is_ended(path: str) -> None:
+    """With a status where nothing was said yet; else it breaks off, so as not to look whole."""
+    served = Served()
+    async with listening(served) as (listener, port), asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        _, theirs = await asyncio.open_connection("127.0.0.1", port)
+        theirs.write(head("/plain", "bob"))
+        writer.write(head(path, "ann"))
+        while len(served.running) < 2:
+            await asyncio.sleep(0.01)
+        if path == "/stream":
+            await reader.readuntil(b"first\r\n")
+        served.good.discard("ann")
+        listener.end_callers(served.why_ended)
+        if path == "/stream":
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        else:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+            await reader.readuntil(b"the key was revoked\n")
+        while not served.cancelled:
+            await asyncio.sleep(0.01)
+        assert served.cancelled == [("the key was revoked",)]
+        for one in (writer, theirs):
+            one.close()
+
+
+async def test_a_request_whose_body_comes_after_the_key_was_revoked_is_refused() -> None:
+    served = Served()
+    async with listening(served) as (listener, port), asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head("/plain", "ann", 2))
+        while not [one for one in listener._connections if one._reading is not None]:
+            await asyncio.sleep(0.01)
+        served.good.discard("ann")
+        listener.end_callers(served.why_ended)
+        writer.write(b"{}")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        assert not served.running
+        writer.close()
