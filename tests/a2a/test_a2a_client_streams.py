@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
 
 from dragoman.a2a.client import A2aClient, text_message
-from dragoman.a2a.hearing import state_of
-from dragoman.core.errors import BadReply, Unreachable
+from dragoman.a2a.hearing import TURN, state_of
+from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.net.client import Client
 
 SAID = {"message": text_message("hello")}
@@ -176,3 +180,117 @@ async def test_an_error_in_a_stream_is_not_taken_for_a_refusal() -> None:
             async for _ in await client.stream(agent.url, SAID):
                 pass
     assert len([each for each in agent.requests if b"hello" in each.body]) == 1
+
+
+FLOOD = 3_000
+AT_ONCE = 100
+
+
+@contextmanager
+def flooding_agent() -> Iterator[str]:
+    """In a thread of its own, so that it is as fast as its socket lets it."""
+
+    class Served(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            url = f"http://{self.headers['host']}"
+            self._reply(json.dumps(card_10(url, **STREAMING)).encode())
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            head = {"jsonrpc": "2.0", "id": asked["id"]}
+            if asked["method"] == "GetTask":
+                error = {"code": -32001, "message": "Task not found"}
+                self._reply(json.dumps({**head, "error": error}).encode())
+                return
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.send_header("connection", "close")
+            self.end_headers()
+            event = f"data: {json.dumps({**head, 'result': status('WORKING')})}\n\n".encode()
+            with suppress(OSError):
+                self.wfile.write(event * FLOOD)
+            self.close_connection = True
+
+        def _reply(self, data: bytes) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Served)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+async def test_a_stream_that_floods_leaves_turns_to_others_and_is_read_at_a_pace() -> None:
+    """The neighbour has a turn after a few events; all streams of an agent have one pace."""
+    heard, turns = 0, [0]
+    with flooding_agent() as url:
+        outlet = Client().reaching(url, allow_private=False)
+        eager = A2aClient(outlet, events_per_second=10 * FLOOD)
+
+        async def hear(client: A2aClient) -> None:
+            nonlocal heard
+            with suppress(BadReply, Unreachable):  # it ends without an answer
+                async for _ in await client.stream(url, SAID):
+                    heard += 1
+
+        async def neighbour() -> None:
+            while True:
+                await asyncio.sleep(0)
+                turns.append(heard)
+
+        beside = asyncio.create_task(neighbour())
+        async with asyncio.timeout(30):
+            await hear(eager)
+        beside.cancel()
+        assert heard == FLOOD
+        most = max(after - before for before, after in pairwise(turns))
+        assert most <= TURN
+
+        patient = A2aClient(outlet, events_per_second=AT_ONCE)
+        await patient.settled(url)
+        heard, begun = 0, asyncio.get_running_loop().time()
+        streams = [asyncio.create_task(hear(patient)) for _ in range(4)]
+        async with asyncio.timeout(30):
+            while heard < AT_ONCE:
+                await asyncio.sleep(0)
+        for _ in range(500):
+            await asyncio.sleep(0)
+        took = asyncio.get_running_loop().time() - begun
+        assert heard <= AT_ONCE * (1 + took) + len(streams) * TURN
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def test_a_stream_of_comments_is_no_answer_to_one_who_asked_for_one() -> None:
+    async def work(request: Request) -> None:
+        request.stream()
+        with suppress(ConnectionError):
+            while True:
+                request.writer.write(b": still here\n\n")
+                await request.writer.drain()
+                await asyncio.sleep(0.01)
+
+    async with odd_agent(streaming(work, capabilities={})) as agent:
+        outlet = Client().reaching(agent.url, allow_private=False)
+        client = A2aClient(outlet, timeout=0.2)
+        async with asyncio.timeout(10):
+            with pytest.raises(TimedOut, match="said nothing in time"):
+                await client.send(agent.url, SAID)
+            with pytest.raises(TimedOut, match="said nothing in time"):
+                await client.say(await client.settled(agent.url), SAID["message"], {}, 0.1)

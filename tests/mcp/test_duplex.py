@@ -12,7 +12,8 @@ import pytest
 
 from dragoman.core.call import Progress
 from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
-from dragoman.mcp.duplex import UNASKED_PER_SECOND, Duplex, Pace
+from dragoman.core.pace import PER_SECOND, Pace
+from dragoman.mcp.duplex import Duplex
 from dragoman.mcp.hearing import Listener
 
 
@@ -250,7 +251,7 @@ async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_oth
 async def test_who_talks_too_much_is_to_be_read_more_slowly() -> None:
     pace = Pace()
     assert pace.pause(0) == 0
-    assert pace.pause(UNASKED_PER_SECOND) == 0
+    assert pace.pause(PER_SECOND) == 0
     first = pace.pause(100)
     assert 0 < first < 0.5
     assert first < pace.pause(1_000) <= 1
@@ -259,6 +260,6 @@ async def test_who_talks_too_much_is_to_be_read_more_slowly() -> None:
 
 async def test_a_burst_is_forgotten_after_a_while() -> None:
     pace = Pace()
-    assert pace.pause(UNASKED_PER_SECOND) == 0
+    assert pace.pause(PER_SECOND) == 0
     await asyncio.sleep(0.1)
-    assert pace.pause(UNASKED_PER_SECOND // 20) == 0
+    assert pace.pause(PER_SECOND // 20) == 0

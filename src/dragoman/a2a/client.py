@@ -7,9 +7,11 @@ may have been done is asked for again.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from random import getrandbits
+from time import monotonic
 from typing import Any
 
 from dragoman.a2a.card_reading import card_in
@@ -47,7 +49,8 @@ from dragoman.a2a.ways import (
     words_in,
     written,
 )
-from dragoman.core.errors import BadReply, HubError
+from dragoman.core.errors import BadReply, HubError, TimedOut
+from dragoman.core.pace import PER_SECOND, Pace
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.core.trace import headers_of
 from dragoman.core.urls import render_origin
@@ -81,9 +84,10 @@ class A2aClient:
         trust: Trust | None = None,
         extensions: Iterable[str] = (),
         wire: str = AUTO,
+        events_per_second: float = PER_SECOND,
     ) -> None:
         """With `wire` "seed" the agent is spoken to as the seed has it, and not asked what it
-        speaks."""
+        speaks. Events that come faster than `events_per_second`, after as many at once, wait."""
         self.timeout = timeout
         self.wire = wire
         self._http = http
@@ -95,6 +99,7 @@ class A2aClient:
         """What goes with every message to these addresses, with extensions and without."""
         self._discover = Discovery(http, self._headers, registered, timeout, trust)
         self._peers: OrderedDict[str, Peer] = OrderedDict()
+        self._pace = Pace(events_per_second)
 
     # --- finding it ----------------------------------------------------------------------------
 
@@ -254,6 +259,7 @@ class A2aClient:
                 self._fixed[key] = fixed
         headers = fixed.traced(beside)
         body = rpc.request(message["messageId"], SEND, request)
+        until = monotonic() + (timeout or self.timeout)
         try:
             reply = await self._http.request(
                 "POST", way.url, headers, body, timeout=timeout or self.timeout
@@ -266,7 +272,7 @@ class A2aClient:
                     return {"message": found}
                 value = answered(way, SEND, reply.status, data)
             else:
-                value = await self._heard(way, SEND, reply)
+                value = await self._heard(way, SEND, reply, until)
         except NotTaken as problem:
             await self._go_on(peer, way, SEND, problem, {_bare(way)})
             return await self.send(peer, request, headers_of(beside), timeout)
@@ -316,7 +322,7 @@ class A2aClient:
             except NotTaken as problem:
                 await self._go_on(peer, way, op, problem, set())
                 continue
-            return EventStream(events(way, op, reply), reply)
+            return EventStream(events(way, op, reply, self._pace), reply)
 
     async def _go_on(
         self, peer: Peer, way: Way, op: str, problem: NotTaken, tried: set[Way]
@@ -355,15 +361,24 @@ class A2aClient:
         timeout: float | None = None,
         more: Mapping[str, str] = NOTHING,
     ) -> Any:
+        until = monotonic() + (timeout or self.timeout)
         reply = await self._exchange(way, op, request, timeout or self.timeout, more)
-        return await self._heard(way, op, reply)
+        return await self._heard(way, op, reply, until)
 
-    async def _heard(self, way: Way, op: str, reply: Reply) -> Any:
-        if is_stream(reply):  # to somebody who asked for one answer
-            stream = EventStream(events(way, op, reply), reply)
+    async def _heard(self, way: Way, op: str, reply: Reply, until: float) -> Any:
+        """The one answer that was asked for, which comes by then: a stream is no answer as long as
+        it has comments only."""
+        if is_stream(reply):
+            stream = EventStream(events(way, op, reply, self._pace), reply)
             try:
-                async for event in stream:
-                    return event
+                async with asyncio.timeout(until - monotonic()):
+                    async for event in stream:
+                        return event
+            except TimeoutError:
+                raise TimedOut(
+                    f'"{op}" in {way} was answered with a stream that said nothing in time; raise '
+                    "the agent's timeout_secs if it needs more"
+                ) from None
             finally:
                 await stream.close()
             raise BadReply(f'"{op}" in {way} was answered with an empty stream')

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 from dragoman.a2a.dialects.ops import STREAMING
 from dragoman.a2a.ways import STREAM_TYPE, NotTaken, Way, is_final, result_in
 from dragoman.core.errors import BadReply
+from dragoman.core.pace import LINES_AN_EVENT, Pace
 from dragoman.core.ports import Reply
 from dragoman.wire import sse
 from dragoman.wire.json import MAX_BYTES, Malformed, decode_reply
@@ -15,6 +17,12 @@ from dragoman.wire.json import MAX_BYTES, Malformed, decode_reply
 MAX_STREAM = 256 * 1024 * 1024
 MAX_EVENTS = 100_000
 MAX_ID = 1_000
+TURN = 16
+"""Events that are read before everybody else in the hub has a turn."""
+PIECE = 16 * 1024
+"""Bytes that are parsed at once."""
+BYTES_AN_EVENT = 16 * 1024
+"""So many bytes of one event count as another one."""
 
 TERMINAL = frozenset(
     f"TASK_STATE_{name}" for name in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")
@@ -73,14 +81,17 @@ async def one_event(event: dict[str, Any]) -> Events:
     yield None, event
 
 
-async def events(way: Way, op: str, reply: Reply) -> Events:
+async def events(way: Way, op: str, reply: Reply, pace: Pace) -> Events:
+    """`pace` is that of the agent: all of its streams together are read no faster. Nothing else is
+    read of the socket meanwhile, so an agent that sends more has to wait."""
     parser = sse.Parser(MAX_BYTES)
-    count = size = 0
+    count = size = turn = 0
     try:
-        async for chunk in reply.body.chunks():
-            size += len(chunk)
+        async for piece in _pieces(reply):
+            size += len(piece)
+            turn += piece.count(b"\n") // LINES_AN_EVENT
             try:
-                found = parser.feed(chunk)
+                found = parser.feed(piece)
             except sse.TooLong as problem:
                 raise BadReply(f"{way} sent too much: {problem}") from None
             for event in found:
@@ -94,8 +105,25 @@ async def events(way: Way, op: str, reply: Reply) -> Events:
                 yield id if id and id.isascii() and id.isprintable() else None, value
                 if last:
                     return
+                turn += 1 + len(event.data) // BYTES_AN_EVENT
+                if turn >= TURN:
+                    await asyncio.sleep(pace.pause(turn))  # others have theirs
+                    turn = 0
+            if turn >= TURN:
+                await asyncio.sleep(pace.pause(turn))
+                turn = 0
     finally:
         reply.body.close()
+
+
+async def _pieces(reply: Reply) -> AsyncIterator[bytes]:
+    """The body in pieces that are parsed in a moment."""
+    async for chunk in reply.body.chunks():
+        if len(chunk) <= PIECE:
+            yield chunk
+        else:
+            for at in range(0, len(chunk), PIECE):
+                yield chunk[at : at + PIECE]
 
 
 def _read(way: Way, op: str, event: sse.ServerEvent) -> tuple[dict[str, Any], bool]:

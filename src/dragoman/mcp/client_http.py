@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.core.pace import LINES_AN_EVENT, Pace
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import headers_of, new_trace
 from dragoman.core.urls import hide_secrets
-from dragoman.mcp.duplex import LINES_AN_EVENT, Pace, failure, is_failure, put, unanswered
+from dragoman.mcp.duplex import failure, is_failure, put, unanswered
 from dragoman.mcp.hearing import (
     ACKNOWLEDGED,
     CANCELLED,

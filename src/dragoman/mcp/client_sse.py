@@ -9,11 +9,12 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from dragoman.core.errors import BadReply, HubError, Unreachable
+from dragoman.core.pace import LINES_AN_EVENT, Pace
 from dragoman.core.ports import HttpClient, Reply
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import headers_of, new_trace
 from dragoman.mcp.client_http import JSON_TYPE, STREAM_TYPE, HttpStatus
-from dragoman.mcp.duplex import LINES_AN_EVENT, Duplex, Pace
+from dragoman.mcp.duplex import Duplex
 from dragoman.mcp.hearing import Heard, Listener
 from dragoman.wire import sse
 from dragoman.wire.json import MAX_BYTES

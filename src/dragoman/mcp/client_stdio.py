@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dragoman.core.errors import Unreachable
-from dragoman.mcp.duplex import Duplex, Pace
+from dragoman.core.pace import Pace
+from dragoman.mcp.duplex import Duplex
 from dragoman.mcp.framing import Deframer, Frame, Hopeless, TooLarge
 from dragoman.mcp.hearing import Heard, Listener
 from dragoman.mcp.spawn import Child, Ring

@@ -30,10 +30,6 @@ from dragoman.wire.json import Malformed, decode_reply
 
 log = logging.getLogger(__name__)
 
-UNASKED_PER_SECOND = 2_000
-"""Messages that answer nothing; a server that sends more is read more slowly."""
-
-
 CALLS = frozenset(
     {
         "tools/call",
@@ -78,31 +74,6 @@ def failure(server: str, method: str, native: Any) -> WorkFailed:
     native = native if isinstance(native, dict) else {"code": -32603, "message": str(native)}
     code, words = native.get("code"), str(native.get("message", ""))[:1000]
     return WorkFailed(f'server "{server}" answered "{method}" with error {code}: {words}', native)
-
-
-class Pace:
-    """Slows down a server that talks without being asked, so that nobody else is."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._unasked = 0.0
-        self._counted_at = self._loop.time()
-
-    def pause(self, unasked: int) -> float:
-        """How many seconds to read nothing, after so many more messages."""
-        if not unasked:
-            return 0.0
-        now = self._loop.time()
-        self._unasked = max(0.0, self._unasked - (now - self._counted_at) * UNASKED_PER_SECOND)
-        self._counted_at = now
-        self._unasked += unasked
-        if self._unasked <= UNASKED_PER_SECOND:
-            return 0.0
-        return min(1.0, self._unasked / UNASKED_PER_SECOND - 1.0 + 0.05)
-
-
-LINES_AN_EVENT = 16
-"""So many lines of a stream of events count as one message: comments are work too."""
 
 
 def put(asked: Asked, listener: Listener | None, heard: Heard) -> bool:
