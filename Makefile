@@ -17,7 +17,7 @@ help:  ## what can be made
 up: $(VENV)/.core  ## run the hub in the foreground
 	$(VENV)/bin/dragoman up
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
-	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile
+	$(VENV)/bin/python -m pytest -q -n 3 --dist loadfile
 check: $(VENV)/.dev  ## format, lint, types, architecture
 	$(VENV)/bin/ruff format --check src tests bench conformance faults examples
 	$(VENV)/bin/ruff check src tests bench conformance faults examples

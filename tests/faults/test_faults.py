@@ -109,7 +109,7 @@ def test_a_hub_without_one_of_its_databases_closes_what_it_protected(experiment,
 
 @pytest.mark.promise("B7")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("experiment", [peers.misbehaving_servers])
+@pytest.mark.parametrize("experiment", [peers.misbehaving_servers, peers.misbehaving_agents])
 def test_servers_and_agents_that_misbehave_harm_nobody_else(experiment) -> None:
     outcome = Outcome()
     experiment(1, SEED, outcome)

@@ -404,8 +404,12 @@ def test_a_servers_task_may_take_longer_than_any_tool() -> None:
         place.client(OLDER, features={}) as simple,
         place.client(OLDER, features=ASKABLE) as askable,
     ):
+        pairs = [(server, client) for server in servers for client in (simple, askable)]
+        begun = [
+            client.begin("tools/call", {"name": f"{server}.must", "arguments": {"seconds": 1.2}})
+            for server, client in pairs
+        ]
+        for (_, client), number in zip(pairs, begun, strict=True):
+            assert text_of(client.wait(number)) == "must is done"
         for server in servers:
-            for client in (simple, askable):
-                answer = client.call(f"{server}.must", {"seconds": 1.2})
-                assert text_of(answer) == "must is done"
             assert "took longer" in words_of(simple.call(f"{server}.plain", {"seconds": 1.2}))

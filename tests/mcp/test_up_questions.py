@@ -18,9 +18,8 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION
 
 Peers = Callable[..., HttpPeer]
-LEGACY = ["stdio", "http", "sse"]
-WAYS = [("legacy", "stdio"), ("legacy", "http"), ("legacy", "sse")]
-WAYS += [("modern", "stdio"), ("modern", "http")]
+# The same over stdio, from clients of every revision: tests/live/test_matrix_questions.py.
+WAYS = [("legacy", "http"), ("legacy", "sse"), ("modern", "http")]
 ADA = {"action": "accept", "content": {"name": "Ada"}}
 ANSWERS: Mapping[str, Any] = {
     "form": ADA,
@@ -145,7 +144,7 @@ async def test_a_question_is_in_the_words_of_the_newest_revision(
 
 
 @pytest.mark.promise("B13")
-@pytest.mark.parametrize("transport", LEGACY)
+@pytest.mark.parametrize("transport", ["http", "sse"])
 async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it_can_be_asked(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
@@ -185,7 +184,7 @@ async def test_a_server_that_is_seen_to_ask_is_asked_on_sessions_of_the_clients_
 
 
 @pytest.mark.promise("B12")
-@pytest.mark.parametrize("transport", LEGACY)
+@pytest.mark.parametrize("transport", ["http", "sse"])
 async def test_who_cannot_be_asked_is_told_what_was(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
@@ -282,7 +281,7 @@ async def test_the_answer_of_another_client_or_a_second_one_never_reaches_the_se
 
 
 @pytest.mark.promise("B13", "P3")
-@pytest.mark.parametrize("transport", LEGACY)
+@pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_a_question_that_nobody_answers_lapses_and_the_server_is_told(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
@@ -305,7 +304,7 @@ async def test_a_question_that_nobody_answers_lapses_and_the_server_is_told(
 
 
 @pytest.mark.promise("P3")
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize("transport", ["http"])
 async def test_the_time_of_a_call_stands_still_while_its_question_is_open(
     transport: str, short_tmp: Path, http_peer: Peers
 ) -> None:
