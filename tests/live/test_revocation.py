@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,9 +26,12 @@ from tests.live.a2a_grounds import (
     V10,
     Caller,
     Grounds,
+    a2a_config,
     a2a_grounds,
+    agents_env,
     steps,
 )
+from tests.live.conftest import RunningHub
 from tests.live.lasting import until
 from tests.live.test_a2a_webhooks import receiving
 from tests.peers import wire
@@ -361,6 +365,26 @@ def test_a_revoked_key_ends_what_it_has_open_and_nothing_of_another_key(grounds:
             assert word not in str(hook_first.taken)
         assert hub.command("keys", "revoke", "second").returncode == 0
         end_all(others)
+
+
+def test_a_key_that_is_revoked_while_the_hub_is_down_hears_nothing_of_the_next_one(
+    hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    config, env = a2a_config(AGENTS, a2a={"push_private": True}), agents_env(tmp_path)
+    running = hub(config=config, env=env)
+    with receiving() as hook_first, receiving() as hook_second:
+        for name, hook in (("first", hook_first), ("second", hook_second)):
+            headers = key_for(Grounds(running, tmp_path), name)
+            params = V10.params(steps(("say", "begun"), ("wait", "never")), at_once=True)
+            params["configuration"]["taskPushNotificationConfig"] = {"url": hook.url}
+            assert V10.ask(running, SEND, params, "actor", headers).error is None
+            until(lambda hook=hook: "begun" in str(hook.taken))
+        running.kill()  # the next hub says that the tasks were interrupted
+        assert running.command("keys", "revoke", "first").returncode == 0
+        again = hub(home=running.home, env=env)
+        until(lambda: "FAILED" in str(hook_second.taken))
+        again.stop()
+        assert "FAILED" not in str(hook_first.taken)
 
 
 LEFT = "mcp-call-left"
