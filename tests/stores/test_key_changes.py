@@ -1,0 +1,76 @@
+"""What happened to keys is recorded once, whenever it happened; what others repeat is counted."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.errors import Full
+from dragoman.core.recorded import Tally
+from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.key_changes import KeyChanges
+from dragoman.stores.keys import KeyStore
+from dragoman.stores.records import AuditReader
+
+
+class Told:
+    def __init__(self) -> None:
+        self.verbs: list[tuple[str, str]] = []
+        self.full = False
+
+    def __call__(self, verb: str, name: str, told: Mapping[str, Any]) -> None:
+        if self.full:
+            raise Full("it cannot be recorded")
+        assert "hash" not in told
+        self.verbs.append((verb, name))
+
+
+def test_each_change_of_a_key_is_recorded_once_by_whichever_hub_sees_it(tmp_path: Path) -> None:
+    keys, told = KeyStore(tmp_path), Told()
+    keys.create("a", owner="me", expires_at=None, scopes=["call"])
+    changes = KeyChanges(keys, told)
+    told.full = True
+    with pytest.raises(Full):
+        changes.look()
+    told.full = False
+    for _ in range(2):
+        changes.look()
+    assert told.verbs == [("key.create", "a")]
+    keys.create("b", owner="me", expires_at=None, scopes=["call"])
+    keys.revoke("b")
+    keys.revoke("a")
+    changes.look()
+    assert told.verbs[1:] == [("key.revoke", "a"), ("key.create", "b"), ("key.revoke", "b")]
+    keys.close()
+
+    with closing(sqlite3.connect(tmp_path / "hub.db")) as db:
+        db.execute("DELETE FROM keys WHERE name = 'a'")
+        db.commit()
+    for expected in ([("key.remove", "a")], []):  # the next hub, and the one after that
+        keys, told = KeyStore(tmp_path), Told()
+        KeyChanges(keys, told).look()
+        assert told.verbs == expected
+        keys.close()
+
+
+async def test_a_flood_of_wrong_keys_makes_a_bounded_number_of_records(tmp_path: Path) -> None:
+    audit = SqliteAudit(tmp_path)
+    tally = Tally(audit)
+    for number in range(1_000):
+        tally.add("auth.failed", f"10.0.{number // 250}.{number % 250}", "nobody", "http")
+        tally.add("auth.failed", "10.9.9.9", "nobody", "http")
+    tally.flush()  # the minute is not over
+    tally.flush(now=True)
+    audit.close()
+    reader = AuditReader(tmp_path)
+    found = reader.records(10_000, verb="auth.failed")
+    reader.close()
+    assert len(found) <= 2 * (Tally.MAX_KINDS + 1)
+    assert sum(record.conclusion["count"] for record in found) == 2_000
+    same = [one.conclusion["count"] for one in found if one.intent["asked_as"] == "10.9.9.9"]
+    assert sorted(same) == [1, 999]
