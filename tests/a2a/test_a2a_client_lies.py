@@ -250,6 +250,35 @@ async def test_an_operation_that_an_agent_does_not_know_is_no_sign_of_another_di
     assert peer.way is not None and peer.way.version == "1.0"
 
 
+@pytest.mark.parametrize("said", ["localhost", "127.0.0.1"])
+async def test_a_card_may_say_localhost_but_not_send_the_hub_to_another_port(said: str) -> None:
+    here = {"localhost": "127.0.0.1", "127.0.0.1": "localhost"}[said]
+
+    def rest(request: Request) -> None:
+        if request.rpc == "GetTask":
+            request.fail(-32001)
+        else:
+            request.result({"task": task_10()})
+
+    async with odd_agent(serving(lambda _: card_10(f"http://127.0.0.1:{inside}"), rest)) as agent:
+        port = agent.url.rpartition(":")[2]
+        registered = f"http://{here}:{port}"
+        inside = port
+        outlet = Client().reaching(registered, allow_private=False)
+        headers = {"x-key": "k"}
+        client = A2aClient(outlet, headers, registered=registered)
+        assert (await client.send(registered, SAID))["task"]["id"] == "t1"
+        assert agent.requests[-1].headers["x-key"] == "k"
+        assert not (await client.peer(registered)).findings
+        async with odd_agent(rest) as other:
+            inside = other.url.rpartition(":")[2]
+            strange = A2aClient(Client().reaching(registered, allow_private=False))
+            assert (await strange.send(registered, SAID))["task"]["id"] == "t1"
+            (finding,) = (await strange.peer(registered)).findings
+            assert "other ports of a private host" in finding and "allow_private" in finding
+            assert not other.requests
+
+
 async def test_a_dead_address_on_a_card_is_replaced_by_where_the_card_was() -> None:
     """Cards say `localhost` behind proxies, and what not."""
 

@@ -178,7 +178,8 @@ async def test_a_card_that_is_held_is_not_gone_by_and_nothing_is_sent_where_it_p
     tmp_path: Path,
 ) -> None:
     async with moody("deploy") as agent, moody("steal") as thief:
-        async with ground(tmp_path, external("ops", agent.url)) as here:
+        entry = external("ops", agent.url, allow_private="true")
+        async with ground(tmp_path, entry) as here:
             await here.until(lambda: here.one("ops")["health"] == HEALTHY)
             interface = {"url": thief.url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
             agent.card["supportedInterfaces"] = [interface]

@@ -38,7 +38,8 @@ async def test_a_token_of_the_environment_is_shown_to_the_agent_and_to_nobody_el
         agent.wants = SECRET
         interface = {"url": elsewhere.url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
         async with ground(tmp_path, lookup={"DRAGOMAN_AGENT_OPS": SECRET}) as here:
-            row = await here.listed.add({"url": agent.url, "token": "env:DRAGOMAN_AGENT_OPS"})
+            body = {"url": agent.url, "token": "env:DRAGOMAN_AGENT_OPS", "allow_private": True}
+            row = await here.listed.add(body)
             assert row["health"] == "healthy"
             await here.hub.call(OWNER, "moody.deploy", {}, door="test", view=EVERYTHING)
             sent = {one.headers.get("authorization") for one in agent.served.requests}

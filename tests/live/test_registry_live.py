@@ -119,7 +119,7 @@ def test_the_catalog_of_agents_is_open_to_those_without_a_key(
     key = "api_key = 'a-key-that-is-long-enough'\n"
     with HttpPeer("a2a_sdk_agent") as agent:
         running = hub(config=key + CONFIG)
-        change(running, "POST", "", {"url": agent.url, "name": "SDK"})
+        change(running, "POST", "", {"url": agent.url, "name": "SDK", "public": True})
         assert wire.get(f"{running.url}{AGENTS}").status == 401
         for path in ("/.well-known/ai-catalog.json", "/.well-known/ard.json"):
             answer = wire.get(running.url + path)

@@ -66,9 +66,23 @@ async def test_another_local_address_than_the_one_written_is_refused() -> None:
         outlet = client.reaching(f"http://127.0.0.1:{peer.port}/", allow_private=False)
         with pytest.raises(Unreachable, match=r"127\.0\.0\.2 is a loopback address; set allow_"):
             await outlet.request("GET", f"http://127.0.0.2:{peer.port}/", {}, timeout=BOUND)
-        with pytest.raises(Unreachable, match="resolves to"):
-            await outlet.request("GET", f"http://localhost:{peer.port}/", {}, timeout=BOUND)
         assert peer.connections == 0
+
+
+async def test_names_of_this_machine_are_one_and_other_ports_are_not_reached() -> None:
+    async with listening(always(OK)) as peer, listening(always(OK)) as other, a_client() as client:
+        for configured, reached in (("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")):
+            outlet = client.reaching(f"http://{configured}:{peer.port}/", allow_private=False)
+            url = f"http://{reached}:{peer.port}/"
+            assert (await outlet.request("GET", url, {}, timeout=BOUND)).status == 200
+            for host in (configured, reached):
+                with pytest.raises(Unreachable, match=r"other ports.*set allow_private") as caught:
+                    url = f"http://{host}:{other.port}/"
+                    await outlet.request("GET", url, {}, timeout=BOUND)
+                assert not caught.value.sent
+        assert other.connections == 0
+        allowed = client.reaching(peer.url, allow_private=True)
+        assert (await allowed.request("GET", other.url, {}, timeout=BOUND)).status == 200
 
 
 async def test_a_public_name_gives_no_way_to_a_local_address() -> None:

@@ -83,7 +83,7 @@ async def test_credentials_do_not_follow_to_another_origin_nor_come_back() -> No
         async with listening(always(moved(307, back))) as second:
             away = f"http://127.0.0.1:{second.port}/away"
             async with listening(always(moved(307, away))) as start:
-                outlet = client.reaching(start.url, allow_private=False)
+                outlet = client.reaching(start.url, allow_private=True)
                 reply = await outlet.request("POST", start.url, HEADERS, b"body", timeout=BOUND)
                 assert reply.status == 200
         assert b"secret" in start.requests[0]
@@ -94,6 +94,16 @@ async def test_credentials_do_not_follow_to_another_origin_nor_come_back() -> No
             for kept in (b"accept: application/json", b"content-type: application/json",
                          b"mcp-protocol-version: 2025-11-25", b"mcp-param-region: eu"):  # fmt: skip
                 assert kept in lower
+
+
+@pytest.mark.promise("B11")
+async def test_a_redirect_to_another_port_of_a_private_host_is_refused() -> None:
+    async with listening(always(OK)) as inside, a_client() as client:
+        async with listening(always(moved(307, inside.url))) as peer:
+            with pytest.raises(Unreachable, match=r"other ports.*redirected") as caught:
+                await get(client, peer.url)
+            assert caught.value.sent
+        assert inside.connections == 0
 
 
 @pytest.mark.promise("B11")

@@ -32,7 +32,7 @@ from dragoman.a2a.dialects.ops import (
     V03,
     V10,
 )
-from dragoman.a2a.discovery import Discovery, Found, Trust, origin_of
+from dragoman.a2a.discovery import Discovery, Found, Trust, is_same_origin, origin_of
 from dragoman.a2a.errors import METHOD_NOT_FOUND, UNSUPPORTED_OPERATION, A2aError
 from dragoman.a2a.hearing import EventStream, events, is_stream, one_event
 from dragoman.a2a.probing import Peer, settle
@@ -145,7 +145,7 @@ class A2aClient:
 
     def _note_origins(self, peer: Peer) -> None:
         for way in peer.ways:
-            if self._headers and way.declared and origin_of(way.url) != self._origin:
+            if way.declared and self._withheld(way):
                 peer.note(
                     f'its card names "{render_origin(way.url)}", which is of another origin than '
                     f'"{render_origin(self._registered)}": the headers registered for that '
@@ -437,7 +437,7 @@ class A2aClient:
         return headers
 
     def _withheld(self, way: Way) -> bool:
-        return bool(self._headers) and origin_of(way.url) != self._origin
+        return bool(self._headers) and not is_same_origin(origin_of(way.url), self._origin)
 
 
 def _bare(way: Way) -> Way:

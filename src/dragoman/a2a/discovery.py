@@ -59,6 +59,20 @@ def origin_of(url: str) -> Origin | None:
     return Origin(scheme, host, port or (443 if scheme == "https" else 80))
 
 
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_same_origin(one: Origin | None, other: Origin | None) -> bool:
+    """Names of this machine are one: cards say `localhost` where 127.0.0.1 was registered."""
+    if one is None or other is None:
+        return False
+    return one == other or (
+        one.host in LOOPBACK
+        and other.host in LOOPBACK
+        and (one.scheme, one.port) == (other.scheme, other.port)
+    )
+
+
 class Trust:
     """What a card's signature is worth. Keys are pinned to the origin they were given for: what a
     card itself names as the place of its keys (`jku`) proves nothing and is never looked at."""
@@ -246,7 +260,7 @@ class Discovery:
         return (before if found.data == before.data else found), reply
 
     async def _get(self, place: str, etag: str) -> Reply:
-        own = origin_of(place) == self._origin and self._origin is not None
+        own = is_same_origin(origin_of(place), self._origin)
         headers = {
             **(self._headers if own else {}),
             "user-agent": USER_AGENT,

@@ -20,7 +20,7 @@ from dragoman.net.connection import Exchange
 from dragoman.net.dialing import Reach, Resolve, judged, system_resolve
 from dragoman.net.headers import encode, harmless
 from dragoman.net.pool import Pool
-from dragoman.net.urls import BadUrl, Origin, Url, join, parse
+from dragoman.net.urls import LOOPBACK, BadUrl, Origin, Url, join, parse
 
 REDIRECTS = 3
 ROUTES = 256
@@ -108,7 +108,7 @@ class Outlet:
 
     def __init__(self, client: Client, configured: Url | None, allow_private: bool) -> None:
         self._client = client
-        self._host = configured.origin.host if configured is not None else None
+        self._configured = configured
         self._own = _own_reach(configured) if configured is not None else Reach.PUBLIC
         self._follows = configured is not None
         self._allow_private = allow_private
@@ -214,9 +214,27 @@ class Outlet:
         )
 
     def _reach(self, url: Url) -> Reach:
+        """How far inside `url` may lead. A private address is reached at the origin that was
+        configured: another port of that host may be a service that was never meant."""
+        configured = self._configured
         if self._allow_private:
             return Reach.PRIVATE
-        return self._own if url.origin.host == self._host else Reach.PUBLIC
+        if configured is None or self._own is Reach.PUBLIC:
+            return Reach.PUBLIC
+        own, origin = configured.origin, url.origin
+        if origin == own or (origin.host == own.host and _is_upgrade(own, origin)):
+            return self._own
+        if origin.host in LOOPBACK and own.host in LOOPBACK:
+            if (origin.scheme, origin.port) == (own.scheme, own.port) or _is_upgrade(own, origin):
+                return Reach.LOOPBACK
+        elif origin.host != own.host:
+            return Reach.PUBLIC
+        raise Unreachable(
+            f'will not connect to "{url.rendered}": only "{configured.rendered}" was configured, '
+            "and other ports of a private host are not reached; set allow_private = true for it "
+            "if that is meant",
+            sent=False,
+        )
 
 
 def _written(route: Route, headers: Mapping[str, str], body: bytes) -> bytes:
@@ -233,6 +251,11 @@ def _own_reach(configured: Url) -> Reach:
     if configured.literal and judge(configured.origin.host).verdict is Verdict.PRIVATE:
         return Reach.PRIVATE
     return Reach.PUBLIC
+
+
+def _is_upgrade(own: Origin, other: Origin) -> bool:
+    """Whether a redirect leads from http to https, each at its own port."""
+    return (own.scheme, own.port, other.scheme, other.port) == ("http", 80, "https", 443)
 
 
 def _followed(status: int, method: str) -> bool:

@@ -21,6 +21,8 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 # The WHATWG rule: a host whose last label reads as a number is an IPv4 address, and getaddrinfo
 # agrees: 2130706433, 0x7f000001, 127.1 and 0177.0.0.1 all lead to 127.0.0.1.
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+"""The names that programs use for this machine as if they were one."""
 _PORTS = {"http": 80, "https": 443}
 
 
