@@ -284,6 +284,48 @@ def test_the_second_server_with_a_name_is_refused(second: str) -> None:
 
 
 @pytest.mark.promise("B2")
+def servers(*names: str, **prefixes: str) -> str:
+    text = ""
+    for name in names:
+        prefix = prefixes.get(name.replace("-", "_"))
+        text += f'[[mcp_servers]]\nname = "{name}"\n'
+        text += f'prefix = "{prefix}"\n' if prefix is not None else ""
+        text += '[mcp_servers.transport]\ntype = "stdio"\ncommand = "true"\n'
+    return text
+
+
+AGENT = '[[a2a.external_agents]]\nname = "{}"\nurl = "http://127.0.0.1:1"\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        servers("files", "mcp-files"),
+        servers("mcp_files", "files"),
+        servers("one", "two", one="two"),
+        servers("files") + AGENT.format("mcp files"),
+    ],
+)
+def test_targets_that_would_be_listed_under_one_prefix_are_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r'tools of ".+" and of ".+" would both be listed as'):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        servers("mcp-atlassian", "mcp-server-git", "mcp"),
+        servers("github", "github_enterprise", "git"),
+        servers("one", "two", "three", one="", two=""),
+        servers("one", "two", one="all", two="all"),
+        servers("files", "mcp-files", mcp_files="f"),
+        servers("files") + AGENT.format("a2a files"),
+    ],
+)
+def test_targets_with_names_alike_work_beside_each_other(text: str) -> None:
+    assert parse(text).mcp_servers
+
+
 def test_headers_are_a_table_or_lines() -> None:
     for headers in ('{ "X-A" = "b: c", Y = "${D}" }', '["X-A: b: c", "Y: ${D}"]'):
         (entry,) = parse(f"{HTTP}headers = {headers}\n").mcp_servers

@@ -25,6 +25,7 @@ from dragoman.a2a.registry import Registry
 from dragoman.a2a.remote import RemoteAgent
 from dragoman.a2a.rows import CONFIG
 from dragoman.a2a.server import Face
+from dragoman.a2a.skills import slug_of
 from dragoman.a2a.targets import Targets
 from dragoman.agents.function import FunctionAgent
 from dragoman.config import Config
@@ -159,6 +160,7 @@ class AgentSide:
             self._remote,
             self._hub.bus,
             others=self._others,
+            reserved=("mcp_", "a2a_", f"{slug_of(self._config.mcp.agent_prefix)}_"),
             pins=self._pins,
             changed=self._facts_changed,
             every=self._config.bridge.probe_secs,
@@ -215,6 +217,8 @@ class AgentSide:
         """All else that tools are called by, whether it is there or not."""
         for server in self._config.mcp_servers:
             yield "server", server.name
+            if server.prefix:
+                yield "server", server.prefix
         for agent in self._config.agents:
             yield "agent", agent.name
         registered = set(self.registry.names()) if self.registry is not None else set()

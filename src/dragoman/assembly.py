@@ -26,6 +26,7 @@ from dragoman.bus_side import BusSide
 from dragoman.config import Config, load, with_port
 from dragoman.core.calllog import CallLog
 from dragoman.core.errors import ConfigError, Full
+from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.logs import start_logging
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tasks import Tasks
@@ -35,6 +36,7 @@ from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.connect import Connector
 from dragoman.mcp.http import HttpFace
+from dragoman.mcp.names import canonical_name
 from dragoman.mcp.questions import WAITS
 from dragoman.mcp.server import Face
 from dragoman.mcp.servers import Servers
@@ -119,6 +121,10 @@ class Instance:
             undo.callback(self.guards.close)
             self.hub, self.bus = self.guards.hub, self.guards.bus
             self.catalog = self.hub.catalog
+            registered = policy_files.registered(place)
+            self.catalog.claims.keep_only({*_configured(config), *registered})
+            self.catalog.claims.namespaces = self._namespaces
+            self.bus.observe(AgentChanged, self._agent_changed)
             self.net = Client()
             self._make_mcp(key)
             self._make_agents(undo)
@@ -187,6 +193,19 @@ class Instance:
         guards.join(self._target, self.agents.approved)
         if self.agents.listed is not None:
             self.agents.listed.load = self.listeners.dispatches.active
+
+    def _namespaces(self) -> dict[str, str]:
+        """The targets by what their canonical names begin with."""
+        found = {canonical_name(name, "").rstrip("."): name for name in _configured(self.config)}
+        agents = getattr(self, "agents", None)  # the hub's own offer their tools while it is made
+        if agents is not None and agents.registry is not None:
+            for member in agents.registry.all():
+                found |= {member.row.slug: member.name, member.name: member.name}
+        return found
+
+    def _agent_changed(self, event: AgentChanged) -> None:
+        if event.state == REMOVED:
+            self.guards.release_names(event.agent)
 
     def _target(self, name: str) -> Any:
         return self.servers.find(name) or self.agents.find(name)
@@ -361,6 +380,9 @@ class Instance:
         self.guards.policies.apply(config)
         self.stores.apply(config.mcp_servers)
         await self.servers.apply(config.mcp_servers)
+        gone = {one.name for one in old.mcp_servers} - {one.name for one in config.mcp_servers}
+        if gone:
+            self.guards.release_names(*gone)
         for entry in config.mcp_servers:
             if any(entry.name == one.name and entry.pin != one.pin for one in old.mcp_servers):
                 self.guards.review_again(entry.name)
@@ -501,6 +523,13 @@ async def _serve(
 
 
 # --- small things -----------------------------------------------------------------------------
+
+
+def _configured(config: Config) -> list[str]:
+    """The names of all servers and agents in the configuration."""
+    servers = [entry.name for entry in config.mcp_servers]
+    agents = [entry.name for entry in config.agents]
+    return [*servers, *agents, *(entry.name for entry in config.a2a.external_agents)]
 
 
 async def _within(seconds: float, work: Any) -> None:

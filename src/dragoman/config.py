@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -78,6 +78,7 @@ def parse(text: str, name: str = "config.toml") -> Config:
         raise ConfigError(_explain(str(error), raw, text, name)) from None
     _check_servers(config, text, name)
     _check_agents(config, text, name)
+    _check_prefixes(config, text, name)
     _check_key(config, text, name)
     return config
 
@@ -106,7 +107,7 @@ def _check_name(kind: str, called: str, where: str, seen: dict[str, str], more: 
             f'{where}: {kind} name "{called}" may hold letters, digits, '
             f'spaces,{also} "-" and "_" only, and begins with a letter or digit'
         )
-    key = re.sub("[^a-z0-9]+", "_", namespace(called)).strip("_")
+    key = slug(called)
     if key in seen:
         raise ConfigError(
             f'{where}: {kind} "{called}" has the name of "{seen[key]}" '
@@ -149,6 +150,44 @@ def _check_agents(config: Config, text: str, name: str) -> None:
             f"{_where(text, ('a2a', 'default_agent'), name)}: there is no agent "
             f'"{a2a.default_agent}"; known: {", ".join(known) or "none"}'
         )
+
+
+def _check_prefixes(config: Config, text: str, name: str) -> None:
+    """Refuses two targets whose tools would be listed under the same prefix in some style."""
+    seen: dict[str, tuple[str, str | None]] = {}
+    for path, called, prefix in _listed_targets(config):
+        base = slug(called if prefix is None else prefix)
+        styles = {f"{base}_", f"mcp_{base}_" if path[0] == "mcp_servers" else f"a2a_{base}_"}
+        for listed in sorted(styles) if base else ():
+            other, chosen = seen.setdefault(listed, (called, prefix))
+            # A prefix that both were given is meant.
+            if other != called and (prefix is None or prefix != chosen):
+                raise ConfigError(
+                    f'{_where(text, path, name)}: tools of "{called}" and of "{other}" would both '
+                    f'be listed as "{listed}…"; rename one of the two, or give it another prefix'
+                )
+
+
+def _listed_targets(config: Config) -> Iterator[tuple[Path_, str, str | None]]:
+    for index, server in enumerate(config.mcp_servers):
+        yield ("mcp_servers", index, "name"), server.name, server.prefix
+    for index, agent in enumerate(config.a2a.external_agents):
+        yield ("a2a", "external_agents", index, "name"), agent.name, None
+
+
+def slug(name: str) -> str:
+    """A name as lists have it: lower case, `_` for everything but letters and digits."""
+    return re.sub("[^a-z0-9]+", "_", namespace(name)).strip("_")
+
+
+def find_overlaps(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of targets of which the first could list a tool as the second lists its own."""
+    slugs = {slug(name): name for name in names}
+    for one, name in slugs.items():
+        parts = one.split("_")
+        for length in range(1, len(parts)):
+            if (shorter := "_".join(parts[:length])) in slugs:
+                yield slugs[shorter], name
 
 
 def _reserved(where: str, called: str) -> str:

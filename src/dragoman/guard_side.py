@@ -17,6 +17,7 @@ from dragoman.config import Config
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.chains import Chains
+from dragoman.core.claims import Claims
 from dragoman.core.errors import Full
 from dragoman.core.events import PinHeld
 from dragoman.core.hub import Hub
@@ -55,7 +56,7 @@ class GuardSide:
         self.policies = PolicySide(place, config, keys, audit, _intact)
         self._pin_store = SqlitePins(place)
         self.pins = Pins(self._pin_store, pin_of, told=self._held)
-        self.approvals = Approvals(self.pins, self._approved, self._decided)
+        self.approvals = Approvals(self.pins, self._approved, self._decided, self.release_names)
         chains = Chains(
             key,
             depth=limits.chain_depth,
@@ -67,7 +68,8 @@ class GuardSide:
         handles = Handles(os.urandom(32), limits.question_secs)
         judge = self.policies.policies
         stages = guards.standard(audit, self.bus, limits, handles, chains, judge)
-        self.hub = Hub(Catalog(review=self.pins.review), self.bus, stages, chains, judge)
+        catalog = Catalog(review=self.pins.review, claims=Claims(self._pin_store))
+        self.hub = Hub(catalog, self.bus, stages, chains, judge)
         self.hub.catalogs[PROMPT].review = self.pins.review
         for kind in (RESOURCE, TEMPLATE):
             self.hub.catalogs[kind].review = cleaned
@@ -112,6 +114,13 @@ class GuardSide:
         """Why some of what the target has is not offered; empty where that is not so."""
         why = self.pins.unreviewed.get(target)
         return f"what it offers cannot be reviewed, which is tried again: {why}" if why else ""
+
+    def release_names(self, *targets: str) -> None:
+        """The names of targets that are gone, or are to be seen anew, are free again."""
+        for target in targets:
+            self.hub.catalog.claims.release(target)
+        for catalog in self.hub.catalogs.values():
+            catalog.share_names(*targets)
 
     def _approved(self, target: str) -> None:
         self.review_again(target)

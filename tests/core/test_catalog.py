@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.errors import AmbiguousName, ConfigError, NotFound
+from dragoman.core.catalog import Catalog, Reviewed, admit_all
+from dragoman.core.claims import Claim, Claims
+from dragoman.core.errors import ConfigError, Full, NotFound, Quarantined
 from dragoman.core.tool import Nowhere, Tool
 
 
@@ -49,20 +52,84 @@ def test_the_whole_name_is_looked_up_and_never_cut() -> None:
 
 
 @pytest.mark.promise("B3")
-def test_an_alias_of_several_tools_leads_nowhere_and_names_them() -> None:
+def test_an_alias_belongs_to_the_tool_that_had_it_first_until_its_target_is_removed() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
-    error = error_of(catalog, "mcp_a_b_c")
-    assert isinstance(error, AmbiguousName)
-    assert str(error) == (
-        '"mcp_a_b_c" stands for several tools; ask for one by its full name: "a.b_c", "a_b.c"'
-    )
-    assert all(catalog.shown(one) == one.name for one in catalog.tools())
-    assert catalog.find("a.b_c").name == "a.b_c"
-    catalog.withdraw("a")
     assert catalog.find("mcp_a_b_c").name == "a_b.c"
-    assert not any(catalog.shown(one) == one.name for one in catalog.tools())
+    assert [catalog.shown(one) for one in catalog.tools()] == ["a.b_c", "mcp_a_b_c"]
+    catalog.offer("a_b", [])
+    assert isinstance(error_of(catalog, "mcp_a_b_c"), NotFound)
+    catalog.withdraw("a_b")
+    catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
+    assert isinstance(error_of(catalog, "mcp_a_b_c"), NotFound)
+    assert [catalog.shown(one) for one in catalog.tools()] == ["a.b_c"]
+    catalog.claims.release("a_b")
+    catalog.share_names()
+    assert catalog.find("mcp_a_b_c").name == "a.b_c"
+    assert [catalog.shown(one) for one in catalog.tools()] == ["mcp_a_b_c"]
+
+
+def test_what_is_held_keeps_its_names() -> None:
+    def review(target: str, tools: Sequence[Tool]) -> Reviewed:
+        held = {one.name: "it has changed" for one in tools if one.remote_name == "c"}
+        return Reviewed([one for one in tools if one.name not in held], held)
+
+    catalog = Catalog(review=review)
+    catalog.offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
+    catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
+    assert isinstance(error_of(catalog, "mcp_a_b_c"), Quarantined)
+    assert catalog.shown(catalog.find("a.b_c")) == "a.b_c"
+
+
+def test_nobody_has_a_name_that_begins_as_the_canonical_names_of_another_do() -> None:
+    catalog = Catalog(review=admit_all)
+    catalog.claims.namespaces = lambda: {"git": "git", "p": "p"}
+    catalog.offer("p", [tool("p.x", "git.push"), tool("p.y", "mcp_p_y")])
+    assert isinstance(error_of(catalog, "git.push"), NotFound)
+    assert catalog.find("mcp_p_y").name == "p.y"
+
+
+class Kept:
+    """A store of names."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.rows: dict[tuple[str, str, str], Claim] = {}
+        self.broken = broken
+
+    def load_names(self) -> list[Claim]:
+        if self.broken:
+            raise Full("it cannot be read")
+        return list(self.rows.values())
+
+    def save_names(self, claims: Sequence[Claim]) -> None:
+        self.rows |= {claim[:3]: claim for claim in claims}
+
+    def release_names(self, target: str) -> None:
+        self.rows = {key: one for key, one in self.rows.items() if key[0] != target}
+
+
+def test_names_outlive_the_hub_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    Catalog(review=admit_all, claims=Claims(kept)).offer("a_b", [tool("a_b.c", "mcp_a_b_c")])
+    again = Catalog(review=admit_all, claims=Claims(kept))
+    again.offer("a", [tool("a.b_c", "mcp_a_b_c")])
+    assert isinstance(error_of(again, "mcp_a_b_c"), NotFound)
+    again.claims.keep_only({"a"})
+    assert not kept.rows
+    again.share_names()
+    assert again.find("mcp_a_b_c").name == "a.b_c"
+    monkeypatch.setattr("dragoman.core.claims.MAX_NAMES", 2)
+    again.offer("a", [tool(f"a.{n}", f"mcp_a_{n}") for n in range(5)])
+    assert sum(again.shown(one) != one.name for one in again.tools()) == 1
+
+
+def test_where_claims_cannot_be_read_there_are_canonical_names_only() -> None:
+    catalog = Catalog(review=admit_all, claims=Claims(Kept(broken=True)))
+    catalog.offer("a", [tool("a.x", "mcp_a_x")])
+    assert catalog.find("a.x").name == "a.x"
+    assert isinstance(error_of(catalog, "mcp_a_x"), NotFound)
+    assert catalog.shown(catalog.find("a.x")) == "a.x"
 
 
 def test_a_name_goes_before_an_alias() -> None:

@@ -8,7 +8,7 @@ import pytest
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Progress, Result
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.errors import AmbiguousName, HubError, NotFound, Unreachable, WorkFailed, leaves
+from dragoman.core.errors import HubError, NotFound, Unreachable, WorkFailed, leaves
 from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Next, Stage, compose
 from dragoman.core.principal import OWNER, Principal
@@ -70,7 +70,7 @@ async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
     assert updates == [Progress(progress=1)]
 
 
-async def test_an_unknown_or_ambiguous_name_goes_down_the_road_like_any_other() -> None:
+async def test_an_unknown_name_goes_down_the_road_like_any_other() -> None:
     seen: list[str] = []
 
     async def stage(call: Call, next: Next) -> Result:
@@ -80,9 +80,8 @@ async def test_an_unknown_or_ambiguous_name_goes_down_the_road_like_any_other() 
     hub = hub_of(Place(), stage)
     with pytest.raises(NotFound, match='there is no tool "nothing"'):
         await call(hub, "nothing")
-    with pytest.raises(AmbiguousName, match=r'"place\.Echo", "place\.echo"'):
-        await call(hub, "mcp_place_echo")
-    assert seen == ["nothing", "mcp_place_echo"]
+    assert (await call(hub, "mcp_place_echo")).content == ["echo"]
+    assert seen == ["nothing", "place.echo"]
 
 
 async def test_what_a_view_does_not_show_cannot_be_called() -> None:
@@ -232,15 +231,20 @@ async def test_a_resource_that_only_a_template_leads_to_is_read_from_its_server(
         await call(hub, "x://7", view=View(("other.*",)), kind=RESOURCE)
 
 
-async def test_one_address_of_two_servers_is_refused_and_each_is_read_by_its_full_name() -> None:
+async def test_an_address_is_read_from_the_server_that_had_it_first_though_that_is_away() -> None:
     hub = hub_of(Place())
-    offered(hub, RESOURCE, "x://1", server="a")
-    offered(hub, TEMPLATE, "x://{id}", server="a")
+    first = offered(hub, RESOURCE, "x://1", server="a")
     second = offered(hub, RESOURCE, "x://1", server="b")
-    with pytest.raises(AmbiguousName, match=r'"a\.x://1", "b\.x://1"'):
-        await call(hub, "x://1", kind=RESOURCE)
+    offered(hub, TEMPLATE, "x://{id}", server="b")
+    await call(hub, "x://1", kind=RESOURCE)
     await call(hub, "b.x://1", kind=RESOURCE)
-    assert second.calls[-1].tool.remote_name == "x://1"
+    assert len(first.calls) == len(second.calls) == 1
+    hub.catalogs[RESOURCE].withdraw("a")
+    with pytest.raises(NotFound):
+        await call(hub, "x://1", kind=RESOURCE)
+    await call(hub, "x://2", kind=RESOURCE)
+    await call(hub, "b.x://1", kind=RESOURCE)
+    assert len(first.calls) == 1 and len(second.calls) == 2
 
 
 async def test_an_argument_is_completed_for_a_prompt_or_a_template() -> None:

@@ -190,7 +190,7 @@ async def test_a_cursor_that_was_not_given_out_is_refused(cursor: Any) -> None:
     assert "cursor" in answer["error"]["message"]
 
 
-async def test_tools_that_share_an_alias_are_listed_by_their_full_names() -> None:
+async def test_of_tools_that_share_an_alias_the_first_has_it() -> None:
     catalog = Catalog(review=admit_all)
     shared = [
         Tool(
@@ -205,11 +205,9 @@ async def test_tools_that_share_an_alias_are_listed_by_their_full_names() -> Non
     catalog.offer("desk", shared)
     made = Face(open_hub(catalog, Bus(), []))
     listed = await ask(made, "tools/list")
-    assert [t["name"] for t in listed["result"]["tools"]] == ["desk.SAME", "desk.same"]
-    refused = await ask(made, "tools/call", name="mcp_desk_same")
-    assert refused["error"]["code"] == -32602
-    assert '"desk.SAME", "desk.same"' in refused["error"]["message"]
-    assert "result" in await ask(made, "tools/call", name="desk.same")
+    assert [t["name"] for t in listed["result"]["tools"]] == ["desk.SAME", "mcp_desk_same"]
+    for name in ("mcp_desk_same", "desk.same", "desk.SAME"):
+        assert "result" in await ask(made, "tools/call", name=name)
 
 
 # --- views

@@ -12,7 +12,7 @@ import difflib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -44,7 +44,7 @@ from dragoman.core.errors import (
     InvalidInput,
     NotFound,
 )
-from dragoman.core.events import AgentChanged
+from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.through import seen_through
 from dragoman.core.urls import render_origin
 
@@ -102,18 +102,21 @@ class Registry:
         bus: Bus,
         *,
         others: Callable[[], Iterable[tuple[str, str]]],
+        reserved: Sequence[str],
         pins: CardPins,
         changed: Callable[[], None],
         every: float,
         references: ReferenceRules,
     ) -> None:
         """`make` makes the target of an entry and its source; `others` are the kinds and names of
-        all else that tools are called by, servers and the hub's own agents; `changed` is called
-        when policies know something else of an agent."""
+        all else that tools are called by, servers and the hub's own agents; `reserved` are what
+        their listed names begin with; `changed` is called when policies know something else of an
+        agent."""
         self._store = store
         self._make = make
         self._bus = bus
         self._others = others
+        self._reserved = reserved
         self._pins = pins
         self._facts_changed = changed
         self._every = every
@@ -249,6 +252,26 @@ class Registry:
                     "another name"
                 )
 
+    def _check_reserved(self, name: str, slug: str) -> None:
+        """The listed names of others begin so."""
+        for prefix in self._reserved:
+            if f"{slug}_".startswith(prefix) or prefix.startswith(f"{slug}_"):
+                raise InvalidInput(
+                    f'an agent cannot be registered as "{name}": its tools could be listed under '
+                    f'names that begin with "{prefix}", as those of others do; pass another name'
+                )
+
+    def _check_card_name(self, name: str, slug: str) -> None:
+        """What a card says is its author's choice: its tools must not be listed as another's."""
+        members = [("agent", member.name) for member in self._members.values()]
+        for kind, other in (*self._others(), *members):
+            space = slug_of(other)
+            if slug.startswith(f"{space}_") or space.startswith(f"{slug}_"):
+                raise InvalidInput(
+                    f'the card says that the agent is called "{name}", and tools of {kind} '
+                    f'"{other}" could be listed under the same names; pass a name for it'
+                )
+
     def find(self, key: str) -> Member:
         """By id, slug or name."""
         for member in self._members.values():
@@ -284,6 +307,7 @@ class Registry:
             return await self._again(known, values)
         if "name" in values:  # or one would wait for an answer that is known
             self._check_free(values["name"], slug_of(values["name"]))
+            self._check_reserved(values["name"], slug_of(values["name"]))
         if len(self._members) >= MAX_AGENTS or self._joining >= MAX_JOINING:
             raise Full(f"{len(self._members)} agents are registered; remove some, or wait")
         self._joining += 1
@@ -315,6 +339,9 @@ class Registry:
         if known is not None:  # meanwhile
             return known
         self._check_free(row.entry.name, row.slug)
+        self._check_reserved(row.entry.name, row.slug)
+        if "name" not in values:
+            self._check_card_name(row.entry.name, row.slug)
         self._check_references(row.entry)  # another registration may have bound them meanwhile
         self._bind(row.entry)
         self._store.save(stored(row))
@@ -418,7 +445,7 @@ class Registry:
             self._members.pop(member.row.slug, None)
             if member.watch is not None:
                 await member.watch.stop()
-            self._told(member.name, "removed", "it was removed")
+            self._told(member.name, REMOVED, "it was removed")
 
     async def refetch(self, key: str) -> Member:
         member = self.find(key)

@@ -26,6 +26,7 @@ CHECKS: tuple[Check, ...] = (
     agent_checks.agents,
     guard_checks.policies,
     guard_checks.pins,
+    guard_checks.names,
     guard_checks.keys_for_others,
     store_checks.stores,
     checks.audit,

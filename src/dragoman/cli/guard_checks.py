@@ -67,6 +67,21 @@ def pins(found: Situation) -> Iterator[Finding]:
         yield Finding("held", "warning", said, "dragoman pins list")
 
 
+def names(found: Situation) -> Iterator[Finding]:
+    """Targets whose tools could be listed under one name."""
+    if found.config is None or not found.place.is_dir():
+        return
+    from dragoman.assembly import policy_files
+    from dragoman.config import find_overlaps
+
+    for one, other in list(find_overlaps(policy_files.targets_at(found.place)))[:MANY]:
+        said = (
+            f'a tool of "{one}" can be spelled as those of "{other}" are listed; each name stays '
+            "with the tool that had it first"
+        )
+        yield Finding("names", "info", clean(said), "rename one of the two to tell them apart")
+
+
 def keys_for_others(found: Situation) -> Iterator[Finding]:
     """A key that was made for a server or agent which is not there knows no ring."""
     if found.config is None or not (found.place / "hub.db").exists():

@@ -1,7 +1,7 @@
 """Names to tools, in memory. Knows where nothing comes from.
 
-A tool has a canonical name, which is unique, and an alias, which may not be. Each target replaces
-its whole offer at once; a name that two targets claim belongs to the first.
+A tool has a canonical name, which is unique, and aliases, each of which belongs to the tool that
+had it first (see `core.claims`). Each target replaces its whole offer at once.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from dragoman.core.claims import Claims, aliases
 from dragoman.core.errors import ConfigError, Quarantined
-from dragoman.core.tool import TOOL, Tool, ambiguous, tool_nowhere, unknown
+from dragoman.core.tool import TOOL, Tool, tool_nowhere, unknown
 from dragoman.core.view import View
 
 
@@ -65,8 +66,10 @@ def choose_spellings(
 
 
 class Catalog:
-    def __init__(self, kind: str = TOOL, *, review: Review) -> None:
+    def __init__(self, kind: str = TOOL, *, review: Review, claims: Claims | None = None) -> None:
+        """`claims` say whose a listed name is; without any they begin and end with this catalog."""
         self.kind = kind
+        self.claims = claims if claims is not None else Claims()
         self.review = review
         """Sees what is offered before anybody else does."""
         self._brought: dict[str, tuple[Tool, ...]] = {}
@@ -79,7 +82,8 @@ class Catalog:
         """Moves with every change, so that whoever keeps something made from it can tell."""
         self._offers: dict[str, tuple[Tool, ...]] = {}
         self._by_name: dict[str, Tool] = {}
-        self._by_alias: dict[str, list[Tool]] = {}
+        self._by_alias: dict[str, Tool] = {}
+        """By the names that are theirs."""
         self._sorted: tuple[Tool, ...] | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -93,23 +97,36 @@ class Catalog:
         names = [tool.name for tool in new]
         for tool in self._offers.get(target, ()):
             del self._by_name[tool.name]
-            for alias in _aliases(tool):
-                sharers = self._by_alias[alias]
-                sharers.remove(tool)
-                if not sharers:
+            for alias in aliases(tool):
+                if self._by_alias.get(alias) is tool:
                     del self._by_alias[alias]
         taken = [name for name in names if name in self._by_name]
         new = tuple(tool for tool in new if tool.name not in self._by_name)
         for tool in new:
             self._by_name[tool.name] = tool
-            for alias in _aliases(tool):
-                self._by_alias.setdefault(alias, []).append(tool)
+        self._give_names(new)
         self._offers[target] = new
         self._changed()
         if taken:
             raise ConfigError(
                 f"target {target!r} offers names that others hold: {', '.join(taken)}"
             )
+
+    def _give_names(self, tools: Iterable[Tool]) -> None:
+        owner, kind = self.claims.owner, self.kind
+        for tool in tools:
+            for alias in aliases(tool):
+                if owner(kind, alias) == tool.name:
+                    self._by_alias[alias] = tool
+
+    def share_names(self, *first: str) -> None:
+        """After names have become free: gives them to those that may have them, beginning with
+        the targets named."""
+        for target in (*first, *self._brought):
+            self.claims.claim(self.kind, target, self._brought.get(target, ()))
+        for tools in self._offers.values():
+            self._give_names(tools)
+        self._changed()
 
     def _reviewed(self, target: str, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
         for name in self._held_of.pop(target, ()):
@@ -118,13 +135,16 @@ class Catalog:
         self._remarks.pop(target, None)
         if remarks:
             self._remarks[target] = remarks
+        # What is held keeps its names: they must not lead to another meanwhile.
+        self.claims.claim(self.kind, target, tools)
         names = []
         for tool in tools:
             if (why := held.get(tool.name)) is not None:
                 nowhere = tool_nowhere(tool.name, Quarantined(why), self.kind, (tool,))
-                for name in (tool.name, *_aliases(tool)):
-                    self._held[name] = nowhere
-                    names.append(name)
+                for name in (tool.name, *aliases(tool)):
+                    if name == tool.name or self.claims.owner(self.kind, name) == tool.name:
+                        self._held[name] = nowhere
+                        names.append(name)
         if names:
             self._held_of[target] = names
         return tuple(admitted)
@@ -141,11 +161,9 @@ class Catalog:
         self._brought.pop(target, None)
 
     def find(self, name: str) -> Tool:
-        """The tool that `name` stands for; a tool nowhere if it stands for none or for several."""
-        tool = self._by_name.get(name)
-        if tool is not None:
-            return tool
-        return self._of(name, self._by_alias.get(name, ()))
+        """The tool that `name` stands for; a tool nowhere if it stands for none."""
+        tool = self._by_name.get(name) or self._by_alias.get(name)
+        return tool if tool is not None else self._missing(name)
 
     def find_within(self, name: str, view: View) -> Tool:
         """The same for somebody to whom there is nothing beyond `view`, not even as another that
@@ -153,21 +171,23 @@ class Catalog:
         tool = self._by_name.get(name)
         if tool is not None and view.includes(tool):
             return tool
-        return self._of(name, [one for one in self._by_alias.get(name, ()) if view.includes(one)])
+        tool = self._by_alias.get(name)
+        return tool if tool is not None and view.includes(tool) else self._missing(name)
 
-    def _of(self, name: str, sharers: Sequence[Tool]) -> Tool:
-        if not sharers:
-            return self._held.get(name) or unknown(name, self.kind)
-        return sharers[0] if len(sharers) == 1 else ambiguous(name, sharers, self.kind)
+    def _missing(self, name: str) -> Tool:
+        return self._held.get(name) or unknown(name, self.kind)
 
     def shown(self, tool: Tool, style: str = "") -> str:
-        """What a list calls it in that style of naming. Where that is another's name too, it is
-        the name that reaches this one alone: `{style}!` if there is such, else the canonical."""
-        alias = tool.other_names.get(style, tool.alias)
-        sharers = self._by_alias.get(alias, ())
-        if len(sharers) > 1 or self._by_name.get(alias, tool) is not tool:
-            return tool.other_names.get(f"{style}!", tool.name)
-        return alias
+        """What a list calls it in that style of naming. Where that name is another's, it is one
+        that is this one's alone: `{style}!` if there is such, else the canonical."""
+        for name in (tool.other_names.get(style, tool.alias), tool.other_names.get(f"{style}!")):
+            if name is not None and self._leads_to(name, tool):
+                return name
+        return tool.name
+
+    def _leads_to(self, name: str, tool: Tool) -> bool:
+        found = self._by_name.get(name) or self._by_alias.get(name)
+        return found is not None and found.name == tool.name
 
     def tools(self) -> tuple[Tool, ...]:
         """All tools, in the order of their names: the same catalog always reads the same."""
@@ -203,7 +223,3 @@ class Catalog:
         self._sorted = None
         for listener in tuple(self._listeners):
             listener()
-
-
-def _aliases(tool: Tool) -> set[str]:
-    return {tool.alias, *tool.other_names.values()}

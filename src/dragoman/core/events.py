@@ -97,6 +97,10 @@ class ServerChanged(Event):
     reason: str
 
 
+REMOVED = "removed"
+"""The last state of an agent."""
+
+
 @record(frozen=True, slots=True)
 class AgentChanged(Event):
     """A registered agent's state moved: `healthy`, `degraded`, `unreachable`, `unknown` or

@@ -24,7 +24,6 @@ from dragoman.core.tool import (
     TOOL,
     Nowhere,
     Tool,
-    ambiguous,
     anything,
     unknown,
 )
@@ -57,9 +56,10 @@ class Hub:
         self.authorizer = authorizer
         self.catalogs: Mapping[str, Catalog] = {
             TOOL: catalog,
-            PROMPT: Catalog(PROMPT, review=catalog.review),
-            RESOURCE: Catalog(RESOURCE, review=catalog.review),
-            TEMPLATE: Catalog(TEMPLATE, review=catalog.review),
+            **{
+                kind: Catalog(kind, review=catalog.review, claims=catalog.claims)
+                for kind in (PROMPT, RESOURCE, TEMPLATE)
+            },
         }
         self.bus = bus
         self._owners_at = (-1, -1), Owners((), ())
@@ -133,12 +133,8 @@ class Hub:
         target = tool.target
         if not isinstance(target, Nowhere) or not target.stands_for:
             return tool
-        known = [one for one in target.stands_for if self.authorizer.lists(caller, one)]
-        if not known:
-            return unknown(name, kind)
-        if len(known) == len(target.stands_for):
-            return tool
-        return known[0] if len(known) == 1 else ambiguous(name, known, kind)
+        known = any(self.authorizer.lists(caller, one) for one in target.stands_for)
+        return tool if known else unknown(name, kind)
 
     def find(self, name: str, view: View, kind: str = TOOL) -> Tool:
         """What a call of `kind` by that name leads to; a tool nowhere if to nothing."""
@@ -172,6 +168,9 @@ class Hub:
             return None
         prefix = f"{owner.target.name}."
         remote = uri.removeprefix(prefix) if owner.name.startswith(prefix) else uri
+        claimed = self.catalogs[RESOURCE].claims.owner(RESOURCE, uri)
+        if claimed is not None and claimed != f"{prefix}{remote}":
+            return None  # another's, though that is away
         return Tool(
             name=f"{prefix}{remote}",
             alias=uri,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from dragoman.core.call import Call, Result, nothing
-from dragoman.core.errors import AmbiguousName, HubError, NotFound
+from dragoman.core.errors import HubError, NotFound
 
 TOOL, PROMPT, RESOURCE, TEMPLATE = "tool", "prompt", "resource", "template"
 """The kinds there is a catalog of."""
@@ -97,8 +97,7 @@ class Tool:
     """Canonical, `target.tool`, the identity of the tool (see `core.identity`): in pins, policies,
     events and the audit, whatever alias was used and however its target spells it."""
     alias: str
-    """`mcp_{server}_{tool}`; a resource's own address. May be shared by several tools, and is then
-    refused."""
+    """`mcp_{server}_{tool}`; a resource's own address. Leads to the tool that had it first."""
     other_names: Mapping[str, str] = field(default_factory=nothing)
     """What it is called in other styles of naming; each may be used to call it. `spelled` is the
     canonical name as its target spells it, where that is another."""
@@ -146,9 +145,3 @@ def tool_nowhere(
 ) -> Tool:
     target = Nowhere(error, stands_for)
     return Tool(name=asked_as, alias=asked_as, remote_name=asked_as, kind=kind, target=target)
-
-
-def ambiguous(asked_as: str, sharers: Sequence[Tool], kind: str = TOOL) -> Tool:
-    full = ", ".join(f'"{tool.name}"' for tool in sorted(sharers, key=lambda tool: tool.name))
-    problem = f'"{asked_as}" stands for several {kind}s; ask for one by its full name: {full}'
-    return tool_nowhere(asked_as, AmbiguousName(problem), kind, sharers)

@@ -28,13 +28,16 @@ class Approvals:
         pins: Pins,
         changed: Callable[[str], None],
         decided: Callable[[PinDecision], None],
+        forgotten: Callable[[str], None] = lambda target: None,
     ) -> None:
         """After a decision `changed` is told the target, which is to be reviewed again, and
-        `decided` what was decided, for the record."""
+        `decided` what was decided, for the record. `forgotten` is told of a target of which all is
+        to be forgotten."""
         self._pins = pins
         self._store = pins.store
         self._changed = changed
         self._decided = decided
+        self._forgotten = forgotten
 
     # --- to look at -------------------------------------------------------------------------------
 
@@ -112,6 +115,7 @@ class Approvals:
             raise NotFound(f'nothing is pinned of "{target[:200]}"; see: dragoman pins list --all')
         decision = PinDecision(self._pins.clock(), by, FORGET, target, "", "", "", "")
         self._pins.forget(target, decision)
+        self._forgotten(target)
         self._decided(decision)
         self._changed(target)
         return sorted(pin.name for pin in pins)

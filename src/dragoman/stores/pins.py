@@ -6,11 +6,13 @@ definition says, nor when two are the same.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.claims import Claim
 from dragoman.core.errors import Full
 from dragoman.core.identity import fold_id, fold_name
 from dragoman.core.ports import Pin, PinChange, PinDecision
@@ -52,6 +54,12 @@ DELETE FROM pins WHERE rowid NOT IN (
 );
 UPDATE pins SET id = fold_name(id), name = fold_id(name) WHERE kind != 'card';
 UPDATE pin_decisions SET id = fold_name(id) WHERE kind != 'card';
+""",
+    """
+CREATE TABLE listed_names (
+    target TEXT NOT NULL, kind TEXT NOT NULL, owner TEXT NOT NULL, names TEXT NOT NULL,
+    PRIMARY KEY (target, kind, owner)
+) STRICT, WITHOUT ROWID;
 """,
 )
 
@@ -119,6 +127,19 @@ class SqlitePins:
 
     def forget(self, target: str, decision: PinDecision) -> None:
         self._write([("DELETE FROM pins WHERE target = ?", [(target,)]), *_decided([decision])])
+
+    # --- whose the listed names are (core.claims.NameStore) ---------------------------------------
+
+    def load_names(self) -> list[Claim]:
+        rows = self._read("SELECT target, kind, owner, names FROM listed_names", ())
+        return [(target, kind, owner, json.loads(names)) for target, kind, owner, names in rows]
+
+    def save_names(self, claims: Sequence[Claim]) -> None:
+        order = "INSERT OR REPLACE INTO listed_names VALUES (?, ?, ?, ?)"
+        self._write([(order, [(*claim[:3], json.dumps(claim[3])) for claim in claims])])
+
+    def release_names(self, target: str) -> None:
+        self._write([("DELETE FROM listed_names WHERE target = ?", [(target,)])])
 
     def close(self) -> None:
         self._db.close()

@@ -1,0 +1,124 @@
+"""Which tool a listed name belongs to: the one that had it first, as long as its target is there.
+
+A name stays with its owner while that is held, away or not started yet, so that no other target
+takes the calls that are meant for it. Canonical names begin with their target and need no claim.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from dragoman.core.errors import Full
+from dragoman.core.tool import Tool
+
+log = logging.getLogger(__name__)
+
+MAX_NAMES = 100_000
+"""Of one target. What it offers beyond that is known by its canonical name alone."""
+
+Claim = tuple[str, str, str, Sequence[str]]
+"""A target, a kind, the canonical name of the owner, and the names that it has."""
+
+
+class NameStore(Protocol):
+    """Where claims are kept. All its methods may raise `Full`."""
+
+    def load_names(self) -> Iterable[Claim]: ...
+
+    def save_names(self, claims: Sequence[Claim]) -> None:
+        """Each in the place of what its owner had."""
+
+    def release_names(self, target: str) -> None: ...
+
+
+class Claims:
+    def __init__(self, store: NameStore | None = None) -> None:
+        self._store = store
+        self._owners: dict[str, dict[str, str]] = {}
+        """By kind: the canonical names of owners, by the names they own."""
+        self._claims: dict[str, dict[tuple[str, str], list[str]]] = {}
+        """By target, then by kind and owner."""
+        self._count: dict[str, int] = {}
+        self._unsaved: dict[tuple[str, str, str], Claim] = {}
+        self._readable = True
+        self.namespaces: Callable[[], Mapping[str, str]] = dict
+        """The targets that are configured or registered, by what their canonical names begin with:
+        no other target has a name that begins so."""
+        try:
+            for target, kind, owner, names in store.load_names() if store is not None else ():
+                self._put(target, kind, owner, names)
+        except Full as error:
+            # Whose the names are cannot be told, so nobody has any but the canonical one.
+            self._readable = False
+            log.error("listed names belong to nobody: %s", error)
+
+    def owner(self, kind: str, name: str) -> str | None:
+        """The canonical name of the tool that `name` belongs to; None where nobody has claimed
+        it."""
+        return self._owners.get(kind, {}).get(name)
+
+    def claim(self, kind: str, target: str, tools: Iterable[Tool]) -> None:
+        """Makes the names of `tools` theirs, as far as they are nobody's."""
+        if not self._readable:
+            return
+        owners = self._owners.setdefault(kind, {})
+        namespaces = self.namespaces()
+        room = MAX_NAMES - self._count.get(target, 0)
+        for tool in tools:
+            free = [
+                name
+                for name in aliases(tool)
+                if name not in owners
+                and name != tool.name
+                and ("." not in name or _is_own(name, target, namespaces))
+            ]
+            if free and len(free) <= room:
+                room -= len(free)
+                self._put(target, kind, tool.name, free)
+                names = self._claims[target][kind, tool.name]
+                self._unsaved[target, kind, tool.name] = (target, kind, tool.name, names)
+        self._save()
+
+    def _put(self, target: str, kind: str, owner: str, names: Sequence[str]) -> None:
+        self._owners.setdefault(kind, {}).update(dict.fromkeys(names, owner))
+        self._claims.setdefault(target, {}).setdefault((kind, owner), []).extend(names)
+        self._count[target] = self._count.get(target, 0) + len(names)
+
+    def _save(self) -> None:
+        if self._store is None or not self._unsaved:
+            self._unsaved = {}
+            return
+        try:
+            self._store.save_names(list(self._unsaved.values()))
+            self._unsaved = {}
+        except Full as error:  # tried again with the next claim
+            log.error("whose the listed names are could not be recorded: %s", error)
+
+    def release(self, target: str) -> None:
+        """The names of a target that was removed are free again."""
+        for (kind, _), names in self._claims.pop(target, {}).items():
+            for name in names:
+                self._owners[kind].pop(name, None)
+        self._count.pop(target, None)
+        self._unsaved = {key: one for key, one in self._unsaved.items() if key[0] != target}
+        try:
+            if self._store is not None:
+                self._store.release_names(target)
+        except Full as error:
+            log.error('the names of "%s" could not be released: %s', target, error)
+
+    def keep_only(self, targets: Collection[str]) -> None:
+        """Releases the names of all targets but these."""
+        for target in [one for one in self._claims if one not in targets]:
+            self.release(target)
+
+
+def aliases(tool: Tool) -> set[str]:
+    """What it is called beside its canonical name."""
+    return {tool.alias, *tool.other_names.values()}
+
+
+def _is_own(name: str, target: str, namespaces: Mapping[str, str]) -> bool:
+    return namespaces.get(name.partition(".")[0], target) == target
