@@ -109,6 +109,8 @@ class Instance:
         self.draining = False
         self.url: str | None = None
         self._begun = time.time()
+        self._up_since = time.monotonic()
+        """The same for measuring: the clock may be set."""
         self.watch = ConfigWatch(place)
         self._lookup = lookup_of(place)
 
@@ -405,7 +407,7 @@ class Instance:
             "mode": self.mode,
             "url": self.url,
             "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._begun)),
-            "uptime_secs": round(time.time() - self._begun, 1),
+            "uptime_secs": round(time.monotonic() - self._up_since, 1),
             "servers": {
                 "total": len(self.servers),
                 "connected": self.servers.count("connected"),
@@ -451,7 +453,7 @@ class Instance:
                 "dragoman_a2a_tasks": ("A2A tasks kept.", self.agents.tasks),
                 "dragoman_http_sessions": ("Sessions over HTTP.", len(self.http_face.sessions)),
                 "dragoman_stdio_clients": ("Clients over stdio.", len(self._stdio)),
-                "dragoman_uptime_seconds": ("Since the start.", time.time() - self._begun),
+                "dragoman_uptime_seconds": ("Since the start.", time.monotonic() - self._up_since),
             }
         )
 

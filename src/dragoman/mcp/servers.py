@@ -88,7 +88,8 @@ class Servers:
         return next(iter(difflib.get_close_matches(name, self._running, n=1)), None)
 
     def snapshot(self) -> dict[str, Any]:
-        """`configured` and `connected`, with the reason for one that is not."""
+        """`configured` and `connected`, with the reason for one that is not; how many tools each
+        has, and not which: there may be many."""
         connected = [self._state(entry) for entry in self._entries]
         return {
             "configured": [_configured(entry) for entry in self._entries],
@@ -106,23 +107,13 @@ class Servers:
             return {
                 "name": entry.name,
                 "tools_count": 0,
-                "tools": [],
                 "connected": False,
                 "state": "off",
                 "reason": reason,
             }
-        catalog = self._catalogs[TOOL]
-        tools = catalog.offered_by(entry.name)
         state: dict[str, Any] = {
             "name": entry.name,
-            "tools_count": len(tools),
-            "tools": [
-                {
-                    "name": catalog.shown(tool),
-                    "description": tool.description,
-                }
-                for tool in tools
-            ],
+            "tools_count": len(self._catalogs[TOOL].offered_by(entry.name)),
             "prompts_count": len(self._catalogs[PROMPT].offered_by(entry.name)),
             "resources_count": len(self._catalogs[RESOURCE].offered_by(entry.name)),
             "templates_count": len(self._catalogs[TEMPLATE].offered_by(entry.name)),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote
 
+from msgspec import Raw
+
 from dragoman.core.call import ABSENT, NOTHING, Result
 from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound
 from dragoman.core.hub import Hub
@@ -17,6 +19,7 @@ from dragoman.core.tool import Nowhere, Tool
 from dragoman.core.trace import carried_in
 from dragoman.core.view import EVERYTHING
 from dragoman.web.errors import status_of
+from dragoman.web.listings import Listing, Listings, source_of
 from dragoman.web.openapi import document
 from dragoman.wire.json import Malformed, decode, encode
 
@@ -51,7 +54,8 @@ class Sources(Protocol):
 
     def status(self) -> Mapping[str, Any]: ...
 
-    def server_states(self) -> Mapping[str, Any]: ...
+    def server_states(self) -> Mapping[str, Any]:
+        """Without their tools."""
 
     def server_log(self, name: str) -> str | None: ...
 
@@ -98,6 +102,7 @@ class Api:
         self._hub = hub
         self._features = features
         self._sources = sources
+        self._listings = Listings(hub)
         self._routes: list[tuple[str, re.Pattern[str], Respond]] = [
             (method, re.compile(path), respond)
             for method, path, respond in (
@@ -170,34 +175,18 @@ class Api:
         return ok({name: value for name, value in status.items() if name in EVERYBODYS})
 
     async def _servers(self, request: Request) -> Response:
-        states = self._sources.server_states()
-        return ok(states if self._admin(request) else self._servers_seen(request, states))
-
-    def _servers_seen(self, request: Request, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Without how they are started, for those who do not run the hub: the servers of which they
-        see tools, and these."""
         assert request.principal is not None
-        seen: dict[str, list[dict[str, Any]]] = {}
-        for tool in self._hub.tools(request.principal, EVERYTHING, door="api"):
-            shown = {"name": self._hub.catalog.shown(tool), "description": tool.description}
-            seen.setdefault(tool.target.name, []).append(shown)
+        is_admin = self._admin(request)
+        listings = self._listings
+        found = await (listings.offered() if is_admin else listings.seen_by(request.principal))
+        states = self._sources.server_states()
+        if not is_admin:
+            return ok(_servers_seen(states, found))
         connected = [
-            {
-                "name": state["name"],
-                "tools_count": len(seen[state["name"]]),
-                "tools": seen[state["name"]],
-                "connected": state["connected"],
-                "state": state["state"],
-            }
-            for state in states["connected"]
-            if state["name"] in seen
+            {**state, "tools": Raw(found.by_server.get(state["name"], (0, b"[]"))[1])}
+            for state in states.get("connected", ())
         ]
-        return {
-            "configured": [{"name": state["name"]} for state in connected],
-            "connected": connected,
-            "total_configured": len(connected),
-            "total_connected": sum(state["connected"] for state in connected),
-        }
+        return ok({**states, "connected": connected})
 
     def _admin(self, request: Request) -> bool:
         who = request.principal
@@ -212,8 +201,8 @@ class Api:
 
     async def _tools(self, request: Request) -> Response:
         assert request.principal is not None
-        tools = self._hub.tools(request.principal, EVERYTHING, door="api")
-        return ok({"tools": [self._summary(tool) for tool in tools], "total": len(tools)})
+        found = await self._listings.seen_by(request.principal)
+        return Response(200, b'{"tools":%b,"total":%d}' % (found.summaries, found.total))
 
     async def _tool(self, request: Request) -> Response:
         assert request.principal is not None
@@ -248,15 +237,31 @@ class Api:
             "name": self._hub.catalog.shown(tool),
             "id": tool.name,
             "description": tool.description,
-            "source": _source(tool),
+            "source": source_of(tool),
             "server": tool.target.name,
         }
 
 
-def _source(tool: Tool) -> str:
-    if tool.bridged is not None:
-        return "a2a"
-    return "agent" if tool.agent is not None else "mcp"
+def _servers_seen(states: Mapping[str, Any], found: Listing) -> dict[str, Any]:
+    """Without how they are started, for those who do not run the hub: the servers of which they see
+    tools, and these."""
+    connected = [
+        {
+            "name": state["name"],
+            "tools_count": found.by_server[state["name"]][0],
+            "tools": Raw(found.by_server[state["name"]][1]),
+            "connected": state["connected"],
+            "state": state["state"],
+        }
+        for state in states["connected"]
+        if state["name"] in found.by_server
+    ]
+    return {
+        "configured": [{"name": state["name"]} for state in connected],
+        "connected": connected,
+        "total_configured": len(connected),
+        "total_connected": sum(state["connected"] for state in connected),
+    }
 
 
 def result_as_json(result: Result) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""What the API lists of tools: encoded once for all who see the same, and kept until the catalog
+changes or is judged in another way. Made in slices, so that others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from dragoman.core.hub import Hub
+from dragoman.core.principal import Principal
+from dragoman.core.tool import Tool
+from dragoman.wire.json import encode
+
+SLICE = 100
+"""Tools that are judged and encoded before others have their turn."""
+MAX_KEPT = 16
+"""Lists that are kept; the oldest goes first."""
+MAX_TRIES = 3
+"""How often a list is begun anew because the catalog or the policies have changed under it; then
+it is made in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    total: int
+    summaries: bytes
+    """A JSON array of all tools."""
+    by_server: dict[str, tuple[int, bytes]]
+    """By the name of its server or agent, how many and which tools it has: a JSON array."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    summaries: list[bytes] = field(default_factory=list)
+    by_server: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def finish(self) -> Listing:
+        by_server = {name: (len(held), _array(held)) for name, held in self.by_server.items()}
+        return Listing(len(self.summaries), _array(self.summaries), by_server)
+
+
+class Listings:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._version: Hashable = None
+        self._kept: dict[Hashable, asyncio.Task[Listing]] = {}
+
+    async def seen_by(self, caller: Principal) -> Listing:
+        """What the caller may list by the API, in the order of the names."""
+        return await self._find((self._hub.authorizer.group(caller),), caller)
+
+    async def offered(self) -> Listing:
+        """All that is offered, for those who run the hub."""
+        return await self._find((), None)
+
+    async def _find(self, key: Hashable, caller: Principal | None) -> Listing:
+        version = self._current()
+        if self._version != version:
+            self._kept.clear()
+            self._version = version
+        task = self._kept.get(key)
+        if task is None:
+            if len(self._kept) >= MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+            task = asyncio.get_running_loop().create_task(self._make(caller))
+            self._kept[key] = task
+            task.add_done_callback(lambda done: self._forget_failed(key, done))
+        # Others may wait for it too: it goes on when this caller leaves.
+        return await asyncio.shield(task)
+
+    def _forget_failed(self, key: Hashable, task: asyncio.Task[Listing]) -> None:
+        if (task.cancelled() or task.exception()) and self._kept.get(key) is task:
+            del self._kept[key]
+
+    def _current(self) -> Hashable:
+        return self._hub.catalog.version, self._hub.authorizer.version
+
+    async def _make(self, caller: Principal | None) -> Listing:
+        for _ in range(MAX_TRIES):
+            version, draft = self._current(), _Draft()
+            tools = self._hub.catalog.tools()
+            for start in range(0, len(tools), SLICE):
+                self._add(draft, tools[start : start + SLICE], caller)
+                await asyncio.sleep(0)
+                if self._current() != version:
+                    break  # a decision of the old policies must not stand beside one of the new
+            else:
+                return draft.finish()
+        draft = _Draft()
+        self._add(draft, self._hub.catalog.tools(), caller)
+        return draft.finish()
+
+    def _add(self, draft: _Draft, tools: Iterable[Tool], caller: Principal | None) -> None:
+        sees = self._hub.authorizer.sees
+        for tool in tools:
+            if caller is not None and not sees(caller, tool, "api"):
+                continue
+            shown, server = self._hub.catalog.shown(tool), tool.target.name
+            summary = {
+                "name": shown,
+                "id": tool.name,
+                "description": tool.description,
+                "source": source_of(tool),
+                "server": server,
+            }
+            draft.summaries.append(encode(summary))
+            brief = encode({"name": shown, "description": tool.description})
+            draft.by_server.setdefault(server, []).append(brief)
+
+
+def source_of(tool: Tool) -> str:
+    if tool.bridged is not None:
+        return "a2a"
+    return "agent" if tool.agent is not None else "mcp"
+
+
+def _array(encoded: list[bytes]) -> bytes:
+    return b"[" + b",".join(encoded) + b"]"
