@@ -10,8 +10,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
+from types import TracebackType
 
 from dragoman.core.errors import ConfigError
 
@@ -19,6 +20,8 @@ BUSY_SECONDS = 2.0
 LOOP_BUSY_SECONDS = 0.02
 """How long a connection of the event loop waits for a database that is locked: another connection
 of the hub has it for less. For another program nobody waits: see `Writer`."""
+CHECK_SECONDS = 0.05
+"""How often a database that is written to is looked for in its place."""
 
 
 def open_store(
@@ -73,14 +76,21 @@ class OpenFile:
     """The file of a database that is open. A file that was removed takes writes for ever, and
     nobody can read them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, every_seconds: float = 0.0) -> None:
+        """A file that was in its place is not looked at again for `every_seconds`."""
         self._path = str(path)
         self._inode = os.stat(path).st_ino
+        self._every = every_seconds
+        self._next = 0.0
 
     def check(self) -> None:
         """Raises `sqlite3.OperationalError` if it was removed or replaced. One system call."""
+        now = time.monotonic()
+        if now < self._next:
+            return
         try:
             if os.stat(self._path).st_ino == self._inode:
+                self._next = now + self._every
                 return
             what = "was replaced"
         except OSError:
@@ -92,34 +102,54 @@ class OpenFile:
 
 
 class Writer:
-    """Write transactions of a connection that the event loop uses. Once it has waited in vain for
-    another program that holds the database, it does not wait again until a write succeeds."""
+    """Write transactions of a connection that the event loop uses: `with writer.transaction():` is
+    all or nothing and raises `sqlite3.Error`. Once it has waited in vain for another program that
+    holds the database, it does not wait again until a write succeeds."""
 
     def __init__(self, db: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
         self._db = db
-        self._file = OpenFile(path)
+        # What is written just after a file is deleted is lost like all that was written before.
+        self._file = OpenFile(path, CHECK_SECONDS)
         self._busy_seconds = busy_seconds
         self._waits = True
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All or nothing; raises `sqlite3.Error`."""
-        db = self._db
+    def transaction(self) -> Writer:
+        # A class and no generator: a task that is stored has several transactions.
+        return self
+
+    def __enter__(self) -> None:
         try:
             self._file.check()
-            db.execute("BEGIN IMMEDIATE")
-            yield
-            db.execute("COMMIT")
-        except BaseException as error:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            self._wait(False)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
             try:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+                self._db.execute("COMMIT")
             except sqlite3.Error:
-                pass  # then there is none any more
+                self._roll_back()
+                self._wait(False)
+                raise
+            self._wait(True)
+        else:
+            self._roll_back()
             if isinstance(error, sqlite3.Error):
                 self._wait(False)
-            raise
-        self._wait(True)
+
+    def _roll_back(self) -> None:
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # then there is none any more
 
     def _wait(self, waits: bool) -> None:
         if waits is not self._waits:
