@@ -323,6 +323,9 @@ class AgentSide:
         if self.registry is not None:
             await self.registry.settled()
 
+    def find_absent(self, name: str) -> tuple[Target, str] | None:
+        return self.registry.find_absent(name) if self.registry is not None else None
+
     def end_callers(self, why_ended: WhyEnded) -> None:
         if self._grpc is not None:
             self._grpc.end_callers(why_ended)

@@ -29,6 +29,7 @@ from dragoman.core.errors import ConfigError, Full
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.logs import start_logging
 from dragoman.core.principal import OWNER, Principal
+from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
 from dragoman.core.view import View
 from dragoman.guard_side import GuardSide
@@ -249,12 +250,17 @@ class Instance:
         owner_app = OwnerApp(OWNER, mounts, api, under)
         self._listeners.append(Listener(owner_app, unix_socket(http_path), self._bodies))
         await self.agents.start(authenticate, self._access.why_ended)
+        startup = Startup(
+            lambda name: self.servers.find_absent(name) or self.agents.find_absent(name)
+        )
+        self.hub.startup = startup
         for listener in self._listeners:
             await listener.start()
         loop = asyncio.get_running_loop()
         await self.servers.apply(self.config.mcp_servers)
         settled = asyncio.gather(self.servers.settled(), self.agents.settled())
         self._settled = loop.create_task(_within(SETTLE_SECONDS, settled))
+        self._settled.add_done_callback(lambda _: startup.settle())
         self._mcp_server = await loop.create_unix_server(
             self._connection, sock=unix_socket(mcp_path), backlog=512
         )

@@ -92,7 +92,7 @@ def test_what_a_call_may_come_to_has_its_exit_code(terminal: Terminal) -> None:
         (5, ["mcp_hello_gret"], 'did you mean "mcp_hello_greet"?'),
         (5, ["greet"], 'did you mean "'),
         (5, ["zzzzzz"], "see: dragoman tools"),
-        (5, ["absent.x"], 'server "absent" is not connected: the command "no-such-program"'),
+        (6, ["absent.x"], 'server "absent" is not connected: the command "no-such-program"'),
         (6, ["gone.echo"], "gone"),
     ]
     for code, args, words in cases:

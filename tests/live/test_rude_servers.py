@@ -111,7 +111,7 @@ def test_servers_that_never_come_up_are_named_with_the_reason_and_harm_nobody(
     with Neighbour(company.hub, "healthy.echo") as neighbour:
         assert reason_of(company.hub, "nothing") == "it exited with status 0"
         assert state_of(company.hub, "hang")["connected"] is False
-        assert kind_of(company.hub.call("hang.echo", {"text": "x"})) == "NotFound"
+        assert kind_of(company.hub.call("hang.echo", {"text": "x"})) == "Unreachable"
         until(lambda: neighbour.good > 20)
     neighbour.unharmed()
 

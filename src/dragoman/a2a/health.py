@@ -87,6 +87,10 @@ class Watched(Protocol):
     facts: TargetFacts
     client: A2aClient
     breaker: Breaker
+    reason: str
+    """Why it is not there."""
+    was_found: bool
+    """Whether it was offered since the hub has started."""
 
     def offer(self, peer: Peer, card_id: str) -> None:
         """Its tools are what `peer` says, and its calls may be made; nothing is done where that is

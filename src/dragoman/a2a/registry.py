@@ -447,6 +447,18 @@ class Registry:
                 await member.watch.stop()
             self._told(member.name, REMOVED, "it was removed")
 
+    def find_absent(self, name: str) -> tuple[Watched, str] | None:
+        """The agent in whose namespace `name` is, of those that were not found since the start."""
+        folded = name.lower().replace("-", "_")
+        for member in self._members.values():
+            if member.watch is None or member.watch.agent.was_found:
+                continue
+            slug, agent = member.row.slug.replace("-", "_"), member.watch.agent
+            starts = (f"{slug}.", f"a2a_{slug}_", f"{slug}_")
+            if folded == slug or folded.startswith(starts) or folded.endswith(f"_agent_{slug}"):
+                return agent, f'agent "{member.name}" is not found yet: {agent.reason}'
+        return None
+
     async def refetch(self, key: str) -> Member:
         member = self.find(key)
         if member.watch is not None:

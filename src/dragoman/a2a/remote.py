@@ -114,6 +114,8 @@ class RemoteAgent:
         self.peer: Peer | None = None
         """As it is offered: its calls go where this card says, whatever its card says now."""
         self._offered: tuple[Peer, str, str] | None = None
+        self.was_found = False
+        """Whether it was offered since the hub has started."""
         self._texts: frozenset[str] = frozenset()
         self._catalog = catalog
         self._compile = compile_schema
@@ -138,6 +140,7 @@ class RemoteAgent:
             return
         tools = self._tools(peer, card_id)
         self._offered, self.peer = offered, peer
+        self.was_found = True
         self._texts = text_skills(peer.found.raw, peer.card)
         self.state, self.reason = "connected", ""
         try:

@@ -14,6 +14,7 @@ from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.pipeline import Stage, compose
 from dragoman.core.ports import Authorizer
 from dragoman.core.principal import Principal
+from dragoman.core.startup import Startup
 from dragoman.core.templates import Owners
 from dragoman.core.tool import (
     COMPLETION,
@@ -25,6 +26,7 @@ from dragoman.core.tool import (
     Nowhere,
     Tool,
     anything,
+    tool_nowhere,
     unknown,
 )
 from dragoman.core.trace import Carried
@@ -39,6 +41,11 @@ async def _run(call: Call) -> Result:
         raise
     except Exception as error:
         raise WorkFailed(f'"{call.tool.name}" failed: {error!r}') from error
+
+
+def _is_unknown(tool: Tool) -> bool:
+    target = tool.target
+    return isinstance(target, Nowhere) and isinstance(target.error, NotFound)
 
 
 class Hub:
@@ -62,6 +69,8 @@ class Hub:
             },
         }
         self.bus = bus
+        self.startup: Startup | None = None
+        """Set where targets are connected after the hub has begun to serve."""
         self._owners_at = (-1, -1), Owners((), ())
         """Whose the addresses of resources are, at these versions of the catalogs."""
         self._road = compose(stages, _run)
@@ -87,6 +96,8 @@ class Hub:
         """Faces, the command line and tests all come here; no target can be reached otherwise.
         `carried` is what the request brought of a trace."""
         tool = self.find_for(caller, name, view, kind)
+        if _is_unknown(tool) and self.startup is not None:
+            tool = await self._find_starting(self.startup, caller, name, view, kind)
         trace = self.chains.trace(caller, tool.name, tool.target.name, carried, handle)
         call = Call(
             caller=caller,
@@ -108,6 +119,28 @@ class Hub:
         except HubError as error:
             error.trace = trace.id
             raise
+
+    async def _find_starting(
+        self, startup: Startup, caller: Principal, name: str, view: View, kind: str
+    ) -> Tool:
+        """What a name stands for once its target is there. To one that is still absent then, leads
+        a tool nowhere that says so, for those who may know of the target's tools."""
+
+        def is_known() -> bool:
+            return not _is_unknown(self.find(name, view, kind))
+
+        await startup.wait_for(is_known, self.catalogs.values())
+        tool = self.find_for(caller, name, view, kind)
+        absent = startup.find_absent(name) if _is_unknown(tool) else None
+        if absent is None:
+            return tool
+        target, error = absent
+        guess = Tool(
+            name=f"{target.name}.{name}", alias=name, remote_name=name, kind=kind, target=target
+        )
+        if not self.authorizer.lists(caller, guess):
+            return tool
+        return tool_nowhere(name, error, kind)
 
     def tools(self, caller: Principal, view: View, kind: str = TOOL, door: str = "") -> list[Tool]:
         """What `caller` may see of `view` by that door, in the order of the names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -133,7 +134,7 @@ class Nowhere:
 
     async def run(self, call: Call) -> NoReturn:
         # A new one: raised, it holds on to its frames, and they to the call that leads here.
-        raise type(self.error)(str(self.error))
+        raise copy(self.error)
 
 
 def unknown(asked_as: str, kind: str = TOOL) -> Tool:

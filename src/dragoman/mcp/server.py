@@ -14,6 +14,7 @@ from typing import Any
 
 from dragoman.core.call import LEVELS
 from dragoman.core.hub import Hub
+from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
 from dragoman.core.trace import carried_in
 from dragoman.mcp import asking, lists, showing
@@ -132,6 +133,9 @@ class Face:
     ) -> Begun:
         kind = lists.METHODS.get(method)
         if kind is not None:
+            startup = self.hub.startup
+            if startup is not None and not startup.is_settled:
+                return self._list_when_settled(startup, id, kind, params, peer, revision)
             return self._list(id, kind, params, peer, revision)
         if method == "initialize":
             return rpc.result(id, _shaken(params, peer))
@@ -149,6 +153,19 @@ class Face:
             features = params["_meta"][CAPABILITIES_KEY] if revision == R2607 else peer.features
             return self.tasks.begin(id, method, params, peer, revision, features, push)
         return rpc.result(id, {})  # ping
+
+    async def _list_when_settled(
+        self,
+        startup: Startup,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+    ) -> bytes:
+        """Many clients list once and never again: the first list after a start is worth a wait."""
+        await startup.wait()
+        return self._list(id, kind, params, peer, revision)
 
     def _list(
         self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int

@@ -15,7 +15,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.core.urls import render_arguments, render_url
-from dragoman.mcp.config import ServerEntry, StdioTransport, header_pairs
+from dragoman.mcp.config import ServerEntry, StdioTransport, header_pairs, namespace
 from dragoman.mcp.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,19 @@ class Servers:
 
     def find(self, name: str) -> Upstream | None:
         return self._running.get(name)
+
+    def find_absent(self, name: str) -> tuple[Upstream, str] | None:
+        """The server in whose namespace `name` is, of those that were never connected."""
+        folded = namespace(name)
+        for upstream in self._running.values():
+            if upstream.restarts >= 0:
+                continue
+            spaces = {namespace(upstream.name), namespace(upstream.entry.prefix or upstream.name)}
+            starts = tuple(f"{space}{mark}" for space in spaces for mark in "._")
+            if folded.removeprefix("mcp_").startswith(starts):
+                state = f"not connected: {upstream.reason}" if upstream.reason else "still starting"
+                return upstream, f'server "{upstream.name}" is {state}'
+        return None
 
     def count(self, state: str) -> int:
         return sum(upstream.state == state for upstream in self._running.values())

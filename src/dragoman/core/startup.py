@@ -1,0 +1,72 @@
+"""What a caller is told while the hub has just started and not all targets are connected yet.
+
+A tool that a client knows from before a restart is not gone because its server is still starting:
+calls wait for it for a bounded time, and then get an error that says to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import Unreachable
+from dragoman.core.tool import Target
+
+MAX_WAITING = 1_000
+"""Callers that wait at once; further ones are told to try again."""
+
+
+class Startup:
+    def __init__(self, find_absent: Callable[[str], tuple[Target, str] | None]) -> None:
+        """`find_absent` finds the target, of those that have not been connected since the start,
+        in whose namespace a name is, and says why it is not there."""
+        self._find_absent = find_absent
+        self._settled = asyncio.Event()
+        self._waiting = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self._settled.is_set()
+
+    def settle(self) -> None:
+        """Every target was connected once, or failed once, or has had its time."""
+        self._settled.set()
+
+    async def wait(self) -> None:
+        if not self._settled.is_set() and self._waiting < MAX_WAITING:
+            self._waiting += 1
+            try:
+                await self._settled.wait()
+            finally:
+                self._waiting -= 1
+
+    async def wait_for(self, is_known: Callable[[], bool], catalogs: Iterable[Catalog]) -> None:
+        """The same, or until something is known."""
+        if self._settled.is_set() or self._waiting >= MAX_WAITING:
+            return
+        known = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if not known.done() and is_known():
+                known.set_result(None)
+
+        stops = [catalog.on_change(look) for catalog in catalogs]
+        settled = asyncio.ensure_future(self._settled.wait())
+        self._waiting += 1
+        try:
+            await asyncio.wait([known, settled], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiting -= 1
+            settled.cancel()
+            for stop in stops:
+                stop()
+
+    def find_absent(self, name: str) -> tuple[Target, Unreachable] | None:
+        """The target that `name` is most likely of, and what to tell its caller."""
+        found = self._find_absent(name)
+        if found is None:
+            return None
+        target, why = found
+        words = f'"{name[:200]}" is not there yet: {why}; nothing was sent, try again'
+        return target, Unreachable(words, sent=False)
