@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import resource
 import shutil
 import signal
@@ -135,19 +134,19 @@ def run_in_namespace(function: str, size: int, seed: int, outcome: Outcome) -> N
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode:
         raise NotHere("`unshare -rm` does not work here: user namespaces are missing or forbidden")
-    code = (
-        "import json, sys; from faults import disk; from faults.harness import Outcome; "
-        "made = Outcome(); getattr(disk, sys.argv[1])(int(sys.argv[2]), int(sys.argv[3]), made); "
-        "print(json.dumps([made.figures, made.failures]))"
+    command = [unshare, "-rm", sys.executable, "-m", "faults.disk", function, str(size), str(seed)]
+    inside = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
-    command = [unshare, "-rm", sys.executable, "-c", code, function, str(size), str(seed)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, cwd=ROOT, env=environment
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    figures, failures = json.loads(done.stdout.splitlines()[-1])
+    try:
+        out, err = inside.communicate(timeout=600)
+    except BaseException:
+        inside.terminate()  # it ends its hub first
+        inside.communicate(timeout=30)
+        raise
+    if inside.returncode:
+        raise RuntimeError(err[-2000:])
+    figures, failures = json.loads(out.splitlines()[-1])
     outcome.figures.update(figures)
     for failure in failures:
         outcome.fail(failure)
@@ -354,3 +353,15 @@ def fail_operations(most: int, seed: int, outcome: Outcome) -> None:
             writes.check(outcome, "after a restart")
             writes.check_intents(outcome, home)
             outcome.figures.update(writes.seen)
+
+
+def main() -> None:
+    """Runs one function of this module, in a namespace, and prints its outcome."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    outcome = Outcome()
+    globals()[sys.argv[1]](int(sys.argv[2]), int(sys.argv[3]), outcome)
+    print(json.dumps([outcome.figures, outcome.failures]))
+
+
+if __name__ == "__main__":
+    main()

@@ -29,8 +29,8 @@ push_attempts = 1
 """
 
 
-def echo_server(name: str = "r", **keys: object) -> str:
-    return server_entry(name, "rude_server", "ok", **keys)
+def echo_server(name: str = "r") -> str:
+    return server_entry(name, "rude_server", "ok")
 
 
 def write_agents(home: Path, *names: str) -> str:

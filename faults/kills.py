@@ -297,8 +297,7 @@ def kill_calls(kills: int, seed: int, outcome: Outcome) -> None:
                 kinds = ["call"] * 6 + ["agent", "policy"]
                 callers = [Caller(where, kind, told, agents.url) for kind in kinds]
                 if chance.random() < 0.8:  # else before anything was answered
-                    answered = told.count["calls"]
-                    until(lambda answered=answered: told.count["calls"] > answered, 20)
+                    wait_for_call(told)
                 time.sleep(chance.choice([0.05, 0.3, 0.8]) * chance.random())
                 hub.kill()
                 outcome.count("kills under load")
@@ -315,6 +314,12 @@ def kill_calls(kills: int, seed: int, outcome: Outcome) -> None:
         outcome.figures.update(told.count)
         verify_audit(outcome, home, "after all kills")
         check_effects(home, log, told, outcome)
+
+
+def wait_for_call(told: Answered) -> None:
+    """Until one more was answered: after a start the server comes up a moment later."""
+    before = told.count["calls"]
+    until(lambda: told.count["calls"] > before, 20)
 
 
 def check_effects(home: Path, log: Path, told: Answered, outcome: Outcome) -> None:
