@@ -10,6 +10,7 @@ import asyncio
 import copy
 import json
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -30,6 +31,8 @@ ODD: list[Any] = [
     [None] * 50, {"a": {"b": {"c": []}}}, "dragoman", "__proto__", "2026-07-28", "ROLE_USER",
     "TASK_STATE_WORKING", "NaN", "2026-13-45T99:99:99Z", "1970-01-01T00:00:00Z", [1, [2, [3]]],
 ]  # fmt: skip
+NAMED = re.compile(rb'"reason": ?"(?!INTERNAL)[A-Z_]+"')
+"""A typed error of A2A for which an older dialect has no code but -32603."""
 KEYS = [
     "id", "method", "params", "jsonrpc", "result", "error", "metadata", "taskId", "_meta", "name",
     "arguments", "parts", "x",
@@ -179,7 +182,7 @@ class Connection:
 def judge(status: int, body: bytes) -> str:
     if status == 500 or status > 504:
         return f"HTTP {status}: {body[:300]!r}"
-    if b"-32603" in body:
+    if b"-32603" in body and not NAMED.search(body):
         return f"internal error: {body[:300]!r}"
     return ""
 

@@ -27,6 +27,8 @@ class Member:
         self.more: dict[str, Any] = {}
         """Of its card, in the place of what is there."""
         self.hangs = hangs
+        self.gone = False
+        """Closes every connection without an answer, those too that hang."""
         self.delay: Callable[[], float] = lambda: 0.0
         """Seconds until it answers a message."""
         self.url = ""
@@ -73,8 +75,12 @@ class Member:
                 headers = {name.lower(): value.strip() for name, _, value in pairs}
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 self.received += body
-                if self.hangs:
-                    await reader.read()
+                while self.hangs and not self.gone:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0.05):
+                            await reader.read()
+                            return
+                if self.gone:
                     return
                 status, answer = 200, self.card()
                 if body:

@@ -98,7 +98,7 @@ async def journey(user: User, agents: Agents, name: str) -> Journey:
 def recorded(records: Sequence[Mapping[str, Any]], made: Journey, **who: Any) -> None:
     """What the audit must have of a journey, and `who` of each of its records."""
     name = made.agent
-    rows = [one for one in records if one["trace"] == made.trace]
+    rows = [one for one in records if one.get("trace") == made.trace]
     assert [one["outcome"] for one in rows] == OUTCOMES
     assert [one["asked_as"] for one in rows] == [
         f"a2a_{name}_echo", f"{name}.ask", f"{name}.ask", f"{name}.echo", f"{name}.echo",

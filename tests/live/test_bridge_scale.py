@@ -1,11 +1,10 @@
-"""A hundred agents with ten skills each, ten of which hang: found in the time of one timeout, by
+"""A hundred agents with ten skills each, ten of which hang: the others are found meanwhile, by
 configuration and by the API, while clients are connected that hear of it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +21,7 @@ from tests.peers import wire
 pytestmark = [pytest.mark.promise("R9", "R10", "B5", "Q2"), pytest.mark.timeout(60)]
 
 AGENTS, SKILLS, HANGING = 100, 10, 10
-TIMEOUT = 6.0
-MARGIN = 3.0
+TIMEOUT = 50.0  # of one that hangs; longer than the test waits for anything
 CHANGED = "notifications/tools/list_changed"
 AT = "/api/a2a/agents"
 
@@ -43,6 +41,12 @@ def a_hundred() -> Iterator[list[Member]]:
 def expected(members: list[Member]) -> set[str]:
     there = [number for number, member in enumerate(members) if not member.hangs]
     return {f"agent_{number}.skill-{skill}" for number in there for skill in range(SKILLS)}
+
+
+def give_up(members: list[Member]) -> None:
+    """Those that hang close their connections."""
+    for member in members:
+        member.gone = member.hangs
 
 
 def skills(request: Callable[[str, Any], Any]) -> set[str]:
@@ -82,18 +86,16 @@ def test_a_hundred_configured_agents_are_found_while_ten_of_them_hang(short_tmp:
         config = EXPOSE + "[a2a]\nenabled = true\n" + "".join(entries)
         (home / "config.toml").write_text(config, encoding="utf-8")
         (home / "config.toml").chmod(0o600)
-        begun = time.monotonic()
         with wire.Stdio([*DRAGOMAN, "mcp", "--home", home]) as ide:
             ide.initialize()
 
             def told() -> Any:  # what came while a list was waited for is there already
                 return ide.notifications.pop(0) if ide.notifications else ide.read(20)
 
-            until_listed(told, ide.request, 90 * SKILLS)
-            assert time.monotonic() - begun < TIMEOUT, "nobody waits for those that hang"
+            until_listed(told, ide.request, 90 * SKILLS)  # while the others still hang
             assert skills(ide.request) == expected(members)
-            until(lambda: states() == {"healthy": 90, "unreachable": 10})
-            assert time.monotonic() - begun < TIMEOUT + MARGIN
+            give_up(members)
+            until(lambda: states() == {"healthy": 90, "unreachable": 10}, 30)
             ide.close_stdin()
             assert ide.wait(15) == 0
 
@@ -103,32 +105,27 @@ def test_a_hundred_agents_are_registered_at_once_while_ten_of_them_hang(
 ) -> None:
     running = hub(config="[a2a]\nenabled = true\n")
     session = wire.Session(running.mcp_url, headers=running.headers)
-    answers: list[tuple[float, wire.Answer]] = []
+    answers: list[wire.Answer] = []
 
-    def register(member: Member) -> tuple[float, wire.Answer]:
+    def register(member: Member) -> wire.Answer:
         body = {"url": member.url, "timeout_secs": TIMEOUT}
-        answer = wire.post(running.url + AT, body, running.headers, timeout=30)
-        return time.monotonic() - begun, answer
+        return wire.post(running.url + AT, body, running.headers, timeout=50)
 
     with (
         a_hundred() as members,
         wire.stream("GET", running.mcp_url, headers=session.headers, timeout=20) as told,
     ):
-        begun = time.monotonic()
 
         def either(number: int) -> None:
             if number < AGENTS:
                 answers.append(register(members[number]))
             else:
                 until_listed(told.next_json, session.request, 90 * SKILLS)
-                assert time.monotonic() - begun < TIMEOUT, "nobody waits for those that hang"
+                assert all(answer.status == 200 for answer in answers), "the others still hang"
+                give_up(members)
 
         together(either, AGENTS + 1)
-        assert time.monotonic() - begun < TIMEOUT + MARGIN
-        assert Counter(answer.status for _, answer in answers) == {200: 90, 400: 10}
-        for seconds, answer in answers:
-            if answer.status == 400:
-                assert seconds >= TIMEOUT and b"did not answer within 6 s" in answer.body
+        assert Counter(answer.status for answer in answers) == {200: 90, 400: 10}
         assert skills(session.request) == expected(members)
         listed = running.api(AT)["agents"]
         assert Counter(one["health"] for one in listed) == {"healthy": 90}

@@ -310,7 +310,7 @@ def test_each_of_a_thousand_calls_at_once_is_judged_by_exactly_one_set() -> None
     with crowd(*agents):
         entries = "".join(external(one.name, one.url) for one in agents)
         with lasting_hub([], LIMITS + QUIET + entries) as hub:
-            until(lambda: sum(".work" in name for name in tool_names(hub)) == len(agents))
+            until(lambda: sum(".work" in name for name in tool_names(hub)) == len(agents), 30)
             put(hub, numbered(0))
             for one in agents[:MEMBERS]:
                 one.delay = some_seconds
