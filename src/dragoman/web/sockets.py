@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
+import time
+from typing import Any
 
 from dragoman.core.errors import ConfigError
+
+RETRY_SECONDS = 3.0
+"""How long a start waits for a port that an outgoing connection has taken: Linux gives such
+connections any port from 32768 to 60999, and the hub's default is one of these."""
 
 
 def unix_socket(path: str) -> socket.socket:
@@ -22,24 +29,50 @@ def unix_socket(path: str) -> socket.socket:
     return sock
 
 
-def tcp_socket(host: str, port: int) -> socket.socket:
-    sock: socket.socket | None = None
+def tcp_socket(host: str, port: int, seconds: float = RETRY_SECONDS) -> socket.socket:
+    """Tries again for so many seconds while the port is taken by an outgoing connection."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            return _bind(family, kind, address)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE and not _listens(family, kind, address)
+            if taken and time.monotonic() < until:
+                time.sleep(0.05)  # nothing is served yet
+                continue
+            problem = f"cannot listen on {host} port {port}: {error.strerror or error}"
+            if taken:
+                raise ConfigError(
+                    f"{problem}; no program listens there, so it is the near end of a connection "
+                    "that some program has made: start again in a moment, set another [server] "
+                    "port, or have the system give it to nobody: "
+                    f"sysctl net.ipv4.ip_local_reserved_ports={port}"
+                ) from None
+            raise ConfigError(
+                f"{problem}; stop what uses it, or set another [server] port"
+            ) from None
+
+
+def _bind(family: int, kind: int, address: Any) -> socket.socket:
+    sock = socket.socket(family, kind)
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; stop what uses it, "
-            "or set another [server] port"
-        ) from None
+    except BaseException:
+        sock.close()
+        raise
     sock.setblocking(False)
     return sock
+
+
+def _listens(family: int, kind: int, address: Any) -> bool:
+    """Whether a program listens there; in doubt one does."""
+    with socket.socket(family, kind) as sock:
+        sock.settimeout(1)
+        return sock.connect_ex(address) != errno.ECONNREFUSED
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,38 @@
+"""Listening on a port that somebody else has."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+import pytest
+
+from dragoman.core.errors import ConfigError
+from dragoman.web.sockets import tcp_socket
+
+
+def taken_port() -> tuple[socket.socket, socket.socket, int]:
+    """A port that is the near end of a connection, as the system gives one to any program."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    at_once = struct.pack("ii", 1, 0)  # its end frees the port
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+    return listener, client, client.getsockname()[1]
+
+
+def test_a_port_of_an_outgoing_connection_is_waited_for_and_then_explained() -> None:
+    listener, client, port = taken_port()
+    with listener, client:
+        with pytest.raises(ConfigError, match="the near end of a connection") as raised:
+            tcp_socket("127.0.0.1", port, seconds=0.1)
+        assert f"ip_local_reserved_ports={port}" in str(raised.value)
+        threading.Timer(0.1, client.close).start()
+        tcp_socket("127.0.0.1", port, seconds=20).close()
+
+
+def test_a_port_that_a_program_listens_on_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match="stop what uses it"):
+            tcp_socket("127.0.0.1", port, seconds=600)
