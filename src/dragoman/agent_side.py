@@ -53,7 +53,7 @@ MEGABYTE = 1024 * 1024
 MAX_BASES = 64
 RESOLVERS = 4
 """Threads that look up the names of webhooks."""
-Authenticate = Callable[[Mapping[str, str]], Principal | None]
+Authenticate = Callable[[Mapping[str, str], str], Principal | None]
 
 
 class AgentSide:

@@ -28,7 +28,7 @@ from dragoman.core.calllog import CallLog
 from dragoman.core.errors import ConfigError, Full
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.logs import start_logging
-from dragoman.core.principal import OWNER, Principal
+from dragoman.core.principal import Principal
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
 from dragoman.core.view import View
@@ -36,6 +36,7 @@ from dragoman.guard_side import GuardSide
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.connect import Connector
+from dragoman.mcp.descendants import DESCENDANTS
 from dragoman.mcp.http import HttpFace
 from dragoman.mcp.names import canonical_name
 from dragoman.mcp.questions import WAITS
@@ -64,6 +65,7 @@ from dragoman.web.bodies import BodyBudget
 from dragoman.web.listener import Listener
 from dragoman.web.metrics import Metrics
 from dragoman.web.parts import OPERATIONS
+from dragoman.web.peers import Peers
 from dragoman.web.sockets import is_loopback, tcp_socket, unix_socket
 
 __all__ = [
@@ -95,6 +97,8 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 3.0
 """How long after the start the first list over stdio may wait for servers and agents that are just
 being found."""
+SWEEP_SECONDS = 1.0
+"""How often the processes below the hub are looked at."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
 LAST_SECONDS = 0.3
@@ -139,6 +143,7 @@ class Instance:
         # runs for itself.
         told = log.isEnabledFor(logging.INFO)
         self.calls = CallLog(self.bus, sys.stderr.write) if told else None
+        self._peers = Peers(DESCENDANTS.find_server, DESCENDANTS.find_socket)
         self._stdio: set[Connection] = set()
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         self._bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
@@ -151,6 +156,7 @@ class Instance:
         config, limits = self.config, self.config.limits
         mark = hashlib.sha256(str(self.place).encode()).hexdigest()[:16]
         kill_marked(mark)  # what a hub that was killed has left behind
+        DESCENDANTS.kill_recorded(self.place / "children.json")
         self._connector = Connector(
             self.place,
             mark,
@@ -247,7 +253,7 @@ class Instance:
         authenticate = None
         if self.mode == "daemon":
             authenticate = self._listen_tcp(api, mounts, under)
-        owner_app = OwnerApp(OWNER, mounts, api, under)
+        owner_app = OwnerApp(self._peers, mounts, api, under)
         self._listeners.append(Listener(owner_app, unix_socket(http_path), self._bodies))
         await self.agents.start(authenticate, self._access.why_ended)
         startup = Startup(
@@ -289,11 +295,18 @@ class Instance:
             self.stores.keep_pruning(lambda: self.config.audit),
             self.stores.keep_checkpoints(),
             self._access.follow(),
+            look_again_and_again(_sweep, SWEEP_SECONDS),
         )
         self._tasks = [loop.create_task(each) for each in loops]
 
     def _connection(self) -> Connection:
-        return Connection(self.face, OWNER, lambda: self._stdio_view, self._stdio, self._settled)
+        return Connection(
+            self.face,
+            self._peers.on_unix,
+            lambda: self._stdio_view,
+            self._stdio,
+            self._settled,
+        )
 
     def _listen_tcp(self, api: Api, mounts: Mapping[str, Any], under: list[Under]) -> Authenticate:
         settings, auth = self.config.server, self._auth
@@ -311,15 +324,16 @@ class Instance:
         names = Names(
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
-        app = App(auth, names, mounts, api, under, self._note_failed)
+        app = App(auth, names, mounts, api, under, self._note_failed, peers=self._peers)
         most = process.connection_limit(self.config.limits.connections)
         self._listeners.append(Listener(app, sock, self._bodies, most))
         self.agents.url = self.url
         self.agents.secure(lambda: auth.required)
 
-        def authenticate(metadata: Mapping[str, str]) -> Principal | None:
+        def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
             found = auth.principal(
-                {name.encode("latin-1"): text.encode("latin-1") for name, text in metadata.items()}
+                {name.encode("latin-1"): text.encode("latin-1") for name, text in metadata.items()},
+                lambda: self._peers.on_grpc(peer, settings.host, self.agents.grpc_port or 0),
             )
             if found is None and "authorization" in metadata:
                 self._note_failed("")
@@ -356,6 +370,7 @@ class Instance:
         await _within(STOP_SECONDS, self.agents.stop())
         # What is still under way fails now, and whoever asked is told so.
         await _within(STOP_SECONDS, self.servers.stop())
+        DESCENDANTS.kill_all()
         await _within(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))
         for listener in self._listeners:
@@ -459,6 +474,10 @@ class Instance:
                 "dragoman_a2a_tasks": ("A2A tasks kept.", self.agents.tasks),
                 "dragoman_http_sessions": ("Sessions over HTTP.", len(self.http_face.sessions)),
                 "dragoman_stdio_clients": ("Clients over stdio.", len(self._stdio)),
+                "process_open_fds": (
+                    "Files and sockets that the hub has open.",
+                    process.count_files(),
+                ),
                 "dragoman_uptime_seconds": ("Since the start.", time.monotonic() - self._up_since),
             }
         )
@@ -490,6 +509,7 @@ def _run(
         config = load(place / "config.toml")
         if port is not None:
             config = with_port(config, port)
+        process.protect()
         process.raise_file_limit()
         with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
             runner.run(_serve(place, config, mode, ready, stop))
@@ -514,8 +534,9 @@ async def _serve(
 
         threading.Thread(target=wait, daemon=True).start()
     else:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ended.set)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                loop.add_signal_handler(number, ended.set)
     try:
         instance = Instance(place, config, mode)
     except Full as error:  # a store that can be opened and not read
@@ -538,6 +559,10 @@ def _configured(config: Config) -> list[str]:
     servers = [entry.name for entry in config.mcp_servers]
     agents = [entry.name for entry in config.agents]
     return [*servers, *agents, *(entry.name for entry in config.a2a.external_agents)]
+
+
+async def _sweep() -> None:
+    DESCENDANTS.sweep()
 
 
 async def _within(seconds: float, work: Any) -> None:

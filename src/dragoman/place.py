@@ -77,10 +77,12 @@ class ConfigWatch:
         await apply(config, lookup)
 
 
-async def look_again_and_again(look: Callable[[], Awaitable[object]]) -> None:
-    """Looks every `WATCH_SECONDS`, whatever an earlier look came to."""
+async def look_again_and_again(
+    look: Callable[[], Awaitable[object]], seconds: float = WATCH_SECONDS
+) -> None:
+    """Looks every few seconds, whatever an earlier look came to."""
     while True:
-        await asyncio.sleep(WATCH_SECONDS)
+        await asyncio.sleep(seconds)
         try:
             await look()
         except Exception:  # or no further change would be seen

@@ -144,11 +144,11 @@ class Canned:
         return self.streams[-1]
 
 
-def anybody(metadata: Mapping[str, str]) -> Principal | None:
+def anybody(metadata: Mapping[str, str], peer: str) -> Principal | None:
     return LOCAL
 
 
-def with_key(metadata: Mapping[str, str]) -> Principal | None:
+def with_key(metadata: Mapping[str, str], peer: str) -> Principal | None:
     scheme, _, key = metadata.get("authorization", "").partition(" ")
     return Principal("key", key) if scheme == "Bearer" and key in ("one", "two") else None
 
@@ -640,7 +640,7 @@ async def test_it_works_under_uvloop_beside_child_processes() -> None:
                 return {"id": f"{request['id']}-{await child.wait()}"}
 
         async def main():
-            face = GrpcFace(Face(), lambda metadata: Principal("local", "local"), "127.0.0.1", 0,
+            face = GrpcFace(Face(), lambda *_: Principal("local", "local"), "127.0.0.1", 0,
                             base="http://hub", require_version=False)
             port = await face.start()
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

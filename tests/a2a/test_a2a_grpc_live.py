@@ -79,7 +79,7 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
     face = Face(hub, tasks, targets, cards, push, 60)
     known = Principal("key", "one")
     server = GrpcFace(
-        face, lambda _: known, "127.0.0.1", 0, base="http://127.0.0.1:1", require_version=False
+        face, lambda *_: known, "127.0.0.1", 0, base="http://127.0.0.1:1", require_version=False
     )
     cards.grpc = f"127.0.0.1:{await server.start()}"
     try:

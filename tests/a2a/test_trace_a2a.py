@@ -43,6 +43,7 @@ from dragoman.web.api import Api
 from dragoman.web.app import App, Under
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 from open_road import open_hub
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -141,11 +142,11 @@ async def place() -> AsyncIterator[Place]:
     auth = Authenticator(None, lambda key: None, lambda: False)
     under = [Under("/a2a", http, http.is_card)]
     names = Names("127.0.0.1", None, [], [])
-    listener = Listener(App(auth, names, {}, Api(hub, Sources()), under), sock)
+    listener = Listener(App(auth, names, {}, Api(hub, Sources()), under, peers=ALONE), sock)
     await listener.start()
     known = Principal("key", "one")
     server = GrpcFace(
-        face, lambda _: known, "127.0.0.1", 0, base="http://localhost", require_version=False
+        face, lambda *_: known, "127.0.0.1", 0, base="http://localhost", require_version=False
     )
     where = f"127.0.0.1:{await server.start()}"
     try:

@@ -110,6 +110,22 @@ def test_the_first_start_writes_a_configuration_that_shows_everything(short_tmp:
 # --- going down
 
 
+def test_a_terminal_that_is_closed_ends_the_hub_properly_unless_it_was_told_to_stay(
+    hub: Callable[..., RunningHub],
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts it
+    try:
+        stays = hub()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    goes = hub()
+    for running in (stays, goes):
+        running.process.send_signal(signal.SIGHUP)
+    assert goes.process.wait(10) == 0
+    assert not (goes.home / "daemon.json").exists()
+    assert stays.get("/healthz").status == 200
+
+
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(16) as made:

@@ -55,7 +55,7 @@ async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         transport, connection = await loop.create_connection(
-            lambda: Connection(face, OWNER, lambda: EVERYTHING, set(), settled), sock=ours
+            lambda: Connection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled), sock=ours
         )
         params = {"name": "t.t", "_meta": {"progressToken": 1}}
         connection.data_received(rpc.request(1, "tools/call", params) + b"\n")
@@ -138,7 +138,7 @@ async def connected(
     face = Face(hub)
     ours, theirs = socket.socketpair()
     transport, _ = await loop.create_connection(
-        lambda: Connection(face, OWNER, lambda: EVERYTHING, set(), settled), sock=ours
+        lambda: Connection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled), sock=ours
     )
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:

@@ -101,7 +101,7 @@ async def on_a_pipe(
     settled.set_result(None)
     ours, theirs = socket.socketpair()
     transport, _ = await loop.create_connection(
-        lambda: Connection(face, OWNER, lambda: EVERYTHING, set(), settled), sock=ours
+        lambda: Connection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled), sock=ours
     )
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:

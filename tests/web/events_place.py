@@ -20,6 +20,7 @@ from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.events import EventStreams
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 
 
 class Ground(Place):
@@ -66,7 +67,7 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     api = Api(road.hub, Sources(), parts=[DispatchesApi(road.hub, store)])
     names = Names("127.0.0.1", None, [], [])
-    listener = Listener(App(auth, names, {"/api/events": streams}, api), sock)
+    listener = Listener(App(auth, names, {"/api/events": streams}, api, peers=ALONE), sock)
     await listener.start()
     made = Ground(sock.getsockname()[1], listener, road, streams)
     try:

@@ -25,6 +25,7 @@ from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.bodies import BodyBudget
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 from dragoman.wire.sse import Parser, ServerEvent
 from open_road import open_hub
 
@@ -242,7 +243,7 @@ async def place(
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     names = Names("127.0.0.1", None, [], [])
-    app = App(auth, names, {"/mcp": http, **sse.mounts}, Api(hub, Sources()))
+    app = App(auth, names, {"/mcp": http, **sse.mounts}, Api(hub, Sources()), peers=ALONE)
     listener = Listener(app, sock, budget, connections)
     await listener.start()
     made = Place(sock.getsockname()[1], listener, face, http, sse, work)

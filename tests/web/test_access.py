@@ -24,6 +24,7 @@ from dragoman.web.api import Api
 from dragoman.web.app import App, Mounted
 from dragoman.web.auth import API_KEY, Authenticator, Names
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 from open_road import open_hub
 
 pytestmark = pytest.mark.promise("O1")
@@ -147,7 +148,7 @@ async def listening(served: Served) -> AsyncIterator[tuple[Listener, int]]:
     auth = Authenticator(None, find, lambda: True)
     mounts: dict[str, Mounted] = {"/plain": served.answer, "/stream": served.answer}
     api = Api(open_hub(Catalog(review=admit_all), Bus(), []), Plain())
-    made = Listener(App(auth, Names("127.0.0.1", None, [], []), mounts, api), sock)
+    made = Listener(App(auth, Names("127.0.0.1", None, [], []), mounts, api, peers=ALONE), sock)
     await made.start()
     try:
         yield made, sock.getsockname()[1]

@@ -26,6 +26,7 @@ from dragoman.web.api_agents import OPERATIONS, AgentsApi
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 
 pytestmark = pytest.mark.promise("R10")
 
@@ -90,7 +91,7 @@ async def served(home: Path, config: str = "", enabled: bool = True) -> AsyncIte
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
         auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-        listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api), sock)
+        listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock)
         await listener.start()
         try:
             yield Served(sock.getsockname()[1], here)

@@ -29,6 +29,7 @@ from dragoman.web.api_pins import OPERATIONS, PinsApi
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 from open_road import Everybody
 
 
@@ -80,7 +81,7 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     api = Api(hub, Sources(), parts=[PinsApi(hub, people)])
-    listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api), sock)
+    listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock)
     await listener.start()
     catalog.offer("files", tools("a", "b", "c"))
     catalog.offer("files", tools("a", "B", "C"))

@@ -37,6 +37,7 @@ from dragoman.web.api_policies import OPERATIONS, PoliciesApi
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 
 CI = Principal("key", "ci")
 BOSS = "the-api-key-of-the-owner"
@@ -128,7 +129,7 @@ async def hub(home: Path, config: str = "") -> AsyncIterator[Hub_]:
     made.port = sock.getsockname()[1]
     auth = Authenticator(BOSS, lambda key: Principal("key", key), lambda: True)
     api = Api(made.hub, Sources(), parts=[PoliciesApi(made.hub, made.side)])
-    listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api), sock)
+    listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock)
     await listener.start()
     try:
         yield made

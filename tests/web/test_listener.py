@@ -15,6 +15,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import HubError, leaves
+from dragoman.core.principal import LOCAL
 from dragoman.core.tool import Tool
 from dragoman.mcp import streams
 from dragoman.mcp.http import HttpFace
@@ -22,9 +23,10 @@ from dragoman.mcp.server import Face
 from dragoman.web import http1
 from dragoman.web.api import Api
 from dragoman.web.app import App
-from dragoman.web.auth import LOCAL, Authenticator, Names
+from dragoman.web.auth import Authenticator, Names
 from dragoman.web.errors import TABLE
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 from open_road import open_hub
 
 
@@ -127,6 +129,7 @@ async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[P
         Names("127.0.0.1", None, [], []),
         {"/mcp": face},
         Api(hub, sources),
+        peers=ALONE,
     )
     made = Listener(app, sock)
     await made.start()

@@ -27,6 +27,7 @@ from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.listener import Listener
+from dragoman.web.peers import ALONE
 from open_road import Everybody
 
 COUNT = 2_000
@@ -124,7 +125,7 @@ async def place() -> AsyncIterator[Place]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-    app = App(auth, Names("127.0.0.1", None, [], []), {}, Api(hub, Sources()))
+    app = App(auth, Names("127.0.0.1", None, [], []), {}, Api(hub, Sources()), peers=ALONE)
     listener = Listener(app, sock)
     await listener.start()
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.core.principal import Principal
-from dragoman.web.auth import LOCAL, Authenticator, Names
+from dragoman.core.principal import LOCAL, Principal
+from dragoman.web.auth import Authenticator, Names
 
 PLAIN = Names("127.0.0.1", None, [], [])
 NAMED = Names(
@@ -133,7 +133,7 @@ def authenticator(api_key: str | None, *, stored: bool) -> Authenticator:
 
 
 def who(auth: Authenticator, value: bytes | None) -> Principal | None:
-    return auth.principal({} if value is None else {b"authorization": value})
+    return auth.principal({} if value is None else {b"authorization": value}, lambda: LOCAL)
 
 
 @pytest.mark.parametrize(

@@ -48,20 +48,21 @@ class AiCatalog:
         self._targets = targets
         self._path = settings.listen_path.rstrip("/")
         self._base_of = base_of
-        self._kept: dict[str, bytes] = {}
+        self._kept: dict[tuple[str, bool], bytes] = {}
         self._kept_at: tuple[tuple[int, int], bool] | None = None
         self._secured = secured
 
     def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
-        self._serve(request)
+        self._serve(request, self._secured() or principal is None)
         return _done()
 
-    def _serve(self, request: HttpRequest) -> None:
+    def _serve(self, request: HttpRequest, public: bool) -> None:
+        """`public`: only what everybody may know."""
         if request.method not in ("GET", "HEAD"):
             body = encode({"error": {"message": "use GET"}})
             request.reply(405, [*JSON_HEADERS, (b"allow", b"GET")], body)
             return
-        body = self._body(self._base_of(request))
+        body = self._body(self._base_of(request), public)
         tag = etag(body)
         headers = [
             (b"content-type", b"application/ai-catalog+json"),
@@ -74,18 +75,18 @@ class AiCatalog:
         else:
             request.reply(200, headers, body)
 
-    def _body(self, base: str) -> bytes:
+    def _body(self, base: str, public: bool) -> bytes:
         now = self._targets.version, self._secured()
         if self._kept_at != now or len(self._kept) >= MAX_KEPT:
             self._kept.clear()
             self._kept_at = now
-        body = self._kept.get(base)
+        body = self._kept.get((base, public))
         if body is None:
-            body = self._kept[base] = encode(self.document(base))
+            body = self._kept[base, public] = encode(self.document(base, public))
         return body
 
-    def document(self, base: str) -> dict[str, Any]:
-        tools = self._targets.agents(STRANGER if self._secured() else LOCAL)
+    def document(self, base: str, public: bool) -> dict[str, Any]:
+        tools = self._targets.agents(STRANGER if public else LOCAL)
         agents = [tool.agent for tool in tools if tool.agent is not None]
         return {
             "specVersion": "1.0",

@@ -14,7 +14,7 @@ from dragoman import __version__
 from dragoman.a2a.card import Described, Interfaces, card_of, etag, shape, skill_of_tool
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.targets import HUB_FACTS, Targets
-from dragoman.core.principal import LOCAL, Principal
+from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts
 from dragoman.wire.json import encode
 
@@ -125,12 +125,10 @@ class Cards:
 
     def _skills(self, facts: AgentFacts, principal: Principal | None) -> list[Mapping[str, Any]]:
         if facts is not HUB_FACTS:
-            known = principal is not None or not self.secured()
+            known = principal is not None
             return [_skill(one) for one in facts.skills if known or one.get("public", True)]
         if principal is None:
-            if self.secured():
-                return []
-            principal = LOCAL
+            return []
         skills: list[Mapping[str, Any]] = []
         for tool in self._targets.skills(principal):
             if len(skills) == MAX_SKILLS:

@@ -86,7 +86,8 @@ OPTIONS = [
     ("grpc.so_reuseport", 0),
 ]
 
-Authenticate = Callable[[Mapping[str, str]], Principal | None]
+Authenticate = Callable[[Mapping[str, str], str], Principal | None]
+"""Who calls, by the metadata and the peer as gRPC names it."""
 """Who sends these metadata, if anybody we know; names in lower case."""
 
 
@@ -94,6 +95,7 @@ class Context(Protocol):
     """What gRPC hands to whoever answers a call."""
 
     def invocation_metadata(self) -> Any: ...
+    def peer(self) -> str: ...
     async def send_initial_metadata(self, metadata: Any) -> None: ...
     async def write(self, message: bytes) -> None: ...
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn: ...
@@ -129,7 +131,7 @@ class GrpcFace:
 
     async def start(self) -> int:
         """Listens, and says on which port."""
-        if not _is_loopback(self._host) and self._authenticate({}) is not None:
+        if not _is_loopback(self._host) and self._authenticate({}, "") is not None:
             raise ConfigError(
                 f'[server] host = "{self._host}" can be reached from outside, which needs a key'
                 " on [a2a] grpc_port too: set api_key, or run: dragoman keys create NAME"
@@ -183,7 +185,7 @@ class GrpcFace:
         caller: Principal | None = None
         try:
             metadata = _texts(context.invocation_metadata())
-            caller = self._let_in(metadata)
+            caller = self._let_in(metadata, context.peer())
             self._check_version(service, metadata.get("a2a-version"))
             request = await _read(service, method, data)
             asker = Asker(
@@ -208,8 +210,8 @@ class GrpcFace:
             if caller is not None:
                 self._let_out(caller)
 
-    def _let_in(self, metadata: Mapping[str, str]) -> Principal:
-        caller = self._authenticate(metadata)
+    def _let_in(self, metadata: Mapping[str, str], peer: str) -> Principal:
+        caller = self._authenticate(metadata, peer)
         if caller is None:
             raise A2aError(
                 UNAUTHENTICATED, 'a key is needed: send the metadata "authorization: Bearer KEY"'

@@ -278,11 +278,17 @@ def descriptors(_: Situation) -> Iterator[Finding]:
 
 def isolation(_: Situation) -> Iterator[Finding]:
     there = "is" if shutil.which("bwrap") else "is not"
+    doors = (
+        "the hub does not take them for you"
+        if sys.platform == "linux"
+        else "on this system the hub cannot tell them from you on its sockets"
+    )
     yield Finding(
         "isolation",
         "info",
-        "servers get a cleared environment, a private home and a process group of their own; there "
-        f"is no sandbox yet (bubblewrap {there} on this machine)",
+        "servers get a cleared environment, a private home and a session of their own, and "
+        f"{doors}; there is no sandbox yet (bubblewrap {there} on this machine), so a stdio server "
+        "can read and write your files, pins.db and config.toml among them",
     )
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set) or `key`. Those
-    of one kind, id and org are one, whatever else is known of them."""
+    """`kind` is `owner` (on the hub's Unix socket), `local` (loopback, no key set), `key`, or
+    `server` (a process that a server of the hub started, without a key). Those of one kind, id and
+    org are one, whatever else is known of them."""
 
     kind: str
     id: str
@@ -19,7 +20,8 @@ class Principal:
     behalf: str = field(default="", compare=False)
     """For whom it acts, where it says so: the owner of a key."""
     serves: str = field(default="", compare=False)
-    """The target whose own credential it came with: a server or an agent that calls back."""
+    """The target whose own credential it came with, or whose process it is: a server or an agent
+    that calls back."""
     label: str = field(init=False, compare=False, repr=False)
     """Both in one word, `kind:id`: every call's record has it."""
 
@@ -39,4 +41,12 @@ class Principal:
 
 OWNER = Principal("owner", "owner", roles=("owner",))
 LOCAL = Principal("local", "local", roles=("owner",))
-"""Whoever is on this machine, where the hub asks for no key."""
+"""The hub's own user on this machine, where the hub asks for no key."""
+
+
+SERVER = "server"
+
+
+def principal_from_server(name: str) -> Principal:
+    """A process that a server of the hub started: it has its user's rights, and no role here."""
+    return Principal(SERVER, name, serves=name)

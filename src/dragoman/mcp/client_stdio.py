@@ -29,7 +29,9 @@ class StdioWire:
         self._child: Child | None = None
 
     async def start(self, command: str, args: list[str], env: dict[str, str], cwd: str) -> None:
-        self._child = await Child.start(command, args, env, cwd, self._received, self._stderr)
+        self._child = await Child.start(
+            command, args, env, cwd, self._received, self._stderr, self.server
+        )
         self._child.exited.add_done_callback(self._exited)
 
     @property

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.core.errors import Unreachable
+from dragoman.mcp.descendants import DESCENDANTS
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +162,7 @@ class Child:
         cwd: str,
         received: Callable[[bytes], None],
         stderr: Ring,
+        server: str = "",
     ) -> Child:
         program = shutil.which(command, path=env["PATH"])
         if program is None:
@@ -174,6 +176,7 @@ class Child:
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
             raise Unreachable(f'"{program}" could not be started: {error}', sent=False) from None
         child = cls(process, pipes, env[MARK], stderr)
+        DESCENDANTS.add(process.pid, env[MARK], server)
         try:
             await child._connect(received)
         except BaseException as error:
@@ -274,16 +277,22 @@ class Child:
 
     async def end(self, patience: float = END_SECONDS) -> None:
         """Ends it and all that it started: asks by closing its stdin, then tells, then kills."""
+        DESCENDANTS.note(self.pid)  # when it has ended nobody can tell what it has started
         try:
             self._close_input()
             if self._closed or not await self._gone(patience):
                 _signal_group(self.pid, signal.SIGTERM)
                 await self._gone(patience / 2)
         finally:  # whoever waits for this may have lost patience as well
+            DESCENDANTS.kill(self.pid)  # while it can still be told what is its
             _signal_group(self.pid, signal.SIGKILL)
+            DESCENDANTS.kill(self.pid)
             kill_marked(self._mark)
             self._let_go()
-        await self._gone(1)
+        try:
+            await self._gone(1)
+        finally:
+            DESCENDANTS.discard(self.pid)
 
     def _close_input(self) -> None:
         if self._stdin is not None:

@@ -58,15 +58,17 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         face: Face,
-        principal: Principal,
+        find_peer: Callable[[Any], Principal],
         view: Callable[[], View],
         register: set[Connection],
         settled: asyncio.Future[None],
     ) -> None:
-        """`settled` is done once the first list is worth giving."""
+        """`find_peer` tells who is at the other end of a transport; `settled` is done once the
+        first list is worth giving."""
         self.face = face
         self._settled = settled
-        self.peer: Peer = _Client(principal, view(), self._tell)
+        self.peer: Peer
+        self._find_peer = find_peer
         self._view = view
         self._register = register
         self._deframer = Deframer(MAX_BYTES)
@@ -84,6 +86,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.peer = _Client(self._find_peer(transport), self._view(), self._tell)
         self._register.add(self)
         self._write(encode({"dragoman": __version__, "pid": os.getpid()}), LINE)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from dragoman.core.access import ServesCallers
 from dragoman.core.errors import HubError
-from dragoman.core.principal import LOCAL, OWNER, Principal
+from dragoman.core.principal import LOCAL, OWNER, SERVER, Principal
 from dragoman.web.auth import API_KEY, Authenticator
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class AccessWatch:
         """Why that principal is not served any more; empty while it is (`WhyEnded`)."""
         if principal.kind == OWNER.kind:
             return ""  # comes by a socket that only the owner can open
-        if principal == LOCAL:
+        if principal == LOCAL or principal.kind == SERVER:
             return "a key is needed now" if self._auth.required else ""
         if principal == API_KEY:
             return "" if self._auth.has_api_key else "api_key is not set any more"

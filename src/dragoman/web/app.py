@@ -15,6 +15,7 @@ from dragoman.core.principal import Principal
 from dragoman.web.api import Api, Response, problem
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.http1 import Headers, Request
+from dragoman.web.peers import Peers
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
 
@@ -64,9 +65,12 @@ class App:
         api: Api,
         under: Sequence[Under] = (),
         note_failed: Callable[[str], None] = lambda address: None,
+        *,
+        peers: Peers,
     ) -> None:
         """`note_failed` is told where a wrong key came from."""
         self._auth = auth
+        self._peers = peers
         self._note_failed = note_failed
         self._names = names
         self._mounts = mounts
@@ -100,13 +104,15 @@ class App:
         if b"content-encoding" in fields and not _is_plain(fields):
             return _ENCODED
         try:
-            request.principal = self._auth.principal(fields)
+            request.principal = self._auth.principal(
+                fields, lambda: request.find_peer(self._peers.on_tcp)
+            )
         except HubError as error:
             return problem(503, str(error))
         if request.principal is None and not self._is_open(request.path):
             if b"authorization" in fields:
                 self._note_failed(request.address)
-            return _UNAUTHORIZED
+            return _UNAUTHORIZED if self._auth.required else _ANOTHER_USER
         return None
 
     def _is_open(self, path: str) -> bool:
@@ -117,22 +123,23 @@ class App:
 
 
 class OwnerApp:
-    """What the hub's Unix socket serves: whoever can open it is the owner."""
+    """What the hub's Unix socket serves: whoever can open it is the owner, unless a server of the
+    hub has started it."""
 
     def __init__(
         self,
-        owner: Principal,
+        peers: Peers,
         mounts: Mapping[str, Mounted],
         api: Api,
         under: Sequence[Under] = (),
     ) -> None:
-        self._owner = owner
+        self._peers = peers
         self._mounts = mounts
         self._under = under
         self._api = api
 
     def admit(self, request: Request) -> bool:
-        request.principal = self._owner
+        request.principal = request.find_peer(self._peers.on_unix)
         if b"content-encoding" in request.fields and not _is_plain(request.fields):
             request.refusal = _ENCODED
         return request.refusal is None
@@ -230,6 +237,18 @@ _UNAUTHORIZED = Response(
     401,
     problem(
         401, "a key is needed: send Authorization: Bearer KEY; make one with dragoman keys create"
+    ).body,
+    "application/json",
+    [(b"www-authenticate", b'Bearer realm="dragoman"')],
+)
+
+_ANOTHER_USER = Response(
+    401,
+    problem(
+        401,
+        "while it has no keys the hub serves programs of its own user only, and this connection is "
+        "another user's or cannot be attributed; have that user run dragoman keys create NAME, and "
+        "send Authorization: Bearer KEY",
     ).body,
     "application/json",
     [(b"www-authenticate", b'Bearer realm="dragoman"')],

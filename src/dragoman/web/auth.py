@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from dragoman.core.principal import LOCAL, Principal
+from dragoman.core.principal import Principal
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -36,21 +36,24 @@ class Authenticator:
         """Whether the configuration has a key."""
         return self._api_key is not None
 
-    def principal(self, fields: Mapping[bytes, bytes]) -> Principal | None:
+    def principal(
+        self, fields: Mapping[bytes, bytes], find_local: Callable[[], Principal | None]
+    ) -> Principal | None:
+        """`find_local` tells who sends a request without a key, where none is required."""
         authorization = fields.get(b"authorization")
         if authorization is None:
-            return LOCAL if self._api_key is None and not self._any() else None
+            return None if self.required else find_local()
         scheme, _, token = authorization.partition(b" ")
         token = token.strip()
         if scheme.lower() != b"bearer" or not token:
-            return None if self.required else LOCAL
+            return None if self.required else find_local()
         if self._api_key is not None and hmac.compare_digest(token, self._api_key):
             return API_KEY
         try:
             found = self._find(token.decode("ascii"))
         except UnicodeDecodeError:
             return None
-        return found or (None if self.required else LOCAL)
+        return found or (None if self.required else find_local())
 
 
 class Names:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Hashable
-from typing import Protocol, cast
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Protocol, cast
 
 import httptools
 
@@ -91,6 +91,8 @@ class Connection(asyncio.Protocol):
         self.owner: Hashable = ""
         """The peer's address, or the caller once a request has shown who it is."""
         self.is_stranger = True
+        self._peer: tuple[Principal | None] | None = None
+        """Who is at the other end, once that has been looked for."""
         self._app = app
         self._register = register
         self._budget = budget
@@ -156,6 +158,11 @@ class Connection(asyncio.Protocol):
         """Of the client; empty where it has no IP address."""
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
+    def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
+        if self._peer is None:
+            self._peer = (find(self._transport),)
+        return self._peer[0]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.ports import JSON_HEADERS
@@ -57,6 +58,10 @@ class Request:
     def address(self) -> str:
         """Of whoever sent it; empty where that is no IP address."""
         return self._connection.address
+
+    def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
+        """Who is at the other end of the connection, which `find` is asked once."""
+        return self._connection.find_peer(find)
 
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """The whole answer, in one write."""

@@ -1,0 +1,284 @@
+"""The processes below the hub: which server each belongs to, and how all of them end.
+
+The hub is their subreaper (`process.protect`): a process whose parent has ended becomes the hub's
+own child, so nothing that a server starts leaves the hub's tree. Reads /proc, and knows of no
+process where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+log = logging.getLogger(__name__)
+
+UNKNOWN = "unknown"
+"""The server of a process below the hub that nobody can be found for."""
+DEEPEST = 1_000
+ROUNDS = 10
+"""How often what is still there is killed again: a process may start another meanwhile."""
+
+
+class Stat(NamedTuple):
+    parent: int
+    session: int
+    begun: int
+    """In ticks since the machine started: with the pid it names one process for good."""
+    state: str
+
+
+class Child(NamedTuple):
+    mark: str
+    server: str
+    begun: int
+
+
+class Descendants:
+    def __init__(self) -> None:
+        self._children: dict[int, Child] = {}
+        """The processes that the hub has started, by pid."""
+        self._known: dict[tuple[int, int], Child] = {}
+        """All processes below these that have been seen, by pid and when they began."""
+        self._suspects: dict[tuple[int, int], frozenset[str]] = {}
+        """Orphans that nobody can be found for, and the marks of those who may have started it."""
+        self._record: Path | None = None
+        self._recorded: list[tuple[int, int]] = []
+
+    def add(self, pid: int, mark: str, server: str) -> None:
+        found = read_stat(pid)
+        self._children[pid] = Child(mark, server, found.begun if found else 0)
+
+    def discard(self, pid: int) -> None:
+        self._children.pop(pid, None)
+
+    def note(self, pid: int) -> None:
+        """Notes what child `pid` has started."""
+        child = self._children.get(pid)
+        if child is not None:
+            self._known.update((each, child) for each in _list_begun(pid))
+
+    def find_server(self, pid: int) -> str | None:
+        """The server that process `pid` descends from; None for one that is not below the hub.
+
+        A process that is gone may have been anybody's, so it counts as a server's.
+        """
+        hub = os.getpid()
+        if pid in (0, hub):  # 0: it runs outside of this PID namespace, which no descendant does
+            return None
+        for _ in range(DEEPEST):
+            found = read_stat(pid)
+            if found is None:
+                return UNKNOWN
+            if pid in self._children:
+                return self._children[pid].server
+            if found.parent == hub:
+                orphan = self._attribute(pid, found)
+                return orphan.server if orphan else UNKNOWN
+            if found.parent == 0:
+                return None
+            pid = found.parent
+        return UNKNOWN
+
+    def find_socket(self, inode: int) -> str | None:
+        """The server with a process that holds this socket; None if no process below the hub does.
+
+        A process that does not show its files counts as the holder.
+        """
+        wanted = f"socket:[{inode}]"
+        for pid in list_below(os.getpid()):
+            if _holds(pid, wanted):
+                return self.find_server(pid)
+        return None
+
+    def sweep(self) -> None:
+        """Notes whose each process is, reaps orphans that have ended, and kills those of servers
+        that no longer run."""
+        known: dict[tuple[int, int], Child] = {}
+        suspects: dict[tuple[int, int], frozenset[str]] = {}
+        every: list[tuple[int, int]] = []
+        running = frozenset(child.mark for child in self._children.values())
+        for pid, found in _list_foreign(os.getpid()):
+            if pid not in self._children and found.state == "Z":
+                _reap(pid)
+                continue
+            family = [(pid, found.begun), *_list_begun(pid)]
+            every += family
+            child = self._children.get(pid) or self._attribute(pid, found)
+            if child is not None:
+                known.update((each, child) for each in family)
+                started_by = frozenset({child.mark})
+            else:
+                earlier = frozenset(
+                    one.mark for one in self._children.values() if one.begun <= found.begun
+                )
+                started_by = self._suspects.get((pid, found.begun), earlier)
+                suspects[pid, found.begun] = started_by & running
+            if not started_by & running:
+                _kill_all(family)
+        self._known, self._suspects = known, suspects
+        self._write_record(sorted(every))
+
+    def kill(self, pid: int) -> None:
+        """Kills what child `pid` has started, wherever it went; `pid` itself is left alone."""
+        child = self._children.get(pid)
+        if child is None:
+            return
+        for _ in range(ROUNDS):
+            found = list(_list_begun(pid))
+            for orphan, stat in _list_foreign(os.getpid()):
+                if orphan in self._children or stat.state == "Z":
+                    continue
+                whose = self._attribute(orphan, stat)
+                if whose is not None and whose.mark == child.mark:
+                    found += [(orphan, stat.begun), *_list_begun(orphan)]
+            found = [each for each in found if _lives(*each)]
+            if not found:
+                return
+            self._known.update((each, child) for each in found)
+            _kill_all(found)
+
+    def kill_all(self) -> None:
+        """Kills every process below the hub; its own helpers share its session and are spared."""
+        for _ in range(ROUNDS):
+            found: list[tuple[int, int]] = []
+            for pid, stat in _list_foreign(os.getpid()):
+                if stat.state == "Z":
+                    if pid not in self._children:
+                        _reap(pid)
+                    continue
+                found += [(pid, stat.begun), *_list_begun(pid)]
+            if not found:
+                break
+            _kill_all(found)
+        self._known.clear()
+        if self._record is not None:
+            with contextlib.suppress(OSError):
+                self._record.unlink()
+
+    def kill_recorded(self, record: Path) -> None:
+        """Kills what a hub has left behind that was killed itself, and records its processes in
+        this file from now on. One that has cleared its environment is found by this alone."""
+        self._record = record
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            left = json.loads(record.read_bytes())
+            if left["boot"] == _read_boot():
+                _kill_all([(int(pid), int(begun)) for pid, begun in left["processes"]])
+
+    def _attribute(self, pid: int, found: Stat) -> Child | None:
+        """Of a process whose parent has ended: by what was seen before, or by the session that
+        every child of the hub begins."""
+        known = self._known.get((pid, found.begun))
+        return known or self._children.get(found.session)
+
+    def _write_record(self, processes: list[tuple[int, int]]) -> None:
+        if self._record is None or processes == self._recorded:
+            return
+        new = self._record.with_name(f"{self._record.name}.{os.getpid()}")
+        try:
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump({"boot": _read_boot(), "processes": processes}, file)
+            new.replace(self._record)
+        except OSError as error:
+            log.debug("%s could not be written: %s", self._record, error)
+            return
+        self._recorded = processes
+
+
+DESCENDANTS = Descendants()
+"""Of this process: there is one tree below it, whoever looks at it."""
+
+
+def read_stat(pid: int) -> Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0])
+
+
+def list_below(pid: int) -> list[int]:
+    """Every process below `pid`, parents first."""
+    found, left = [], [pid]
+    while left:
+        children = _list_children(left.pop())
+        found += children
+        left += children
+    return found
+
+
+def _list_children(pid: int) -> list[int]:
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # a kernel without it
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [one for one in pids if (found := read_stat(one)) and found.parent == pid]
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii")
+                children += map(int, text.split())
+    return children
+
+
+def _list_foreign(hub: int) -> Iterator[tuple[int, Stat]]:
+    """The children of the hub in other sessions than its own: a server's process begins a session,
+    and nothing that it starts can get into the hub's."""
+    session = os.getsid(0)
+    for pid in _list_children(hub):
+        found = read_stat(pid)
+        if found is not None and found.parent == hub and found.session != session:
+            yield pid, found
+
+
+def _list_begun(pid: int) -> Iterator[tuple[int, int]]:
+    for below in list_below(pid):
+        found = read_stat(below)
+        if found is not None:
+            yield below, found.begun
+
+
+def _holds(pid: int, wanted: str) -> bool:
+    try:
+        files = os.listdir(f"/proc/{pid}/fd")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        found = read_stat(pid)
+        return found is not None and found.state != "Z"
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(f"/proc/{pid}/fd/{file}") == wanted:
+                return True
+    return False
+
+
+def _lives(pid: int, begun: int) -> bool:
+    found = read_stat(pid)
+    return found is not None and found.begun == begun and found.state != "Z"
+
+
+def _kill_all(processes: Iterable[tuple[int, int]]) -> None:
+    for pid, begun in processes:
+        if _lives(pid, begun):
+            _kill(pid)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _read_boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,0 +1,176 @@
+"""Who is at the other end of a connection, as far as the system tells: a person's program, a
+process that a server started, or another user's.
+
+On Linux only; elsewhere whoever can connect is taken for the owner, as the sockets' modes and the
+loopback address say. A server's process has its user's rights beside this: see docs/pins.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from dragoman.core.principal import LOCAL, OWNER, Principal, principal_from_server
+
+KNOWN = sys.platform == "linux"
+"""Whether the system can be asked."""
+
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, NLMSG_ERROR = 4, 20, 1, 2
+ALL_STATES = 0xFFFFFFFF
+NO_COOKIE = 0xFFFFFFFF
+LISTEN = 10
+HEADER = struct.Struct("=IHHII")
+QUERY = struct.Struct("=BBBBI")
+SOCKET_ID = struct.Struct("!HH16s16s")  # the ports and addresses, in network order
+REST_OF_ID = struct.Struct("=III")
+ANSWER = struct.Struct("=BBBB48sIIIII")
+MAX_KEPT = 1_000
+
+FindServer = Callable[[int], str | None]
+"""The server of a process, or of the process that holds a socket; None if that is not below the
+hub."""
+
+
+class Owner(NamedTuple):
+    uid: int
+    inode: int
+
+
+class Peers:
+    def __init__(self, of_process: FindServer, of_socket: FindServer) -> None:
+        self._of_process = of_process
+        self._of_socket = of_socket
+        self._kept: dict[int, Principal] = {}
+        """Who holds a socket that has been looked for, by its inode."""
+
+    def on_unix(self, transport: Any) -> Principal:
+        """The owner, who alone can open the hub's Unix sockets, or a server's process that has the
+        owner's rights."""
+        if not KNOWN:
+            return OWNER
+        sock = transport.get_extra_info("socket")
+        size = struct.calcsize("=iII")
+        pid, *_ = struct.unpack(
+            "=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
+        server = self._of_process(pid)
+        return OWNER if server is None else principal_from_server(server)
+
+    def on_tcp(self, transport: Any) -> Principal | None:
+        """Who sends requests without a key; None for another user, and where it cannot be told."""
+        return self.at(transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
+
+    def on_grpc(self, peer: str, host: str, port: int) -> Principal | None:
+        """As `on_tcp`, of the peer as gRPC names it (`ipv4:127.0.0.1:4711`) that has connected to
+        `port` of `host`."""
+        family, _, rest = unquote(peer).partition(":")
+        address, _, number = rest.rpartition(":")
+        address = address.strip("[]")
+        if family not in ("ipv4", "ipv6") or not number.isdigit():
+            return None
+        if host == "localhost":
+            host = "127.0.0.1" if family == "ipv4" else "::1"
+        return self.at((host, port), (address, int(number)))
+
+    def at(self, local: Any, remote: Any) -> Principal | None:
+        """As `on_tcp`, of the connection between these two addresses."""
+        if not KNOWN:
+            return LOCAL
+        if not local or not remote:
+            return None
+        owner = find_owner(_Address(*remote[:2]), _Address(*local[:2]))
+        # Without an inode nobody holds the socket any more, and its user reads as root.
+        if owner is None or owner.inode == 0 or owner.uid not in (0, os.geteuid()):
+            return None
+        known = self._kept.get(owner.inode)
+        if known is None:
+            server = self._of_socket(owner.inode)
+            known = LOCAL if server is None else principal_from_server(server)
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[owner.inode] = known
+        return known
+
+
+ALONE = Peers(lambda pid: None, lambda inode: None)
+"""For a process that starts no servers."""
+
+
+class _Address(NamedTuple):
+    host: str
+    port: int
+
+    def packed(self) -> bytes:
+        address = ipaddress.ip_address(self.host.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).packed
+
+
+def find_owner(local: tuple[str, int], remote: tuple[str, int]) -> Owner | None:
+    """The user and the inode of this machine's TCP socket from `local` to `remote`."""
+    ours, theirs = _Address(*local), _Address(*remote)
+    try:
+        return _ask_kernel(ours, theirs)
+    except OSError:  # a kernel without it, or a sandbox that forbids it
+        return _read_table(ours, theirs)
+
+
+def _ask_kernel(local: _Address, remote: _Address) -> Owner | None:
+    family = socket.AF_INET if len(local.packed()) == 4 else socket.AF_INET6
+    id = SOCKET_ID.pack(
+        local.port, remote.port, local.packed().ljust(16, b"\0"), remote.packed().ljust(16, b"\0")
+    )
+    query = QUERY.pack(family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + id
+    query += REST_OF_ID.pack(0, NO_COOKIE, NO_COOKIE)
+    head = HEADER.pack(HEADER.size + len(query), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as link:
+        link.settimeout(1)
+        link.send(head + query)
+        answer = link.recv(4096)
+    _, kind, _, _, _ = HEADER.unpack_from(answer)
+    if kind == NLMSG_ERROR:
+        (code,) = struct.unpack_from("=i", answer, HEADER.size)
+        if -code == errno.ENOENT:
+            return None
+        raise OSError(-code, os.strerror(-code))
+    _, state, _, _, found, _, _, _, uid, inode = ANSWER.unpack_from(answer, HEADER.size)
+    # Where there is no such connection, a socket that listens on that port is told.
+    if state == LISTEN or found[:4] != id[:4]:
+        return None
+    return Owner(uid, inode)
+
+
+def _read_table(local: _Address, remote: _Address) -> Owner | None:
+    ours, theirs = _spell(local), _spell(remote)
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[1] in ours and fields[2] in theirs and int(fields[3], 16) != LISTEN:
+                return Owner(int(fields[7]), int(fields[9]))
+    return None
+
+
+def _spell(address: _Address) -> set[str]:
+    """As the kernel's tables have it, of a socket of either family."""
+    packed = address.packed()
+    forms = [packed] if len(packed) == 16 else [packed, b"\0" * 10 + b"\xff\xff" + packed]
+    return {
+        "".join(
+            f"{int.from_bytes(form[at : at + 4], sys.byteorder):08X}"
+            for at in range(0, len(form), 4)
+        )
+        + f":{address.port:04X}"
+        for form in forms
+    }

@@ -1,0 +1,94 @@
+"""Whose process a connection is: real sockets of this one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from dragoman.core.principal import LOCAL, Principal
+from dragoman.web import peers
+from dragoman.web.peers import ALONE, Owner, Peers, find_owner
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+
+Find = Callable[[tuple[str, int], tuple[str, int]], Owner | None]
+
+
+def read_table(local: tuple[str, int], remote: tuple[str, int]) -> Owner | None:
+    return peers._read_table(peers._Address(*local), peers._Address(*remote))
+
+
+def connect(listening: str, to: str) -> tuple[socket.socket, socket.socket, socket.socket]:
+    family = socket.AF_INET6 if ":" in listening else socket.AF_INET
+    listener = socket.create_server((listening, 0), family=family)
+    client = socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET)
+    client.connect((to, listener.getsockname()[1]))
+    served, _ = listener.accept()
+    return listener, served, client
+
+
+@pytest.mark.parametrize("find", [find_owner, read_table], ids=["netlink", "table"])
+@pytest.mark.parametrize(
+    ("listening", "to"),
+    [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1"), ("::1", "::1")],
+)
+def test_the_user_and_the_inode_of_a_peers_socket_are_found(
+    find: Find, listening: str, to: str
+) -> None:
+    listener, served, client = connect(listening, to)
+    with listener, served, client:
+        ours, theirs = served.getsockname()[:2], served.getpeername()[:2]
+        inode = os.fstat(client.fileno()).st_ino
+        assert find(theirs, ours) == Owner(os.geteuid(), inode)
+        # A socket that merely listens on that port is nobody's end of it.
+        assert find(ours, (theirs[0], 1)) is None
+
+
+def test_who_calls_without_a_key_is_told_by_the_socket() -> None:
+    listener, served, client = connect("127.0.0.1", "127.0.0.1")
+    with listener, served:
+        ours, theirs = served.getsockname(), served.getpeername()
+        assert ALONE.at(ours, theirs) == LOCAL
+        named = f"ipv4:{theirs[0]}:{theirs[1]}"
+        for host in ("127.0.0.1", "localhost"):
+            assert ALONE.on_grpc(named, host, ours[1]) == LOCAL
+        assert ALONE.on_grpc("unix:", "127.0.0.1", ours[1]) is None
+        asked: list[int] = []
+
+        def find_socket(inode: int) -> str:
+            asked.append(inode)
+            return "files"
+
+        below = Peers(lambda pid: None, find_socket)
+        inode = os.fstat(client.fileno()).st_ino
+        for _ in range(2):
+            found = below.at(ours, theirs)
+            assert found == Principal("server", "files") and found.serves == "files"
+            assert not found.roles
+        assert asked == [inode]  # once a connection
+        # When its process has closed it, the kernel says that it is root's.
+        client.close()
+        assert ALONE.at(ours, theirs) is None
+    assert ALONE.at(None, None) is None
+
+
+PROTECTED = """
+import ctypes, subprocess, sys
+from dragoman import process
+process.protect()
+get = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
+print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)
+subprocess.run([sys.executable, "-c", get], check=True)
+"""
+
+
+def test_the_hubs_memory_is_not_for_others_and_its_childrens_is_their_own_matter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROTECTED], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "1"]
