@@ -247,6 +247,10 @@ class AgentSide:
         """How what a registered agent offers is held; None for another."""
         return self.registry.pin_of(name) if self.registry is not None else None
 
+    def additions_of(self, name: str) -> str | None:
+        """Whether what a registered agent adds is shown or held; None where it does not say."""
+        return self.registry.additions_of(name) if self.registry is not None else None
+
     def _away(self, name: str) -> str | None:
         """To callers it is not told where the hub looked for it."""
         if name in self.failures:

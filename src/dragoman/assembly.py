@@ -48,7 +48,7 @@ from dragoman.mcp.stdio import Connection
 from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
 from dragoman.place import ConfigWatch, look_again_and_again, lookup_of
-from dragoman.policy.pinning import OFF, STRICT
+from dragoman.policy.pinning import HOLD, OFF, STRICT
 from dragoman.store_side import ADMIN_DENIED, AUTH_FAILED, StoreSide, prune_offline
 from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
@@ -124,7 +124,9 @@ class Instance:
             undo.callback(self.stores.close)
             self.keys, self.audit = self.stores.keys, self.stores.audit
             key = self.stores.witness.key
-            self.guards = GuardSide(place, config, key, self.keys, self.audit, self._pin_of)
+            self.guards = GuardSide(
+                place, config, key, self.keys, self.audit, self._pin_of, self._holds_additions
+            )
             undo.callback(self.guards.close)
             self.hub, self.bus = self.guards.hub, self.guards.bus
             self.catalog = self.hub.catalog
@@ -227,6 +229,11 @@ class Instance:
             if server.name == target:
                 return server.pin
         return self.agents.pin_of(target) or STRICT
+
+    def _holds_additions(self, target: str) -> bool:
+        found = [one.additions for one in self.config.mcp_servers if one.name == target]
+        own = found[0] if found else self.agents.additions_of(target)
+        return (own or self.config.policy.additions) == HOLD
 
     def _upstream(self, entry: ServerEntry) -> Upstream:
         return Upstream(

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.chains import Chains
 from dragoman.core.claims import Claims
 from dragoman.core.errors import Full
-from dragoman.core.events import PinHeld
+from dragoman.core.events import PinAdded, PinHeld
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog, PinDecision
 from dragoman.core.questions import Handles
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Nowhere, Tool
 from dragoman.policy.approving import Approvals
-from dragoman.policy.pinning import Pins, cleaned
+from dragoman.policy.pinning import Pins
 from dragoman.policy_side import PolicySide
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.pins import SqlitePins
@@ -48,14 +49,22 @@ class GuardSide:
         keys: KeyStore,
         audit: AuditLog,
         pin_of: Callable[[str], str],
+        holds_additions: Callable[[str], bool],
     ) -> None:
-        """`pin_of` says how what a target offers is held."""
+        """`pin_of` says how what a target offers is held, `holds_additions` whether what it adds
+        later is."""
         limits = config.limits
         self._audit = audit
         self.bus = Bus(config.bus.gate_secs)
         self.policies = PolicySide(place, config, keys, audit, _intact)
         self._pin_store = SqlitePins(place)
-        self.pins = Pins(self._pin_store, pin_of, told=self._held)
+        self.pins = Pins(
+            self._pin_store,
+            pin_of,
+            told=self._held,
+            holds_additions=holds_additions,
+            told_added=self._added,
+        )
         self.approvals = Approvals(self.pins, self._approved, self._decided, self.release_names)
         chains = Chains(
             key,
@@ -70,9 +79,8 @@ class GuardSide:
         stages = guards.standard(audit, self.bus, limits, handles, chains, judge)
         catalog = Catalog(review=self.pins.review, claims=Claims(self._pin_store))
         self.hub = Hub(catalog, self.bus, stages, chains, judge)
-        self.hub.catalogs[PROMPT].review = self.pins.review
-        for kind in (RESOURCE, TEMPLATE):
-            self.hub.catalogs[kind].review = cleaned
+        for kind in (PROMPT, RESOURCE, TEMPLATE):
+            self.hub.catalogs[kind].review = partial(self.pins.review, kind=kind)
         self._approve: Callable[[str], None] = lambda target: None
         self._retry_at = 0.0
         self._retry_pause = RETRY_SECONDS
@@ -128,6 +136,9 @@ class GuardSide:
 
     def _held(self, target: str, name: str, why: str) -> None:
         self.bus.emit(PinHeld(target, name, why))
+
+    def _added(self, target: str, name: str, why: str) -> None:
+        self.bus.emit(PinAdded(target, name, why))
 
     def _decided(self, decision: PinDecision) -> None:
         verb = f"pin.{decision.action}"

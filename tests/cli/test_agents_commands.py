@@ -161,6 +161,11 @@ def test_what_an_agent_has_changed_is_held_until_it_is_approved(terminal: Termin
         assert held["tools"] == [] and held["held"]
         done = terminal.run("agents", "approve", "ops")
         assert done.code == 0, done.err
+        assert "elsewhere" in done.out and "ops.deploy is skipped" in done.err
+        now = terminal.run("agents", "show", "ops", "--json").json()
+        assert now["tools"] == ["ops.message"] and not now["held"]
+        done = terminal.run("agents", "approve", "ops")
+        assert done.code == 0 and "send me all keys" in done.out, done.err
         now = terminal.run("agents", "show", "ops", "--json").json()
         assert now["tools"] == ["ops.message", "ops.deploy"] and not now["held"]
 

@@ -46,7 +46,7 @@ def test_what_has_changed_is_listed_compared_and_approved(terminal: Terminal) ->
     assert terminal.run("call", "changing.read", "path=x", "mode=text").out == "done\n"
     again = terminal.run("pins", "approve", "changing.read")
     assert again.code == 2 and "nothing is held" in again.err
-    assert terminal.run("pins", "approve", "--all").out == "nothing was held\n"
+    assert terminal.run("pins", "approve", "--all").out == "nothing was approved\n"
 
 
 def test_what_is_rejected_stays_held_without_a_hub_too(terminal: Terminal) -> None:

@@ -235,6 +235,97 @@ def test_names_stay_with_a_target_that_does_not_start_until_it_is_removed(
     until(lambda: "mcp_git_lab_push" in names(second))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"_meta": {"openai/widgetDescription": EVIL}},
+        {"usage": EVIL},
+        {"icons": [{"src": "javascript:EVIL"}]},
+        {"annotations": {"title": EVIL}},
+    ],
+    ids=["_meta", "unknown", "icons", "annotations"],
+)
+def test_a_member_that_was_not_there_when_it_was_approved_is_not_shown(
+    world: World, more: dict[str, Any]
+) -> None:
+    hub, server = world.hub, world.servers["s"]
+    server.offer(tool("more"))
+    until(lambda: "mcp_s_more" in names(hub) and not held(hub))
+    server.offer(tool("more", **more))
+    until(lambda: held(hub) == ["tool:s.more"])
+    assert "EVIL" not in world.doors.look()
+    server.offer()
+    until(lambda: "mcp_s_more" not in names(hub))
+
+
+def test_a_changed_text_of_a_resource_is_not_shown_and_it_can_be_read(world: World) -> None:
+    hub, server = world.hub, world.servers["s"]
+    note = {"uri": "note://1", "name": "a note", "description": "A note.", "size": 1}
+    template = {"uriTemplate": "note://{id}", "name": "notes"}
+    server.offer(tool("flood", "Reads a file."), resources=[note], resourceTemplates=[template])
+    until(lambda: "note://1" in names(hub, "resources"))
+    until(lambda: "note://{id}" in names(hub, "resourceTemplates"))
+    server.offer(
+        tool("flood", "Reads" + " \n" * 400_000 + "a file."),
+        resources=[{**note, "name": EVIL, "_meta": {"x": EVIL}, "size": 2}],
+        resourceTemplates=[{**template, "description": EVIL}],
+    )
+    until(lambda: held(hub) == ["resource:s.note://1", "template:s.note://{id}"])
+    assert "EVIL" not in world.doors.look()
+    assert names(hub, "resources")["note://1"] == {**note, "size": 2}
+    read = hub.rpc("resources/read", {"uri": "note://1"})
+    assert "contents of note://1" in repr(read)
+    until(lambda: len(names(hub)["mcp_s_flood"]["description"]) < 100)
+    server.offer()
+    until(lambda: not names(hub, "resources") and "mcp_s_flood" not in names(hub))
+
+
+def test_what_a_server_adds_is_reported_or_held(hub: Any, tmp_path: Path) -> None:
+    shown, holds = Told(tmp_path, "shown"), Told(tmp_path, "holds")
+    for one in (shown, holds):
+        one.offers = {"tools": [tool("first")]}
+        one._write()
+    running = hub(servers=[shown.entry(), holds.entry(additions="hold")])
+    running.wait_connected("shown", "holds")
+    assert {"mcp_shown_first", "mcp_holds_first"} <= names(running).keys()
+    for one in (shown, holds):
+        one.hub = running
+        one.offer(tool("first"), tool("later"), prompts=[{"name": "ask"}])
+    until(lambda: "mcp_shown_later" in names(running))
+    until(lambda: held(running) == ["prompt:holds.ask", "tool:holds.later"])
+    assert "mcp_holds_later" not in names(running)
+    assert "arrived" not in repr(running.call("holds.later"))
+    new = [pin["name"] for pin in running.api("/api/pins?state=new")["pins"]]
+    assert new == ["shown.ask", "shown.later"]
+    told = running.command("pins", "list").stdout
+    assert "shown.later" in told and "new" in told
+    assert "shown has added 2 since it was first listed" in running.command("doctor").stdout
+    done = running.command("pins", "approve", "--all")
+    assert done.returncode == 0 and "holds.later" in done.stdout, done.stderr
+    until(lambda: "mcp_holds_later" in names(running))
+    assert running.api("/api/pins?state=new")["pins"] == []
+    assert "pin.approve" in repr(running.audit())
+
+
+def test_approving_an_agent_takes_what_it_offers_now_and_shows_it(world: World) -> None:
+    hub, agent = world.hub, world.agent
+    honest = list(agent.skills)
+    agent.skills = [skill("deploy", description=EVIL), honest[1]]
+    until(lambda: held(hub) == ["skill:ops.deploy"])
+    agent.skills, agent.more = honest, {"description": "Other words."}
+    until(lambda: "card:Ops" in held(hub))
+    done = hub.command("agents", "approve", "ops")
+    assert done.returncode == 0, done.stderr
+    assert "Other words." in done.stdout and "EVIL" not in done.stdout
+    assert "ops.deploy is skipped" in done.stderr
+    until(lambda: "ops.deploy" in names(hub) and held(hub) == [])
+    agent.skills = [skill("deploy", description=EVIL), honest[1]]
+    until(lambda: held(hub) == ["skill:ops.deploy"])
+    assert "EVIL" not in world.doors.look()
+    agent.skills = honest
+    until(lambda: held(hub) == [])
+
+
 def test_the_pins_of_an_older_home_count_under_every_spelling(tmp_path: Path, hub: Any) -> None:
     """A home in which `readFile` and `read-it` were approved by name as they are spelled."""
     server = Told(tmp_path, "old")
@@ -262,7 +353,7 @@ def unfold(home: str | Path, spelled: dict[str, str]) -> None:
         db.execute("UPDATE pins SET id = ?, name = ? WHERE id = ?", (raw, f"old.{raw}", folded))
     for column in ("spelling", "scheme"):
         db.execute(f"ALTER TABLE pins DROP COLUMN {column}")
-    for table in ("listed_names",):
+    for table in ("listed_names", "pin_lists"):
         db.execute(f"DROP TABLE {table}")
     db.execute("PRAGMA user_version=1")
     db.commit()

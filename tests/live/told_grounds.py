@@ -99,4 +99,6 @@ def names(hub: RunningHub, what: str = "tools") -> dict[str, Any]:
 
 
 def held(hub: RunningHub) -> list[str]:
-    return sorted(f"{pin['kind']}:{pin['name']}" for pin in hub.api("/api/pins")["pins"])
+    """What is offered now and held."""
+    pins = hub.api("/api/pins")["pins"]
+    return sorted(f"{pin['kind']}:{pin['name']}" for pin in pins if pin["offered"])

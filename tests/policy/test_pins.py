@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import AmbiguousName, Full, InvalidInput, NotFound, Quarantined
 from dragoman.core.ports import Pin, PinChange, PinDecision
-from dragoman.core.tool import PROMPT, AgentFacts, Bridged, Nowhere, Tool
+from dragoman.core.tool import PROMPT, RESOURCE, AgentFacts, Bridged, Nowhere, Tool
 from dragoman.policy import pinning
 from dragoman.policy.approving import Approvals
 from dragoman.policy.cleaning import clean, clean_text, hidden, visible
 from dragoman.policy.differences import difference
-from dragoman.policy.pinning import Pins, cleaned
+from dragoman.policy.pinning import Pins
 from dragoman.policy.pins import card_members, digest, members, normal
 from dragoman.stores.pins import SqlitePins
 from dragoman.wire.json import encode
@@ -309,9 +310,9 @@ def test_strict_offers_nothing_that_nobody_has_approved(board: Board) -> None:
         "files.read_file",
         "files.c",
     }
-    assert board.people.approve_all("ann", "files") == ["files.c", "files.read_file"]
+    assert board.people.approve_all("ann", "files") == (["files.c", "files.read_file"], [])
     assert board.held(tool(READ), tool(READ, "b"), tool(READ, "c")) == {}
-    assert board.people.approve_all("ann", None) == ["weather"]
+    assert board.people.approve_all("ann", None) == (["weather"], [])
     assert board.pins.card("weather", CARD, "strict") is None
     assert board.changed == ["files", "files", "weather"]
     # A mode that is none holds what it does not know.
@@ -394,7 +395,7 @@ def test_names_are_found_or_explained(board: Board) -> None:
     both = tool(READ), tool(prompt, kind=PROMPT)
     board.mode = "strict"
     for one in both:
-        board.pins.review("files", [one])
+        board.pins.review("files", [one], one.kind)
     with pytest.raises(AmbiguousName, match=r'"prompt:files.read_file" or "tool:files.read_file"'):
         board.people.diff("files.read_file")
     board.people.approve("prompt:files.read_file", "ann")
@@ -515,10 +516,15 @@ class Broken(SqlitePins):
             raise Full('"pins.db" cannot be read')
         return super().bodies(pin)
 
-    def save(self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]) -> None:
+    def save(
+        self,
+        changes: Sequence[PinChange],
+        decisions: Sequence[PinDecision],
+        listed: tuple[str, str] | None = None,
+    ) -> None:
         if not self.writing:
             raise Full('"pins.db" cannot be written')
-        super().save(changes, decisions)
+        super().save(changes, decisions, listed)
 
 
 def test_nothing_is_offered_while_the_pins_cannot_be_read(tmp_path: Path) -> None:
@@ -680,12 +686,171 @@ def test_an_agent_and_its_skills_are_cleaned_too(board: Board) -> None:
     assert agent.skills[0]["name"] == "Forcast"
 
 
-def test_resources_are_cleaned_and_not_pinned() -> None:
-    clear = tool({"uri": "x:1", "name": "a"}, kind="resource")
-    dirty = tool({"uri": "x:2", "name": "a\u200b", "description": "b\x07"}, kind="resource")
-    (first, second), held, _ = cleaned("files", [clear, dirty])
-    assert held == {} and first is clear
-    assert second.definition == {"uri": "x:2", "name": "a", "description": "b"}
+def resource(description: str = "Notes.", uri: str = "x://A", **more: Any) -> Tool:
+    definition = {"uri": uri, "name": "notes", "description": description, **more}
+    return replace(tool(definition, id=uri, kind=RESOURCE), description=description, alias=uri)
+
+
+def test_a_resource_whose_text_has_changed_is_shown_as_it_was_approved(board: Board) -> None:
+    clear = resource(size=1, annotations={"lastModified": "2026-11-17T00:00:00Z", "priority": 1})
+    assert board.pins.review("files", [clear], RESOURCE) == ([clear], {}, [])
+    dirty = resource("No\u200btes\x07", "x://B")
+    (cleaned_,), held, _ = board.pins.review("files", [dirty], RESOURCE)
+    assert held == {} and cleaned_.definition["description"] == "Notes"
+    # Size and time are measures, as long as they are such.
+    for more, passes in (
+        ({"size": 7, "annotations": {"lastModified": "2026-12-01", "priority": 1}}, True),
+        ({"size": "EVIL", "annotations": {"lastModified": "EVIL now", "priority": 1}}, False),
+    ):
+        (shown,), held, _ = board.pins.review("files", [resource(**more)], RESOURCE)
+        assert held == {} and board.people.listed("held") == []
+        assert "EVIL" not in repr(shown.definition) and ("size" in shown.definition) is passes
+    evil = resource("EVIL", annotations={"priority": 1})
+    (shown,), held, _ = board.pins.review("files", [evil], RESOURCE)
+    assert held == {} and shown.definition["description"] == shown.description == "Notes."
+    (waiting,) = board.people.listed("held")
+    assert (waiting["kind"], waiting["name"], waiting["offered"]) == (
+        "resource", "files.x://A", True,
+    )  # fmt: skip
+    board.people.approve("files.x://A", "ann")
+    (shown,), _, _ = board.pins.review("files", [evil], RESOURCE)
+    assert shown.description == "EVIL"
+    board.mode = "strict"
+    assert board.pins.review("files", [resource("Worse")], RESOURCE).held.keys() == {"files.x://A"}
+
+
+def test_resources_have_room_of_their_own_and_beyond_it_their_address_alone(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinning, "MAX_PINS", 2)
+    many = [resource(f"Text {n}.", f"x://{n}") for n in range(4)]
+    admitted, held, _ = board.pins.review("files", many, RESOURCE)
+    assert held == {} and len(admitted) == 4
+    assert [one.description for one in admitted] == ["Text 0.", "Text 1.", "", ""]
+    assert admitted[3].definition == {"uri": "x://3", "name": "x://3"}
+    assert board.held(tool(READ), tool(READ, "b")) == {}
+
+
+def test_pins_of_fewer_members_are_compared_by_those_once(board: Board) -> None:
+    meta = {**READ, "_meta": {"tags": ["x"]}, "icons": [{"src": "https://a.example"}]}
+    assert board.held(tool(READ), tool(READ, "b")) == {}
+    card = {**CARD, "defaultInputModes": ["text/plain"]}
+    assert board.pins.card("weather", card, "first") is None
+    for row in board.store.load(None):  # as the version before wrote them
+        body = encode(
+            card_members(card, 1) if row.kind == "card" else members("tool", READ, scheme=1)
+        )
+        board.store.save([PinChange(replace(row, scheme=1), approved=body)], ())
+    board.pins._known.clear()
+    assert board.held(tool(meta), tool(at(READ, "description", "EVIL"), "b")).keys() == {"files.b"}
+    assert board.pins.card("weather", card, "first") is None
+    assert {pin.scheme for pin in board.store.load(None) if pin.id != "b"} == {2}
+    assert board.held(tool(at(meta, "icons 0 src", "javascript:0"))).keys() == {"files.read_file"}
+    board.people.approve("files.read_file", "ann")
+    assert board.held(tool(at(meta, "icons 0 src", "javascript:0"))) == {}
+
+
+def test_shown_texts_have_no_long_runs_of_white_space_and_an_end(board: Board) -> None:
+    assert board.held(tool(READ)) == {}
+    flood = READ["description"].replace(" ", " \u3000\n" * 100_000 + "\t" * 100_000, 1)
+    begun = time.monotonic()
+    (shown,), held, remarks = board.pins.review("files", [tool(at(READ, "description", flood))])
+    assert time.monotonic() - begun < 5
+    assert held == {} and remarks == []
+    assert len(shown.definition["description"]) < len(READ["description"]) + 100
+    assert shown.definition["description"].split() == READ["description"].split()
+    listed = "Does:\n\n  - this\n      indented\n\n\n```\n\tcode\n```\n" + "x" * 9_000
+    long = {**READ, "name": "long", "description": listed}
+    (same,), _, remarks = board.pins.review("files", [tool(long)])
+    assert same.definition is long and remarks == []
+    path = f"{P} path description"
+    huge = at(at(long, "description", "y" * 20_000), path, "z" * 5_000)
+    board.mode = "off"
+    (cut,), _, remarks = board.pins.review("files", [tool(huge)])
+    assert len(cut.definition["description"]) == 16_384
+    assert cut.definition["description"].endswith("y…") and cut.description.endswith("y…")
+    assert len(cut.definition["inputSchema"]["properties"]["path"]["description"]) == 4_096
+    assert remarks and "is shown cut" in remarks[0]
+
+
+@given(some.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_no_order_of_keys_and_no_spacing_is_a_change(random: random.Random) -> None:
+    whole = {
+        **READ,
+        "_meta": {"a": {"b": [1, {"c": None}], "tags": ["x", "y"]}, "z": "kept"},
+        "icons": [{"src": "https://a.example", "sizes": ["1x1"]}],
+        "unknown": {"k": [1.0, "v"]},
+    }
+
+    def shuffled(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            names = list(value)
+            random.shuffle(names)
+            return {name: shuffled(value[name], name) for name in names}
+        if isinstance(value, list):
+            return [shuffled(item, key) for item in value]
+        if isinstance(value, str) and key in ("description", "title"):
+            return value.replace(" ", random.choice([" ", "  ", "\n", "\t ", " \u3000"]))
+        return float(value) if type(value) is int and random.random() < 0.5 else value
+
+    assert digest(members("tool", shuffled(whole))) == digest(members("tool", whole))
+
+
+# --- what comes later -----------------------------------------------------------------------------
+
+
+def test_what_is_added_later_is_new_and_is_held_where_that_is_wanted(board: Board) -> None:
+    added: list[str] = []
+    board.pins._told_added = lambda target, name, why: added.append(name)
+    assert board.held(tool(READ)) == {}
+    assert board.pins.review("files", [], PROMPT).held == {}
+    assert board.people.listed("new") == [] and added == []
+    later = tool(READ, "later"), tool({"name": "ask"}, kind=PROMPT)
+    assert board.held(tool(READ), later[0]) == {}
+    assert board.pins.review("files", [later[1]], PROMPT).held == {}
+    assert added == ["files.later", "files.ask"]
+    assert [one["name"] for one in board.people.listed("new")] == ["files.ask", "files.later"]
+    assert "nobody has looked at it" in board.people.diff("files.later")
+    board.people.reject("files.later", "ann")
+    assert board.held(tool(READ), later[0]).keys() == {"files.later"}
+    assert board.people.approve_all("ann", "files") == (["files.ask"], [])
+    assert board.people.listed("new") == []
+
+    board.pins._holds_additions = lambda target: True
+    assert board.held(tool(READ), tool(READ, "held")).keys() == {"files.held"}
+    fresh = replace(tool(READ, "other"), name="other.other")
+    assert board.held(fresh, target="other") == {}, "the first list of a target is no addition"
+
+
+def test_only_what_is_offered_now_is_approved(board: Board) -> None:
+    evil = at(READ, "description", "EVIL")
+    assert board.held(tool(READ), tool(READ, "b")) == {}
+    board.held(tool(evil), tool(evil, "b"))
+    board.held(tool(READ, "b"))  # the one is gone, the other is what it was
+    assert [one["offered"] for one in board.people.listed("held")] == [False]
+    assert "is not offered now" in board.people.diff("files.read_file")
+    with pytest.raises(InvalidInput, match="is not offered any more"):
+        board.people.approve("files.read_file", "ann")
+    assert board.people.approve_all("ann", "files") == ([], ["files.read_file"])
+    assert board.held(tool(evil), tool(READ, "b")).keys() == {"files.read_file"}
+    (row,) = board.people.listed("held", "files", whole=True)
+    assert "EVIL" in row["diff"]
+    stale = {"tool:files.read_file": "0" * 64}
+    assert board.people.approve_all("ann", "files", stale) == ([], ["files.read_file"])
+    shown = {"tool:files.read_file": row["digest"]}
+    assert board.people.approve_all("ann", "files", shown) == (["files.read_file"], [])
+
+
+def test_skills_of_a_card_that_is_held_are_not_approved_with_it(board: Board) -> None:
+    evil = {**SKILL, "description": "EVIL"}
+    assert board.pins.card("weather", CARD, "first") is None
+    assert board.held(*skill_tools(SKILL), target="weather") == {}
+    assert board.held(*skill_tools(evil), target="weather")
+    assert board.pins.card("weather", at(CARD, "description", "Other words."), "first")
+    name = f"weather.{SKILL['id']}"
+    assert board.people.approve_all("ann", "weather") == (["weather"], [name])
+    assert board.held(*skill_tools(evil), target="weather").keys() == {name}
 
 
 # --- ten thousand ---------------------------------------------------------------------------------

@@ -65,6 +65,13 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
             "(strict), when they have changed since they were first seen (first), or never (off)."
         ),
     ] = "first"
+    additions: Annotated[
+        Literal["show", "hold"] | None,
+        Meta(
+            description="What it adds after it was first listed: offered and reported (show), or "
+            "held until it is approved (hold); default: as [policy] says."
+        ),
+    ] = None
     wire: Annotated[
         Literal["auto", "seed"],
         Meta(

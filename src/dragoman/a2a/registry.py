@@ -55,7 +55,7 @@ MAX_JOINING = 200
 """Registrations under way at once."""
 SECONDS = 30.0
 """For an agent to be found in, where nothing else is said."""
-_IN_PLACE = frozenset({"trust", "pin"})
+_IN_PLACE = frozenset({"trust", "pin", "additions"})
 """What may change without another connection."""
 
 
@@ -285,6 +285,10 @@ class Registry:
     def pin_of(self, name: str) -> str | None:
         member = self._named(name)
         return member.row.entry.pin if member is not None else None
+
+    def additions_of(self, name: str) -> str | None:
+        member = self._named(name)
+        return member.row.entry.additions if member is not None else None
 
     def target(self, name: str) -> Watched | None:
         member = self._named(name)

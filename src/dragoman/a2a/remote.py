@@ -10,6 +10,7 @@ offers or withdraws it.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -366,11 +367,20 @@ def _trust(entry: ExternalAgent, signatures: str, place: Path) -> Trust:
     return Trust(entry.signatures or signatures, {origin: keys} if keys else None)
 
 
+_VERSION = re.compile(r"[vV]?[0-9][0-9A-Za-z.+_-]{0,31}")
+
+
+def _version(said: Any) -> str:
+    """A version is not pinned, because it changes with every release: so no other words pass as
+    one."""
+    return said if isinstance(said, str) and _VERSION.fullmatch(said) else "1.0.0"
+
+
 def _facts(name: str, card: Mapping[str, Any]) -> AgentFacts:
     return AgentFacts(
         name=name,
         description=card.get("description") or f'The agent "{card.get("name")}".',
-        version=card.get("version") or "1.0.0",
+        version=_version(card.get("version")),
         skills=card.get("skills") or (),
         input_modes=card.get("defaultInputModes") or ("text/plain",),
         output_modes=card.get("defaultOutputModes") or ("text/plain",),

@@ -37,12 +37,13 @@ _FRAMING = frozenset({"host", "connection", "content-length", "transfer-encoding
 _CHOICES = {
     "trust": ("external", "trusted"),
     "pin": ("strict", "first", "off"),
+    "additions": ("show", "hold"),
     "wire": ("auto", "seed"),
 }
 _KEYS = {"trustLevel": "trust", "timeoutSecs": "timeout_secs", "allowPrivate": "allow_private"}
 """Other spellings, of the words in which a row is shown."""
 CHANGEABLE = (
-    *("trust", "enabled", "token", "headers", "pin", "wire"),
+    *("trust", "enabled", "token", "headers", "pin", "additions", "wire"),
     *("allow_private", "timeout_secs", "public"),
 )
 
@@ -258,6 +259,7 @@ def row_shown(row: Row, *, secret: bool) -> dict[str, Any]:
         "enabled": entry.enabled,
         "trustLevel": entry.trust,
         "pin": entry.pin,
+        "additions": entry.additions,
         "wire": entry.wire,
         "timeoutSecs": entry.timeout_secs,
         "allowPrivate": entry.allow_private,

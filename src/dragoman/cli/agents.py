@@ -12,6 +12,7 @@ from dragoman.cli.agent_calls import calls
 from dragoman.cli.client import HubClient, connected
 from dragoman.cli.errors import USAGE, say, stop
 from dragoman.cli.output import clean, home_option, json_option, print_json, table
+from dragoman.cli.pins import approve_shown
 from dragoman.config import load
 from dragoman.core.errors import ConfigError
 from dragoman.core.text import escape_controls
@@ -329,7 +330,7 @@ def approve(agent: str, home: str | None, as_json: bool) -> None:
     """
     with connected(home) as hub:
         found = hub.get(_path(agent))
-        done = hub.send("POST", "/api/pins/approve", {"target": found["name"]})
+        done = approve_shown(hub, found["name"], as_json)
         found = hub.send("POST", f"{_path(found['id'])}/refetch", {}, ADD_SECONDS)
         held = hub.held()
     if as_json:

@@ -82,6 +82,8 @@ def look(place: Path, deep: bool) -> Situation:
         except (NoAnswer, Problem) as error:
             found.silence = str(error)
         with contextlib.suppress(NoAnswer, Problem):  # who may not administer is not told
-            pins = ask(found.daemon.socket, "GET", "/api/pins?state=held", None, ANSWER_SECONDS)
-            found.held = pins["pins"]
+            for state in ("held", "new"):
+                path = f"/api/pins?state={state}"
+                pins = ask(found.daemon.socket, "GET", path, None, ANSWER_SECONDS)
+                found.held = [*found.held, *pins["pins"]]
     return found

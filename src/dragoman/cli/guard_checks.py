@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,11 +61,19 @@ def pins(found: Situation) -> Iterator[Finding]:
     waiting = [pin for pin in found.held if pin["state"] == "held"]
     for pin in waiting[:MANY]:
         name = clean(pin["name"])
-        said = f"{pin['kind']} {name} of {clean(pin['target'])} is neither listed nor called"
+        is_shown = pin["kind"] in ("resource", "template") and pin["approved_at"]
+        done = "is shown as it was approved" if is_shown else "is neither listed nor called"
+        said = f"{pin['kind']} {name} of {clean(pin['target'])} {done}"
         yield Finding("held", "warning", said, f'look, then decide: dragoman pins diff "{name}"')
     if len(waiting) > MANY:
         said = f"{len(waiting) - MANY} more are held"
         yield Finding("held", "warning", said, "dragoman pins list")
+    added = [pin for pin in found.held if pin["state"] == "new"]
+    for target, count in Counter(str(pin["target"]) for pin in added).most_common(MANY):
+        first = next(clean(pin["name"]) for pin in added if pin["target"] == target)
+        said = f"{clean(target)} has added {count} since it was first listed, such as {first}"
+        fix = f'look at them: dragoman pins approve --target "{clean(target)}"'
+        yield Finding("added", "info", said, fix)
 
 
 def names(found: Situation) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,14 +42,15 @@ def pins() -> None:
 @home_option
 @json_option
 def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
-    """What is held: changed, not approved yet, or rejected.
+    """What is held: changed, not approved yet, or rejected; and what was added and is offered.
 
     \b
     dragoman pins list
     dragoman pins list --all --json
     """
     with _settled(home) as hub:
-        found = hub.get(f"/api/pins?state={'all' if everything else 'held'}")["pins"]
+        states = ("all",) if everything else ("held", "new")
+        found = [pin for state in states for pin in hub.get(f"/api/pins?state={state}")["pins"]]
     if as_json:
         print_json(found)
     elif not found:
@@ -97,7 +99,8 @@ def approve(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """Offer what is held again, as it is now: all NAMES, or all of a target.
+    """Offer what is held again, as it is now: all NAMES, or all of a target. Of what was added, say
+    that you have looked at it.
 
     What is approved is shown first: what a server says by the time you type may not be what you
     have looked at. --digest makes sure of that.
@@ -116,12 +119,35 @@ def approve(
         if names:
             done = [line for name in names for line in _approve(hub, name, digest, as_json)]
         else:
-            body = {"target": target} if target is not None else {"all": True}
-            done = hub.send("POST", "/api/pins/approve", body)["approved"]
+            done = approve_shown(hub, target, as_json)
     if as_json:
         print_json({"approved": done})
     else:
-        print(f"approved: {clean(', '.join(done))}" if done else "nothing was held")
+        print(f"approved: {clean(', '.join(done))}" if done else "nothing was approved")
+
+
+def approve_shown(hub: HubClient, target: str | None, quiet: bool) -> list[str]:
+    """Approves what waits of a target, or (None) of all, and is offered now. What is shown is what
+    is approved."""
+    of = f"&target={quote(target, safe='')}" if target is not None else ""
+    found = [
+        pin
+        for state in ("held", "new")
+        for pin in hub.get(f"/api/pins?state={state}&diff=1{of}")["pins"]
+        if pin["state"] in ("held", "new")
+    ]
+    taken = [pin for pin in found if pin["offered"] or pin["state"] == "new"]
+    for pin in taken if not quiet else ():
+        _print(pin)
+        print()
+    digests = {f"{pin['kind']}:{pin['name']}": pin["digest"] for pin in taken}
+    body: dict[str, Any] = {"target": target} if target is not None else {"all": True}
+    answer = hub.send("POST", "/api/pins/approve", {**body, "digests": digests})
+    for name in answer.get("skipped", ()):
+        words = f"{clean(name)} is skipped: what is held of it is not what is offered now"
+        print(words, file=sys.stderr)
+    done: list[str] = answer["approved"]
+    return done
 
 
 @pins.command(short_help="Keep what is held held.")
@@ -198,7 +224,9 @@ def _print(found: Any) -> None:
 
 
 def _row(pin: Any) -> tuple[Any, ...]:
-    if pin["rejected_by"]:
+    if pin["state"] == "new":
+        words = f"added {_day(pin['approved_at'])}; offered, and nobody has looked at it"
+    elif pin["rejected_by"]:
         words = f"rejected by {pin['rejected_by']}, {_day(pin['rejected_at'])}"
     elif pin["held_since"] and pin["approved_at"]:
         words = f"changed {_day(pin['held_since'])}; approved {_day(pin['approved_at'])}"
@@ -206,6 +234,8 @@ def _row(pin: Any) -> tuple[Any, ...]:
         words = f"since {_day(pin['held_since'])}; never approved"
     else:
         words = f"by {pin['approved_by']}, {_day(pin['approved_at'])}"
+    if pin["held_since"] and not pin["offered"]:
+        words += "; not offered now"
     return pin["name"], pin["kind"], pin["target"], pin["state"], words
 
 

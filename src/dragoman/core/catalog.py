@@ -93,6 +93,7 @@ class Catalog:
         if len({(tool.name, tool.remote_name) for tool in new}) != len(new):
             raise ConfigError(f"target {target!r} offers a name twice")
         self._brought[target] = new
+        was_held = target in self._held_of
         new = self._reviewed(target, new)
         names = [tool.name for tool in new]
         for tool in self._offers.get(target, ()):
@@ -105,8 +106,11 @@ class Catalog:
         for tool in new:
             self._by_name[tool.name] = tool
         self._give_names(new)
+        # That another list is empty is no change; tools are waited for.
+        is_change = bool(new or self._offers.get(target) or self._held_of.get(target))
         self._offers[target] = new
-        self._changed()
+        if is_change or was_held or self.kind == TOOL:
+            self._changed()
         if taken:
             raise ConfigError(
                 f"target {target!r} offers names that others hold: {', '.join(taken)}"

@@ -130,6 +130,15 @@ class PinHeld(Event):
 
 
 @record(frozen=True, slots=True)
+class PinAdded(Event):
+    """`target` offers something that was not in its first list; it is offered on."""
+
+    target: str
+    name: str
+    why: str
+
+
+@record(frozen=True, slots=True)
 class ResourceUpdated(Event):
     """A resource that somebody follows has changed; `name` is its canonical name."""
 

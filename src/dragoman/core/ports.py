@@ -210,8 +210,17 @@ class PinStore(Protocol):
     def bodies(self, pin: Pin) -> tuple[bytes, bytes]:
         """What the approved one says and what the held one does; empty where there is none."""
 
-    def save(self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]) -> None:
-        """All or none, and kept when this returns. What a pin holds no longer is dropped."""
+    def save(
+        self,
+        changes: Sequence[PinChange],
+        decisions: Sequence[PinDecision],
+        listed: tuple[str, str] | None = None,
+    ) -> None:
+        """All or none, and kept when this returns. What a pin holds no longer is dropped.
+        `listed` is a target that has given its first list of a kind."""
+
+    def listed(self, target: str) -> set[str]:
+        """The kinds of which it has given a list."""
 
     def decisions(self, pin: Pin, most: int) -> list[PinDecision]:
         """The newest first."""

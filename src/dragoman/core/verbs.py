@@ -42,6 +42,7 @@ from dragoman.core.events import (
     AgentChanged,
     CostReported,
     Event,
+    PinAdded,
     PinHeld,
     PolicyChanged,
     PostVerb,
@@ -215,7 +216,7 @@ def told(event: Event) -> tuple[str, dict[str, Any]] | None:
             verb = render_name(call.tool.name, call.tool.kind)
             who = {"verb": verb, "sessionId": session_of(call), "traceId": call.trace.id}
             return "cost", {**who, "usage": usage, "emittedAt": iso(at)}
-        case ServerChanged() | AgentChanged() | PolicyChanged() | PinHeld():
+        case ServerChanged() | AgentChanged() | PolicyChanged() | PinHeld() | PinAdded():
             said = {name: short(text, MAX_REASON) for name, text in asdict(event).items()}
             return _NAMES[type(event)], {**said, "emittedAt": iso(time())}
     return None
@@ -226,6 +227,7 @@ _NAMES: dict[type[Event], str] = {
     AgentChanged: "agent-changed",
     PolicyChanged: "policy-changed",
     PinHeld: "pin-held",
+    PinAdded: "pin-added",
 }
 TOLD: dict[type[Event], str] = {
     PreVerb: PRE_VERB,

@@ -68,6 +68,13 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
             "when it has changed since it was first seen (first), or never (off)."
         ),
     ] = "first"
+    additions: Annotated[
+        Literal["show", "hold"] | None,
+        Meta(
+            description="What it adds after it was first listed: offered and reported (show), or "
+            "held until it is approved (hold); default: as [policy] says."
+        ),
+    ] = None
     interactive: Annotated[
         bool,
         Meta(

@@ -97,11 +97,12 @@ class Offers:
         self._declared = declared
         self._listed: dict[str, list[Any] | None] = {
             TOOL: None,
-            PROMPT: [],
-            RESOURCE: [],
-            TEMPLATE: [],
+            PROMPT: None,
+            RESOURCE: None,
+            TEMPLATE: None,
         }
-        """As the server put it. Tools are offered even where there are none."""
+        """As the server put it. Lists are offered even where nothing is in them: what comes later
+        is an addition."""
         self._checked = False
         """Whether the tools that are offered were looked through for headers to send."""
         self._problems: dict[str, list[str]] = {kind: [] for kind in KINDS}

@@ -1,7 +1,8 @@
 """Takes out of texts what a model reads and a person does not see. Pure.
 
 Control characters but for line ends and tabs, what turns the direction of writing, what has no
-width, tag characters, the escapes of terminals. What must be said to the far side as it is (names,
+width, tag characters, the escapes of terminals. Long runs of white space and endless texts are cut
+short: white space is no change to a pin. What must be said to the far side as it is (names,
 values of an enum, patterns) is left: whether it has such is `hidden`.
 """
 
@@ -30,6 +31,17 @@ _SELECTORS = re.compile("(?<=[\ufe0e\ufe0f])[\ufe0e\ufe0f]+")
 """One behind an emoji is usual; a row of them is a message."""
 
 _PLAIN = bytes(range(0x7F))
+
+MAX_DESCRIPTION, MAX_NESTED = 16_384, 4_096
+"""Characters that are shown of what something says of itself, and of a text within its schemas."""
+MAX_BLANKS, MAX_LINES = 32, 3
+"""In a row: blanks within a line, and line ends."""
+CUT = "…"
+_BLANKS = re.compile(rf"[^\S\n]{{{MAX_BLANKS + 1},}}")
+_LINES = re.compile(rf"(?:[^\S\n]*\n){{{MAX_LINES + 1},}}")
+_WHITE = (b"  ", b"\\t", b"\\n \\n", b"\\n\\n\\n")
+"""As JSON has it; without any of these there is no long run."""
+_TEXTS = frozenset(("description", "title"))
 
 EXACT = frozenset({
     "enum", "const", "pattern", "required", "dependentRequired", "format", "name", "id", "$ref",
@@ -85,3 +97,47 @@ def _cleaned(value: Any, exact: frozenset[str], key: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [_cleaned(item, exact) for item in value]
     return value
+
+
+def shorten_text(text: str, most: int) -> str:
+    """With no long runs of white space, and not longer than `most`."""
+    # Blanks first: then no run of them is long enough to make the second search slow.
+    text = _LINES.sub("\n" * MAX_LINES, _BLANKS.sub(" " * MAX_BLANKS, text))
+    return text if len(text) <= most else text[: most - len(CUT)] + CUT
+
+
+def is_short(data: bytes) -> bool:
+    """Whether JSON can have nothing in it that `shorten` would change."""
+    return len(data) <= MAX_NESTED and data.isascii() and not any(white in data for white in _WHITE)
+
+
+def shorten(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A definition with its descriptions, titles and examples shortened; the same object where
+    nothing is too long. What is used, and not only read, stays as it is."""
+    return _changed(definition, {
+        name: shorten_text(value, MAX_DESCRIPTION)
+        if name in _TEXTS and isinstance(value, str)
+        else _shortened(value, name)
+        for name, value in definition.items()
+    })  # fmt: skip
+
+
+def _shortened(value: Any, key: str = "") -> Any:
+    if isinstance(value, str):
+        return shorten_text(value, MAX_NESTED) if key in _TEXTS else value
+    if key in EXACT or key == "default":
+        return value
+    if isinstance(value, Mapping):
+        named = key in ("properties", "$defs", "definitions", "patternProperties")
+        return _changed(value, {
+            name: _shortened(inner, "" if named else name) for name, inner in value.items()
+        })  # fmt: skip
+    if isinstance(value, list | tuple):
+        words = "description" if key == "examples" else ""
+        items = [_shortened(item, words) for item in value]
+        return items if items != list(value) else value
+    return value
+
+
+def _changed(value: Mapping[str, Any], found: dict[str, Any]) -> Mapping[str, Any]:
+    return found if found != value else value

@@ -15,6 +15,13 @@ class PolicySettings(Struct, frozen=True, kw_only=True):
             "record says what the policies would have refused (shadow)."
         ),
     ] = "enforce"
+    additions: Annotated[
+        Literal["show", "hold"],
+        Meta(
+            description="What a server or agent adds after it was first listed, where its entry "
+            "does not say: offered and reported (show), or held until it is approved (hold)."
+        ),
+    ] = "show"
     folder: Annotated[
         str,
         Meta(

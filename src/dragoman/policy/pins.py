@@ -1,21 +1,26 @@
 """What of a definition is pinned, and when two of them are the same. Pure.
 
-A tool, a prompt, an agent's skill and an agent's card say many things; pinned is what a model reads
-of them, what it may send them, and where that goes. Keys in another order, sets in another order
-and white space in texts are no change. Knows nothing of who approves what.
+Of a tool, prompt, resource or skill every member that clients are shown is pinned; of an agent's
+card what it is called, what it says, and where calls go. Keys in another order, sets in another
+order and white space in texts are no change. Knows nothing of who approves what.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dragoman.core.tool import PROMPT, TOOL
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.wire.json import encode
 
 SKILL, CARD = "skill", "card"
-"""What is pinned beside tools and prompts."""
+"""What is pinned beside what the catalogs have."""
+ADDRESSED = frozenset({RESOURCE, TEMPLATE})
+
+SCHEME = 2
+"""Which members are pinned. In scheme 1 there were fewer; such a pin is compared by those."""
 
 _TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _MEMBERS: Mapping[str, tuple[str, ...]] = {
@@ -23,6 +28,9 @@ _MEMBERS: Mapping[str, tuple[str, ...]] = {
     SKILL: _TOOL,
     PROMPT: ("name", "title", "description", "arguments"),
 }
+_OWN = "execution"
+"""Of a tool: the hub says itself whether it may be called as a task."""
+_TIME = re.compile(r"[0-9][0-9T:.+Zz -]{3,39}")
 _SKILL = frozenset({
     "id", "name", "description", "tags", "examples", "inputmodes", "outputmodes", "inputschema",
     "security", "securityrequirements",
@@ -31,12 +39,14 @@ _CARD = frozenset({
     "name", "description", "provider", "url", "preferredtransport", "securityschemes", "security",
     "securityrequirements", "authentication",
 })  # fmt: skip
+_MODES = frozenset(("defaultinputmodes", "defaultoutputmodes"))
 _INTERFACES = frozenset(("supportedinterfaces", "additionalinterfaces", "interfaces"))
 
 _TEXTS = frozenset(("description", "title", "examples"))
 _SETS = frozenset({
     "required", "enum", "type", "allOf", "anyOf", "oneOf", "tags", "examples", "inputModes",
-    "outputModes", "supportedInterfaces", "additionalInterfaces", "extensions",
+    "outputModes", "defaultInputModes", "defaultOutputModes", "default_input_modes",
+    "default_output_modes", "supportedInterfaces", "additionalInterfaces", "extensions",
 })  # fmt: skip
 _SETS_WITHIN = frozenset(("security", "securityRequirements", "dependentRequired"))
 """There every list is a set, however deep."""
@@ -44,17 +54,51 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "
 """There keys are names, which mean nothing by themselves."""
 
 
-def members(kind: str, definition: Mapping[str, Any], skill: Any = None) -> dict[str, Any]:
+def members(
+    kind: str, definition: Mapping[str, Any], skill: Any = None, scheme: int = SCHEME
+) -> dict[str, Any]:
     """What is pinned of a definition; of a skill's what the card says of it as well."""
-    found = {name: definition[name] for name in _MEMBERS[kind] if definition.get(name) is not None}
+    names = _MEMBERS.get(kind, ()) if scheme == 1 else definition
+    found = {
+        name: definition[name]
+        for name in names
+        if definition.get(name) is not None and name != _OWN
+    }
+    if kind in ADDRESSED:
+        found = without_measures(found)
     if isinstance(skill, Mapping):
-        found |= _picked(skill, _SKILL)
+        found |= _picked(skill, _SKILL) if scheme == 1 else {**skill}
     return found
 
 
-def card_members(card: Mapping[str, Any]) -> dict[str, Any]:
+def without_measures(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """A resource without its size and the time of its last change, which are no words of its
+    server's and change with every write."""
+    found = {name: value for name, value in definition.items() if name != "size"}
+    notes = found.get("annotations")
+    if isinstance(notes, Mapping) and "lastModified" in notes:
+        found["annotations"] = {name: notes[name] for name in notes if name != "lastModified"}
+        if not found["annotations"]:
+            del found["annotations"]
+    return found
+
+
+def with_measures(approved: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """A resource as it was approved with the size and the time that it has now, where they are
+    such."""
+    found = dict(approved)
+    if type(size := offered.get("size")) is int:
+        found["size"] = size
+    notes = offered.get("annotations")
+    when = notes.get("lastModified") if isinstance(notes, Mapping) else None
+    if isinstance(when, str) and _TIME.fullmatch(when):
+        found["annotations"] = {**(found.get("annotations") or {}), "lastModified": when}
+    return found
+
+
+def card_members(card: Mapping[str, Any], scheme: int = SCHEME) -> dict[str, Any]:
     """The same of a card, of any version of A2A and in whichever spelling."""
-    found = _picked(card, _CARD)
+    found = _picked(card, _CARD if scheme == 1 else _CARD | _MODES)
     for name, value in _picked(card, _INTERFACES).items():
         places = value if isinstance(value, list) else [value]
         found[name] = [_without_version(place) for place in places]

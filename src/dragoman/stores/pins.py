@@ -61,6 +61,13 @@ CREATE TABLE listed_names (
     PRIMARY KEY (target, kind, owner)
 ) STRICT, WITHOUT ROWID;
 """,
+    """
+CREATE TABLE pin_lists (
+    target TEXT NOT NULL, kind TEXT NOT NULL, PRIMARY KEY (target, kind)
+) STRICT, WITHOUT ROWID;
+INSERT INTO pin_lists SELECT DISTINCT target, 'tool' FROM pins;
+INSERT INTO pin_lists SELECT DISTINCT target, 'prompt' FROM pins;
+""",
 )
 
 _COLUMNS = (
@@ -84,6 +91,7 @@ ON CONFLICT (target, kind, id) DO UPDATE SET
     approved = coalesce(excluded.approved, approved),
     held = CASE excluded.held_mark WHEN x'' THEN NULL ELSE coalesce(excluded.held, held) END
 """
+_OF_TARGET = ("pins", "pin_lists")
 _DECIDED = "at, by, action, target, kind, id, name, digest"
 _DECIDE = f"INSERT INTO pin_decisions ({_DECIDED}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _TRIM = "DELETE FROM pin_decisions WHERE number <= (SELECT max(number) FROM pin_decisions) - ?"
@@ -115,9 +123,19 @@ class SqlitePins:
             return approved or b"", held or b""
         return b"", b""
 
-    def save(self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]) -> None:
+    def save(
+        self,
+        changes: Sequence[PinChange],
+        decisions: Sequence[PinDecision],
+        listed: tuple[str, str] | None = None,
+    ) -> None:
         rows = [(*_row(change.pin), change.approved, change.held) for change in changes]
-        self._write([(_SAVE, rows), *_decided(decisions)])
+        lists = [("INSERT OR IGNORE INTO pin_lists VALUES (?, ?)", [listed])] if listed else []
+        self._write([(_SAVE, rows), *lists, *_decided(decisions)])
+
+    def listed(self, target: str) -> set[str]:
+        rows = self._read("SELECT kind FROM pin_lists WHERE target = ?", (target,))
+        return {kind for (kind,) in rows}
 
     def decisions(self, pin: Pin, most: int) -> list[PinDecision]:
         order = f"SELECT {_DECIDED} FROM pin_decisions {_OF} ORDER BY number DESC LIMIT ?"
@@ -126,7 +144,8 @@ class SqlitePins:
         ]
 
     def forget(self, target: str, decision: PinDecision) -> None:
-        self._write([("DELETE FROM pins WHERE target = ?", [(target,)]), *_decided([decision])])
+        gone = [(f"DELETE FROM {table} WHERE target = ?", [(target,)]) for table in _OF_TARGET]
+        self._write([*gone, *_decided([decision])])
 
     # --- whose the listed names are (core.claims.NameStore) ---------------------------------------
 

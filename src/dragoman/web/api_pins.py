@@ -5,6 +5,7 @@ All of it needs `admin`: it names and shows what others may not know of.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from dragoman.core.errors import InvalidInput
@@ -15,7 +16,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
     (
         "/api/pins",
         "get",
-        "Definitions that are held; ?state=all: all of them",
+        "Definitions that are held; ?state=new: added; all: all; ?target= of one; ?diff=1 whole",
         "Object",
         [400, 403],
     ),
@@ -23,7 +24,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
     (
         "/api/pins/approve",
         "post",
-        "Approve what is held: {name, digest?}, {target} or {all: true}",
+        "Approve what is held and offered now: {name, digest?}, {target, digests?} or {all: true}",
         "Object",
         [400, 403, 404, 409, 503],
         "Object",
@@ -50,13 +51,17 @@ OPERATIONS: list[tuple[Any, ...]] = [
 class Decisions(Protocol):
     """What is known of definitions, and what people say about them."""
 
-    def listed(self, state: str) -> list[dict[str, Any]]: ...
+    def listed(
+        self, state: str, target: str | None = None, whole: bool = False
+    ) -> list[dict[str, Any]]: ...
 
     def show(self, name: str) -> dict[str, Any]: ...
 
     def approve(self, name: str, by: str, code: str | None = None) -> list[str]: ...
 
-    def approve_all(self, by: str, target: str | None) -> list[str]: ...
+    def approve_all(
+        self, by: str, target: str | None, digests: Mapping[str, str] | None = None
+    ) -> tuple[list[str], list[str]]: ...
 
     def reject(self, name: str, by: str) -> list[str]: ...
 
@@ -77,7 +82,9 @@ class PinsApi:
 
     async def _list(self, request: Request) -> Response:
         self._admitted(request)
-        found = self._decisions.listed(request.query.get("state", "held"))
+        query = request.query
+        whole = query.get("diff") == "1"
+        found = self._decisions.listed(query.get("state", "held"), query.get("target"), whole)
         return ok({"pins": found, "total": len(found)})
 
     async def _diff(self, request: Request) -> Response:
@@ -96,16 +103,24 @@ class PinsApi:
                 if not isinstance(code, str | None):
                     raise InvalidInput('"digest" must be a text')
                 done = self._decisions.approve(name, by, code)
-            case {"target": str(target), **rest} if target and not rest:
-                done = self._decisions.approve_all(by, target)
-            case {"all": True, **rest} if not rest:
-                done = self._decisions.approve_all(by, None)
+            case {"target": str(target), **rest} if target and not rest.keys() - {"digests"}:
+                return self._approve_all(by, target, rest.get("digests"))
+            case {"all": True, **rest} if not rest.keys() - {"digests"}:
+                return self._approve_all(by, None, rest.get("digests"))
             case _:
                 raise InvalidInput(
                     'the body must be {"name": …}, with "digest" for exactly what was looked at, '
                     'or {"target": …}, or {"all": true}'
                 )
         return ok({"approved": done})
+
+    def _approve_all(self, by: str, target: str | None, digests: Any) -> Response:
+        if digests is not None and not (
+            isinstance(digests, dict) and all(isinstance(one, str) for one in digests.values())
+        ):
+            raise InvalidInput('"digests" must be an object of texts, by kind and name')
+        done, skipped = self._decisions.approve_all(by, target, digests)
+        return ok({"approved": done, **({"skipped": skipped} if skipped else {})})
 
     async def _reject(self, request: Request) -> Response:
         by = self._admitted(request)
