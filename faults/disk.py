@@ -20,6 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ from faults.harness import (
 from faults.shim import Shim
 
 CALL_SECONDS = 30.0
+POLICY = """@id("x")
+@why("w")
+forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"r.none");
+"""
 
 
 class Writes:
@@ -353,6 +358,35 @@ def fail_operations(most: int, seed: int, outcome: Outcome) -> None:
             writes.check(outcome, "after a restart")
             writes.check_intents(outcome, home)
             outcome.figures.update(writes.seen)
+
+
+# --- a slow disk
+
+
+def slow_disk(seconds: int, seed: int, outcome: Outcome) -> None:
+    """To bring anything to the disk takes 300 ms; what is served does not wait for it."""
+    with temporary_home() as home, tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "calls.jsonl"
+        write_home(home, log)
+        shim = Shim(Path(folder), home)
+        with running_hub(outcome, home, env=shim.env) as hub:
+            hub.wait_connected("r")
+            writes = Writes(hub, log)
+            shim.set_disk(300)
+            policy = {"name": "x", "text": POLICY}
+            post = partial(wire.post, hub.url + "/api/policies", policy, timeout=60)
+            threading.Thread(target=post, daemon=True).start()  # every store learns of the first
+            slowest = 0.0
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                begun = time.monotonic()
+                outcome.check(writes.call() == 200, "a call is refused")
+                outcome.check(writes.send(), "a task is refused")
+                slowest = max(slowest, time.monotonic() - begun)
+            outcome.figures.update(writes.seen)
+            outcome.figures["slowest pair, s"] = round(slowest, 2)
+            writes.check(outcome, "slow disk")
+            shim.set_disk(0)
 
 
 def main() -> None:

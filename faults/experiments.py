@@ -124,6 +124,12 @@ EXPERIMENTS = [
         disk.fail_operations, 30, 3,
     ),
     Experiment(
+        "slow disk",
+        "every fsync takes 300 ms",
+        "no call and no task is refused",
+        disk.slow_disk, 15, 3,
+    ),
+    Experiment(
         "clock jumps",
         "the wall clock jumps by hours and days, and is 100 days ahead at a start",
         "timeouts hold, calls and tasks go on, the audit verifies and loses no record",
@@ -131,7 +137,7 @@ EXPERIMENTS = [
     ),
     Experiment(
         "few descriptors",
-        "a crowd takes all of 64, 48 and 256 descriptors",
+        "a crowd takes all of 64, 96 and 256 descriptors",
         "connections that are open are served, it does not spin, it heals, children restart",
         descriptors.exhaust_descriptors, 3, 1,
     ),

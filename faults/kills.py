@@ -71,7 +71,8 @@ def run_until_killed(hub: Hub, load: Load, moment: tuple[str, float, float]) -> 
     threads = load.start(CLIENTS)
     if kind == "answered":
         for _ in range(int(count)):
-            load.answered.acquire(timeout=5)
+            if not load.answered.acquire(timeout=10):
+                break
     if kind in ("answered", "time"):
         time.sleep(after)
         hub.process.kill()

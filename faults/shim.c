@@ -1,7 +1,7 @@
 /* LD_PRELOAD: lets the k-th file operation below a folder fail, and sets the wall clock off.
    faults/shim.py controls it over a page of shared memory: [0] k, counts down; [1] errno; [2] how
    many fail in a row; [3] operations seen; [4] operations failed; [5] seconds that the wall clock
-   is ahead. */
+   is ahead; [6] milliseconds that it takes to bring a file to the disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -61,8 +61,11 @@ ssize_t write(int fd, const void *data, size_t size) {
 }
 int ftruncate64(int fd, off64_t size) { REAL(ftruncate64); FAIL(is_fd_below(fd)) return real(fd, size); }
 int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
-int fsync(int fd) { REAL(fsync); FAIL(is_fd_below(fd)) return real(fd); }
-int fdatasync(int fd) { REAL(fdatasync); FAIL(is_fd_below(fd)) return real(fd); }
+static void wait_for_disk(void) {
+    if (control && control[6]) usleep(control[6] * 1000);
+}
+int fsync(int fd) { REAL(fsync); FAIL(is_fd_below(fd)) wait_for_disk(); return real(fd); }
+int fdatasync(int fd) { REAL(fdatasync); FAIL(is_fd_below(fd)) wait_for_disk(); return real(fd); }
 int rename(const char *from, const char *to) { REAL(rename); FAIL(is_below(to)) return real(from, to); }
 int unlink(const char *path) { REAL(unlink); FAIL(is_below(path)) return real(path); }
 int open64(const char *path, int flags, ...) {

@@ -1,4 +1,4 @@
-"""A library for LD_PRELOAD in the hub: its file operations fail, or its wall clock jumps."""
+"""A library for LD_PRELOAD in the hub: file operations fail or are slow, the wall clock jumps."""
 
 from __future__ import annotations
 
@@ -61,6 +61,10 @@ class Shim:
     def set_clock(self, ahead: int) -> None:
         """The wall clock of the hub is so many seconds ahead from now on."""
         self._set(5, ahead)
+
+    def set_disk(self, milliseconds: int) -> None:
+        """Every fsync of the hub takes so long from now on."""
+        self._set(6, milliseconds)
 
     def count_operations(self, work: Callable[[], object]) -> int:
         self._set(3, 0)

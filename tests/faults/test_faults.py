@@ -77,10 +77,12 @@ def test_a_hub_on_a_full_or_read_only_disk_refuses_and_heals(experiment) -> None
 
 
 @pytest.mark.parametrize(
-    ("experiment", "size"), [(disk.fail_operations, 2), (clock.jump, 1)], ids=["files", "clock"]
+    ("experiment", "size"),
+    [(disk.fail_operations, 2), (disk.slow_disk, 3), (clock.jump, 1)],
+    ids=["failing", "slow", "clock"],
 )
 @pytest.mark.timeout(120)
-def test_file_operations_that_fail_and_a_clock_that_jumps_lose_nothing(experiment, size) -> None:
+def test_a_disk_that_fails_or_is_slow_and_a_clock_that_jumps_lose_nothing(experiment, size) -> None:
     outcome = Outcome()
     try:
         experiment(size, SEED, outcome)
