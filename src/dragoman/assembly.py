@@ -47,7 +47,7 @@ from dragoman.mcp.sse import SseFace
 from dragoman.mcp.stdio import Connection
 from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
-from dragoman.place import ConfigWatch, look_again_and_again, lookup_of
+from dragoman.place import ConfigWatch, look_again_and_again, lookup_of, refuse_exposed
 from dragoman.policy.pinning import HOLD, OFF, STRICT
 from dragoman.store_side import ADMIN_DENIED, AUTH_FAILED, StoreSide, prune_offline
 from dragoman.stores.keys import KeyRecord, KeyStore
@@ -514,6 +514,7 @@ def _run(
     home.prepare(str(place))
     with home.hold(str(place)):
         config = load(place / "config.toml")
+        refuse_exposed(place, config)
         if port is not None:
             config = with_port(config, port)
         process.protect()

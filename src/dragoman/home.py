@@ -97,7 +97,7 @@ def home_path(given: str | None = None) -> str:
 def prepare(home: str) -> None:
     """Makes the home where there is none, and refuses one that others could change."""
     try:
-        os.makedirs(home, 0o700, exist_ok=True)
+        _make(home)
         found = os.stat(home)
     except OSError as error:
         raise Unfit(f'"{home}" cannot be made a home: {error.strerror}.') from error
@@ -111,6 +111,20 @@ def prepare(home: str) -> None:
             f'"{home}" can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); '
             f'run: chmod go-w "{home}"'
         )
+
+
+def _make(folder: str) -> None:
+    """With those above it, for this user alone whatever the umask."""
+    if os.path.isdir(folder):
+        return
+    above = os.path.dirname(folder)
+    if above != folder:
+        _make(above)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise
 
 
 def now() -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dragoman.config import Config, load, read_env
 from dragoman.core.errors import ConfigError
+from dragoman.core.modes import find_exposures, find_exposures_in
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,17 @@ def lookup_of(place: Path) -> dict[str, str]:
     except OSError as error:
         raise ConfigError(f"{place / 'env'} cannot be read: {error.strerror}") from None
     return {**read_env(data), **os.environ}
+
+
+def refuse_exposed(place: Path, config: Config) -> None:
+    """Raises where others may write what the hub goes by, or read its secrets."""
+    exposures = [
+        *find_exposures(place, config_is_secret=config.api_key is not None),
+        *find_exposures_in(place / config.policy.folder),
+    ]
+    exposed = [str(one) for one in exposures if one.reachable]
+    if exposed:
+        raise ConfigError("; ".join(exposed[:3]))
 
 
 Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
@@ -65,6 +77,7 @@ class ConfigWatch:
             return
         try:
             config, lookup = load(file), lookup_of(self._place)
+            refuse_exposed(self._place, config)
         except ConfigError as error:
             self.problem = str(error)
             log.error("the new configuration is not used: %s", error)
@@ -89,14 +102,14 @@ async def look_again_and_again(
             log.exception("what has changed in the home could not be taken up in full")
 
 
-def _stamps(place: Path) -> list[tuple[int, int, int] | None]:
+def _stamps(place: Path) -> list[tuple[int, int, int, int] | None]:
     """Something that differs when the configuration or the env file was changed."""
     return [_stamp(place / name) for name in ("config.toml", "env")]
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+def _stamp(file: Path) -> tuple[int, int, int, int] | None:
     try:
         found = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode

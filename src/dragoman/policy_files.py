@@ -21,6 +21,7 @@ from typing import Any
 from dragoman.config import Config, load
 from dragoman.core.errors import ConfigError, HubError, InvalidInput, NotFound
 from dragoman.core.identity import fold_id
+from dragoman.core.modes import make_private_folder
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.tool import Tool
 from dragoman.policy import loading
@@ -104,7 +105,7 @@ class Folder:
         texts = default_texts()
         made = ""
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             made = tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}.")
             for name, text in texts.items():
                 (Path(made) / name).write_text(text, encoding="utf-8")

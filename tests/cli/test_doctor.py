@@ -101,7 +101,8 @@ def test_the_env_file_is_private_readable_and_without_quotes(terminal: Terminal)
     env = terminal.home / "env"
     env.write_text('TOKEN="x"\n')
     env.chmod(0o644)
-    assert "chmod 600" in findings(terminal)["env file"]["fix"]
+    assert findings(terminal)["modes"]["level"] == "info"  # nobody else can enter the home
+    assert "chmod go-rwx" in findings(terminal)["modes"]["fix"]
     env.chmod(0o600)
     found = findings(terminal)["env file"]
     assert found["level"] == "warning" and "TOKEN" in found["said"]

@@ -25,7 +25,9 @@ from dragoman.cli.install import state
 from dragoman.cli.listening import listener_on
 from dragoman.cli.output import clean
 from dragoman.core.errors import HubError
+from dragoman.core.modes import find_exposures, find_exposures_in
 
+MANY = 10
 LEAST_PYTHON = (3, 11)
 LEAST_DISK = 128 * 1024 * 1024
 LEAST_FILES = 1024
@@ -70,17 +72,31 @@ def env_file(found: Situation) -> Iterator[Finding]:
         return
     if not path.exists():
         return
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        said = f"others may read {path} (mode {mode:04o}), which holds secrets"
-        yield Finding("env file", "problem", said, f'chmod 600 "{path}"')
-        return
     quoted = [name for name, value in found.env.items() if _is_quoted(value)]
     if quoted:
         said = f"the quotes around {', '.join(quoted)} are part of the value there"
         yield Finding("env file", "warning", said, f'write NAME=value without quotes in "{path}"')
         return
-    yield Finding("env file", "ok", f"{len(found.env)} values, readable by you alone")
+    yield Finding("env file", "ok", f"{len(found.env)} values")
+
+
+def modes(found: Situation) -> Iterator[Finding]:
+    """What others may do with the files of the home."""
+    config = found.config
+    exposures = list(
+        find_exposures(
+            found.place, config_is_secret=config is not None and config.api_key is not None
+        )
+    )
+    if config is not None:
+        exposures += find_exposures_in(found.place / config.policy.folder)
+    for one in exposures[:MANY]:
+        if one.reachable:
+            said = f"{one.path} {one.words}; a hub does not start with it"
+            yield Finding("modes", "problem", said, one.fix)
+        else:
+            said = f"{one.path} {one.words}, if they could get there"
+            yield Finding("modes", "info", said, one.fix)
 
 
 def _is_quoted(value: str) -> bool:

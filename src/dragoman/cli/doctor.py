@@ -18,6 +18,7 @@ CHECKS: tuple[Check, ...] = (
     checks.python,
     checks.home_folder,
     checks.env_file,
+    checks.modes,
     checks.configuration,
     checks.running_hub,
     checks.port,

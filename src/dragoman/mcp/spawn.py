@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.core.errors import Unreachable
+from dragoman.core.modes import make_private_folder
 from dragoman.mcp.descendants import DESCENDANTS
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,10 @@ def environment(
     """PATH, the variables named, and a home and temporary folder of the child's own."""
     home, tmp = folder / "home", folder / "tmp"
     for path in (home, tmp):
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(path)
+    for path in (folder.parent, folder, home, tmp):
+        if path.stat().st_mode & 0o077:  # an earlier version made it so
+            path.chmod(0o700)
     given = {name: lookup[name] for name in names if name in lookup}
     search = lookup.get("PATH", os.defpath)
     return {"PATH": search, **given, "HOME": str(home), "TMPDIR": str(tmp), MARK: mark}

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from dragoman.core.modes import find_exposures_in
 from dragoman.policy.engine import Policies
 from dragoman.policy.lint import Known
 from dragoman.policy.loading import POLICIES, TESTS, Checked, Finding, PolicyError, check
@@ -16,10 +17,10 @@ from dragoman.policy.snapshot import ERROR, Snapshot
 
 Changed = Callable[[Snapshot, Snapshot], None]
 """The set before and the one now in force."""
-State = tuple[tuple[str, int, int, int], ...] | None
-"""Name, time, size and inode of each file; None where there is no folder."""
+State = tuple[tuple[str, int, int, int, int], ...] | None
+"""Name, time, size, inode and mode of each file; None where there is no folder."""
 
-MEANWHILE: State = (("", 0, 0, 0),)
+MEANWHILE: State = (("", 0, 0, 0, 0),)
 """As no folder ever is: it has changed while it was read, and is looked at again."""
 
 
@@ -78,6 +79,9 @@ class Reloader:
             return checked.snapshot
 
     def _check(self) -> Checked:
+        exposed = next((one for one in find_exposures_in(self._folder) if one.reachable), None)
+        if exposed is not None:
+            return Checked(None, (Finding(ERROR, "", 0, "", str(exposed)),), ())
         try:
             return check(self._folder, self._known)
         except PolicyError as error:
@@ -97,11 +101,19 @@ def state_of(folder: Path) -> State:
     """What the folder has, without reading it."""
     try:
         with os.scandir(folder) as entries:
-            found = []
+            found = [(".", 0, 0, 0, os.stat(folder).st_mode)]
             for entry in entries:
                 if entry.name.endswith((POLICIES, TESTS)) and not entry.name.startswith("."):
                     about = entry.stat()
-                    found.append((entry.name, about.st_mtime_ns, about.st_size, about.st_ino))
+                    found.append(
+                        (
+                            entry.name,
+                            about.st_mtime_ns,
+                            about.st_size,
+                            about.st_ino,
+                            about.st_mode,
+                        )
+                    )
             return tuple(sorted(found))
     except OSError:
         return None

@@ -1,0 +1,117 @@
+"""Who else may read or write a file: by its mode and owner, and whether others can reach it at all.
+
+"Others" are all users but this one and root. A group that only this user is in, as Debian and
+Fedora make one for each user, is none of others. Access control lists are not looked at.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+WRITE, READ, SEARCH = 2, 4, 1
+GUARDED = (
+    *("config.toml", "env", "hub.key", "audit.key", "hub.db"),
+    *("servers", "pins.db", "registry.db", "tasks.db", "audit.db", "children.json"),
+)
+"""What a hub goes by, in its home."""
+
+
+class Exposure(NamedTuple):
+    path: Path
+    words: str
+    """What others may do with it."""
+    fix: str
+    """The command that ends that."""
+    reachable: bool
+    """Whether they can get at it; else only its mode would let them."""
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.words}; run: {self.fix}"
+
+
+def find_exposure(path: Path, *, secret: bool = False) -> Exposure | None:
+    """What others may do with a file or folder that they should not: write it, or, if it is
+    `secret`, read it. What a link leads to counts, and the folder that that is in."""
+    try:
+        real = Path(os.path.realpath(path))
+        found, folder = real.stat(), real.parent.stat()
+        reachable = all(_may(above.stat(), SEARCH) for above in real.parents)
+    except OSError:
+        return None  # it is not there, or it cannot be read either
+    quoted = shlex.quote(str(real))
+    mode = f"(mode {stat.S_IMODE(found.st_mode):04o})"
+    if found.st_uid not in (0, os.geteuid()):
+        owned = f"belongs to user {found.st_uid}"
+        return Exposure(path, owned, f"chown {os.geteuid()} {quoted}", reachable)
+    if _may(found, WRITE):
+        return Exposure(path, f"can be written by others {mode}", f"chmod go-w {quoted}", reachable)
+    if _may(folder, WRITE) and not folder.st_mode & stat.S_ISVTX:
+        words = f"can be replaced by others, who may write the folder {real.parent}"
+        fix = f"chmod go-w {shlex.quote(str(real.parent))}"
+        return Exposure(path, words, fix, reachable)
+    if secret and _may(found, READ):
+        words = f"holds secrets and can be read by others {mode}"
+        return Exposure(path, words, f"chmod go-rwx {quoted}", reachable)
+    return None
+
+
+def find_exposures(home: Path, *, config_is_secret: bool) -> Iterator[Exposure]:
+    """Of the files of a home that the hub goes by."""
+    secrets = {"env", "hub.key", "audit.key", "hub.db"}
+    if config_is_secret:
+        secrets.add("config.toml")
+    for name in GUARDED:
+        exposure = find_exposure(home / name, secret=name in secrets)
+        if exposure is not None:
+            yield exposure
+
+
+def find_exposures_in(folder: Path) -> Iterator[Exposure]:
+    """Of a folder and the files in it."""
+    try:
+        files = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in (folder, *files):
+        exposure = find_exposure(path)
+        if exposure is not None:
+            yield exposure
+
+
+def make_private_folder(path: Path) -> None:
+    """Makes a folder and those above it that are not there, for this user alone whatever the
+    umask."""
+    for folder in reversed([path, *path.parents]):
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError:
+            if not folder.is_dir():  # else one that cannot be written, and need not be
+                raise
+
+
+def _may(found: os.stat_result, what: int) -> bool:
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & what:
+        return True
+    return bool(mode >> 3 & what) and not _is_private(found.st_gid)
+
+
+def _is_private(gid: int) -> bool:
+    """Whether nobody else is in that group."""
+    if gid == 0:
+        return True
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return gid == os.geteuid() == os.getegid()
+    return group.gr_name == user and set(group.gr_mem) <= {user}
