@@ -39,8 +39,10 @@ MAX_BLANKS, MAX_LINES = 32, 3
 CUT = "…"
 _BLANKS = re.compile(rf"[^\S\n]{{{MAX_BLANKS + 1},}}")
 _LINES = re.compile(rf"(?:[^\S\n]*\n){{{MAX_LINES + 1},}}")
-_WHITE = (b"  ", b"\\t", b"\\n \\n", b"\\n\\n\\n")
-"""As JSON has it; without any of these there is no long run."""
+_SPACES = b" " * (MAX_BLANKS + 1)
+_TABS = re.compile(rb"(?: |\\t){%d}" % (MAX_BLANKS + 1))
+_ENDS = re.compile(rb"\\n(?:(?: |\\t)*\\n){%d}" % MAX_LINES)
+"""The same in JSON."""
 _TEXTS = frozenset(("description", "title"))
 
 EXACT = frozenset({
@@ -102,13 +104,18 @@ def _cleaned(value: Any, exact: frozenset[str], key: str = "") -> Any:
 def shorten_text(text: str, most: int) -> str:
     """With no long runs of white space, and not longer than `most`."""
     # Blanks first: then no run of them is long enough to make the second search slow.
-    text = _LINES.sub("\n" * MAX_LINES, _BLANKS.sub(" " * MAX_BLANKS, text))
+    if len(text) > MAX_BLANKS and ("  " in text or "\t" in text or not text.isascii()):
+        text = _BLANKS.sub(" " * MAX_BLANKS, text)
+    if text.count("\n") > MAX_LINES:
+        text = _LINES.sub("\n" * MAX_LINES, text)
     return text if len(text) <= most else text[: most - len(CUT)] + CUT
 
 
 def is_short(data: bytes) -> bool:
     """Whether JSON can have nothing in it that `shorten` would change."""
-    return len(data) <= MAX_NESTED and data.isascii() and not any(white in data for white in _WHITE)
+    if len(data) > MAX_NESTED or not data.isascii() or _SPACES in data:
+        return False
+    return not (b"\\t" in data and _TABS.search(data)) and _ENDS.search(data) is None
 
 
 def shorten(definition: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -536,7 +536,7 @@ def _shown(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
     # What the hub puts before a description does not count.
     most = MAX_DESCRIPTION + max(0, len(tool.description) - len(_said(tool)))
     short = shorten_text(description, most)
-    if len(short) < len(" ".join(description.split())):
+    if len(short) == most and short != description:
         remarks.append(
             f'the description of {tool.kind} "{tool.name}" is shown cut: it has '
             f"{len(description)} characters, and {MAX_DESCRIPTION} are shown"
