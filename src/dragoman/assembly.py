@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,13 @@ from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
 from dragoman.place import ConfigWatch, look_again_and_again, lookup_of, refuse_exposed
 from dragoman.policy.pinning import HOLD, OFF, STRICT
-from dragoman.store_side import ADMIN_DENIED, AUTH_FAILED, StoreSide, prune_offline
+from dragoman.store_side import (
+    ADMIN_DENIED,
+    AUTH_FAILED,
+    StoreSide,
+    prune_offline,
+    refuse_lost_config,
+)
 from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
 from dragoman.stores.sqlite import advise, find_damage
@@ -87,6 +93,7 @@ __all__ = [
     "host",
     "policy_files",
     "prune_offline",
+    "refuse_lost_config",
     "run",
     "survey",
     "verify",
@@ -545,18 +552,26 @@ async def _serve(
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
                 loop.add_signal_handler(number, ended.set)
-    try:
+    with _naming_damage(place):
         instance = Instance(place, config, mode)
-    except Full as error:  # a store that can be opened and not read
-        raise ConfigError(describe_damage(place) or str(error)) from error
     try:
-        await instance.start()
-        process.settle_garbage()
-        process.keep_memory()
-        ready(instance)
+        with _naming_damage(place):
+            await instance.start()
+            process.settle_garbage()
+            process.keep_memory()
+            ready(instance)
         await ended.wait()
     finally:
         await instance.stop()
+
+
+@contextlib.contextmanager
+def _naming_damage(place: Path) -> Iterator[None]:
+    """Explains what to do where a store can be opened and not read."""
+    try:
+        yield
+    except Full as error:
+        raise ConfigError(describe_damage(place) or str(error)) from error
 
 
 # --- small things -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dragoman.stores.config import AuditSettings
 from dragoman.stores.key_changes import KeyChanges
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS
-from dragoman.stores.witness import Witness
+from dragoman.stores.witness import Record, Witness, survey
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class StoreSide:
         self._place = place
         self._folder = place / config.policy.folder
         self.witness = Witness(place, self._folder)
+        refuse_lost_config(place, self.witness.record)
         self.keys = KeyStore(place, busy_seconds=LOOP_BUSY_SECONDS)
         try:
             self.keys.were_made = self.witness.record.keys_made
@@ -55,12 +56,14 @@ class StoreSide:
         record = self.witness.record
         self.clock = SteadyClock(record.clock_seen or self.audit.left_at, record.clock_new_since)
         self.tally = Tally(self.audit)
+        self._api_key_set = config.api_key is not None
         self._key_changes = KeyChanges(self.keys, self._record_key)
         self._told: list[str] = []
         self._unwritten = ""
 
     def enroll(self) -> None:
         """Once all stores are open."""
+        self.witness.note(api_key_set=self._api_key_set)
         self._note()
         self.witness.enroll()
 
@@ -211,3 +214,19 @@ def prune_offline(place: Path, settings: AuditSettings, by: str) -> int:
         audit.close()
     compact(place / DATABASE)
     return removed
+
+
+def refuse_lost_config(place: Path, record: Record | None = None) -> None:
+    """Raises `ConfigError` for a home whose config.toml had a key and is lost: to take that for a
+    file without a key would let everybody in. Reads the record where it is not given."""
+    file = place / "config.toml"
+    try:
+        how = "" if file.stat().st_size else "is empty"
+    except FileNotFoundError:
+        how = "is gone"
+    if how and (record or survey(place, place / "policies").record).api_key_set:
+        raise ConfigError(
+            f'the hub does not start: "{file}" {how}, and it had an api_key: without it nobody '
+            "would be asked for a key. Restore it from a backup; to go on without api_key, write "
+            "a config.toml that has at least a comment in it"
+        )

@@ -263,6 +263,12 @@ def test_each_damaged_or_lost_database_is_a_problem_and_the_hub_says_how_to_go_o
     terminal.configure(config="[a2a]\nenabled = true\n")
     terminal.run("call", "nobody")
     assert findings(terminal)["stores"]["level"] == "ok"
+    pins = terminal.home / "pins.db"
+    whole = pins.read_bytes()
+    pins.write_bytes(whole[:4096] + b"\xff" * 4096 + whole[8192:])  # it can be opened still
+    failed = terminal.run("up")
+    assert failed.code == 7 and "accept-loss pins" in failed.err
+    pins.write_bytes(whole)
     for name in ("hub.db", "pins.db", "registry.db", "tasks.db", "dispatches.db"):
         data = (terminal.home / name).read_bytes()
         (terminal.home / name).write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))

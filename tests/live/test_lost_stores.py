@@ -40,8 +40,11 @@ def test_a_hub_whose_keys_were_lost_never_opens(
     assert refused.returncode == 7
     assert str(home / "hub.db") in refused.stderr
     assert "dragoman stores accept-loss keys" in refused.stderr
-    declined = first.command("stores", "accept-loss", "keys")  # nobody is there to be asked
-    assert declined.returncode == 130 and not (home / "hub.db").exists()
+    made = first.command("keys", "create", "in-vain")  # no hub would take it
+    assert made.returncode == 7 and "dragoman stores accept-loss keys" in made.stderr
+    unanswered = first.command("stores", "accept-loss", "keys")  # nobody is there to be asked
+    assert unanswered.returncode == 2 and "--yes" in unanswered.stderr
+    assert not (home / "hub.db").exists()
     assert first.command("stores", "accept-loss", "keys", "--yes").returncode == 0
     second = hub(home=home)
     assert status_without_key(second) == 401
@@ -53,6 +56,25 @@ def test_a_hub_whose_keys_were_lost_never_opens(
     assert status_without_key(second) == 401
     (record,) = [one for one in second.audit() if one["verb"] == "stores.accept_loss"]
     assert record["asked_as"] == "keys"
+
+
+def test_a_hub_whose_configuration_with_its_key_was_lost_does_not_open(
+    hub: Callable[..., RunningHub], short_tmp: Path
+) -> None:
+    home = short_tmp / "home"
+    first = hub(home=home, config='api_key = "a-key-that-is-long-enough"\n')
+    assert status_without_key(first) == 401
+    assert first.stop() == 0
+    config = home / "config.toml"
+    whole = config.read_text()
+    config.write_bytes(b"")
+    for how in ("is empty", "is gone"):
+        refused = first.command("up")
+        assert refused.returncode == 7
+        assert how in refused.stderr and "a comment" in refused.stderr
+        config.unlink(missing_ok=True)
+    config.write_text("".join(line for line in whole.splitlines(True) if "api_key" not in line))
+    assert status_without_key(hub(home=home)) == 200  # the operator has taken it out
 
 
 def test_a_running_hub_tells_of_a_store_that_was_taken_away_and_is_closed_without_its_keys(

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from dragoman.cli.errors import say
+from dragoman.cli.errors import USAGE, say, stop
 from dragoman.cli.output import clean
 
 CAN = ["form", "url"]
@@ -45,6 +45,18 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
             raise
         say("declined")
         return DECLINED
+
+
+def confirm(question: str) -> None:
+    """Returns if the person at the terminal agrees, and ends the command otherwise."""
+    try:
+        agrees = click.confirm(question, err=True)
+    except click.Abort:
+        if _interrupted():
+            raise
+        stop("nobody has answered, and nothing was changed; --yes goes on without asking", USAGE)
+    if not agrees:
+        stop("nothing was changed")
 
 
 _ASIDE: dict[str, Any] = {"err": True, "show_default": False}

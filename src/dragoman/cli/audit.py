@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dragoman import home as homes
+from dragoman.cli.asking import confirm
 from dragoman.cli.client import place_of
 from dragoman.cli.errors import FAILED, NO_HUB, NOT_FOUND, say, stop, stop_for
 from dragoman.cli.output import (
@@ -282,7 +283,7 @@ def prune(yes: bool, home: str | None) -> None:
         if not yes:
             said = f"Delete the records that are older than {settings.keep_days:g} days, by a clock"
             now = time.strftime("%Y-%m-%d %H:%M", time.localtime())
-            click.confirm(f"{said} that shows {now}?", abort=True, err=True)
+            confirm(f"{said} that shows {now}?")
         with homes.hold(place):
             removed = prune_offline(Path(place), settings, user_name())
     except (homes.Held, homes.Unfit) as error:

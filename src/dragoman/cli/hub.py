@@ -63,6 +63,7 @@ def _serve(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
     start_logging(level)
     try:
         home.prepare(place)
+        assembly.refuse_lost_config(Path(place))  # or a new one would be written in its place
         if write_first_config(Path(place)):
             print(f"wrote {place}/config.toml", file=sys.stderr)
         assembly.run(Path(place), lambda hub: _announce(hub, quiet, as_json), port)

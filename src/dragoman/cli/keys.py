@@ -16,7 +16,7 @@ from dragoman import home as homes
 from dragoman.cli.client import place_of
 from dragoman.cli.errors import NOT_FOUND, USAGE, say, stop, stop_for
 from dragoman.cli.output import home_option, json_option, print_json, table
-from dragoman.core.errors import HubError
+from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
     from dragoman.assembly import KeyRecord, KeyStore
@@ -25,11 +25,19 @@ _UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 
 
 def _store(home: str | None) -> KeyStore:
-    from dragoman.assembly import KeyStore
+    from dragoman.assembly import KeyStore, survey
 
     place = place_of(home)
     try:
         homes.prepare(place)
+        if not _is_there(home):
+            # A new database in the place of one that was lost would have keys that no hub takes.
+            found = survey(Path(place), Path(place) / "policies").losses
+            if lost := [loss for loss in found if loss.name == "keys"]:
+                raise ConfigError(
+                    f"{lost[0]}. Restore it from a backup, or go on without: dragoman stores "
+                    "accept-loss keys"
+                )
         return KeyStore(Path(place))
     except homes.Unfit as unfit:
         stop(str(unfit))
@@ -39,7 +47,10 @@ def _store(home: str | None) -> KeyStore:
 
 def _is_there(home: str | None) -> bool:
     """Whether a hub or `keys create` has made the store: to look must not make one."""
-    return (Path(place_of(home)) / "hub.db").exists()
+    try:
+        return (Path(place_of(home)) / "hub.db").stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 @click.group()

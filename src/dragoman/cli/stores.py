@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dragoman import home as homes
+from dragoman.cli.asking import confirm
 from dragoman.cli.client import place_of
 from dragoman.cli.errors import NO_HUB, USAGE, say, stop, stop_for
 from dragoman.cli.output import clean, home_option, json_option, print_json, table, user_name
@@ -100,7 +101,7 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
         stop(f'there is no home "{place}"', USAGE)
     if not yes:
         said = f"Go on without {', '.join(names)}? What was in there cannot be had back this way."
-        click.confirm(said, abort=True, err=True)
+        confirm(said)
     try:
         with homes.hold(place):
             lost = accept_losses(Path(place), _policies_of(Path(place)), names, user_name())

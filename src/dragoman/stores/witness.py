@@ -71,6 +71,8 @@ class Record(msgspec.Struct, frozen=True):
     """Whether a key was ever made: then callers need one, whatever `hub.db` says."""
     policies_made: bool = False
     """Whether there is a folder of policies."""
+    api_key_set: bool = False
+    """Whether config.toml had a key at the last start."""
     audit_seq: int = 0
     audit_mac: str = ""
     clock_seen: float = 0.0
