@@ -138,7 +138,7 @@ EXPERIMENTS = [
     Experiment(
         "few descriptors",
         "a crowd takes all of 64, 96 and 256 descriptors",
-        "connections that are open are served, it does not spin, it heals, children restart",
+        "who is connected is served, it does not spin, it heals, children restart",
         descriptors.exhaust_descriptors, 3, 1,
     ),
     Experiment(

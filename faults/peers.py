@@ -72,7 +72,7 @@ def misbehaving_servers(rounds: int, seed: int, outcome: Outcome) -> None:
     with fresh_hub(outcome, [echo_server(), *servers]) as hub:
         hub.wait_connected("r", *SERVER_MODES[:7])
         usual = usual_seconds(hub)
-        files, memory = open_files(hub.pid), resident_mb(hub.pid)
+        files, memory = open_files(hub), resident_mb(hub.pid)
         with Neighbour(hub, "r.echo") as neighbour:
             for _ in range(rounds):
                 order = chance.sample(SERVER_MODES, len(SERVER_MODES))
@@ -86,8 +86,8 @@ def misbehaving_servers(rounds: int, seed: int, outcome: Outcome) -> None:
         back = until(lambda: call_over_api(hub, "two-answers.echo", 20)[0] == 200, 30)
         outcome.check(back, "a server that was killed is not used again")
         outcome.check(
-            until(lambda: open_files(hub.pid) <= files + 12, 20),
-            f"{open_files(hub.pid)} descriptors are open, {files} were",
+            until(lambda: open_files(hub) <= files + 12, 20),
+            f"{open_files(hub)} descriptors are open, {files} were",
         )
         outcome.figures["more memory, MB"] = round(resident_mb(hub.pid) - memory)
         outcome.check(resident_mb(hub.pid) - memory < 150, "memory grows")
