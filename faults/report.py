@@ -15,7 +15,7 @@ INTRODUCTION = """\
 # Reliability
 
 Written by `make faults`; do not edit. Each experiment breaks the machine around a real hub, \
-attacks the hub or kills it, and judges what it does; tests/faults runs short versions of all of \
+attacks the hub or kills it, and judges what it does; tests/faults runs short versions of most of \
 them in `make test`. It needs Python and pip, and no root: a full and a read-only disk use \
 `unshare -rm` where the machine allows it, failing file operations and jumps of the clock a C \
 compiler where there is one. `python -m faults --only NAME --seed SEED --case N` runs one case of \
