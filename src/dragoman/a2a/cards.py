@@ -77,7 +77,7 @@ class Cards:
         facts = self._targets.facts_for(principal, agent)
         self._let_go()
         wanted = version or self._settings.card
-        if facts is not HUB_FACTS:
+        if facts is not HUB_FACTS and self.secured():
             principal = None  # the public one is the same for all
         key = facts.name, principal, base, wanted, self.secured()
         kept = self._kept.get(key)
