@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(60)
 A2A = "[a2a]\nenabled = true\n"
 ERAS = ("legacy", "modern")
 ODD = (
-    "a.b", "a_b", "x" * 80, "x" * 79 + "y", "Täst 1", "tools/run",
+    "a.b", "c_d", "x" * 80, "x" * 79 + "y", "Täst 1", "tools/run",
 )  # fmt: skip
 SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 PATIENCE = 1.0

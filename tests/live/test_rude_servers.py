@@ -233,13 +233,14 @@ def test_progress_that_goes_backwards_or_is_not_ours_is_dropped(company: Company
 def test_odd_tools_are_left_out_alone_and_each_is_reported(company: Company) -> None:
     company.hub.wait_connected("odd-tools")
     state = state_of(company.hub, "odd-tools")
-    reported = [int(problem.split()[1]) for problem in state["problems"]]
-    assert reported == [2, 3, 4, 5, 6, 7, 8, 9]
-    assert '"fine" is listed twice' in state["problems"][-1]
-    names = [tool["name"] for tool in state["tools"]]
-    assert names[0] == "mcp_odd_tools_fine"
-    assert names[1] == "odd-tools.fi_ne" and names[2].startswith("odd-tools.fi_ne_")
-    assert names[3] == "mcp_odd_tools__t_" and len(names[4]) == 128
+    *left_out, respelled = state["problems"]
+    assert [int(problem.split()[1]) for problem in left_out] == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert '"fine" is listed twice' in left_out[-1]
+    assert "is another spelling of" in respelled
+    names = {tool["name"] for tool in state["tools"]}
+    assert len(names) == 5 and {"mcp_odd_tools_fine", "mcp_odd_tools_fi_ne"} <= names
+    assert any(name.startswith("mcp_odd_tools__t__") for name in names)
+    assert max(map(len, names)) == 128
     for name in names:
         assert text_of(company.hub.call(name)) == ""
 
