@@ -63,6 +63,12 @@ class Memory:
     pss: float
 
 
+def read_kilobytes(file: Path) -> dict[str, int]:
+    """The members of a table in /proc that are given in kilobytes."""
+    lines = map(str.split, file.read_text(encoding="utf-8").splitlines())
+    return {words[0]: int(words[1]) for words in lines if words[2:] == ["kB"]}
+
+
 @dataclass(eq=False)
 class Child:
     name: str
@@ -84,14 +90,17 @@ class Child:
         return sum(stat.cpu_seconds for stat in family(self.pid).values())
 
     def memory(self) -> Memory:
-        kilobytes = {"Rss:": 0, "Pss:": 0}
+        rss = pss = 0
         for pid in family(self.pid):
             with contextlib.suppress(OSError):
-                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-                for words in map(str.split, rollup.splitlines()):
-                    if words[0] in kilobytes:
-                        kilobytes[words[0]] += int(words[1])
-        return Memory(kilobytes["Rss:"] / 1024, kilobytes["Pss:"] / 1024)
+                try:
+                    found = read_kilobytes(Path(f"/proc/{pid}/smaps_rollup"))
+                except PermissionError:  # a hub shows its memory map to root alone
+                    found = read_kilobytes(Path(f"/proc/{pid}/status"))
+                    found = {"Rss:": found["VmRSS:"], "Pss:": found["VmRSS:"]}
+                rss += found["Rss:"]
+                pss += found["Pss:"]
+        return Memory(rss / 1024, pss / 1024)
 
     def why_dead(self) -> str:
         said = self.log.read_text(encoding="utf-8", errors="replace").strip() if self.log else ""

@@ -87,8 +87,8 @@ OPTIONS = [
 ]
 
 Authenticate = Callable[[Mapping[str, str], str], Principal | None]
-"""Who calls, by the metadata and the peer as gRPC names it."""
-"""Who sends these metadata, if anybody we know; names in lower case."""
+"""Finds the caller by the metadata, whose names are in lower case, and by the peer as gRPC names
+it; None for a caller that the hub does not know."""
 
 
 class Context(Protocol):

@@ -25,6 +25,13 @@ ROUNDS = 10
 """How often what is still there is killed again: a process may start another meanwhile."""
 
 
+SEARCH_FILES = 4_000
+"""How many open files of processes below the hub are looked at to find a socket: some 20 ms. Twenty
+servers that package runners have started have about 1,500."""
+PROCESS_COST = 10
+"""What it costs to find a process and to list its files, in files."""
+
+
 class Stat(NamedTuple):
     parent: int
     session: int
@@ -40,7 +47,8 @@ class Child(NamedTuple):
 
 
 class Descendants:
-    def __init__(self) -> None:
+    def __init__(self, search_files: int = SEARCH_FILES) -> None:
+        self._search_files = search_files
         self._children: dict[int, Child] = {}
         """The processes that the hub has started, by pid."""
         self._known: dict[tuple[int, int], Child] = {}
@@ -88,12 +96,24 @@ class Descendants:
     def find_socket(self, inode: int) -> str | None:
         """The server with a process that holds this socket; None if no process below the hub does.
 
-        A process that does not show its files counts as the holder.
+        A process that does not show its files counts as the holder. A search that a server makes
+        too long, by the number of its files and processes, is given up, and the socket counts as
+        that of an unknown server: the event loop waits meanwhile.
         """
         wanted = f"socket:[{inode}]"
+        left = self._search_files
         for pid in list_below(os.getpid()):
-            if _holds(pid, wanted):
+            files = _list_files(pid)
+            if files is None or _is_among(pid, files[:left], wanted):
                 return self.find_server(pid)
+            left -= len(files) + PROCESS_COST
+            if left <= 0:
+                log.warning(
+                    "servers have so many files open that the hub cannot tell whether one of them "
+                    "has connected to it; a caller without a key was refused: make it one with "
+                    "dragoman keys create"
+                )
+                return UNKNOWN
         return None
 
     def sweep(self) -> None:
@@ -244,14 +264,18 @@ def _list_begun(pid: int) -> Iterator[tuple[int, int]]:
             yield below, found.begun
 
 
-def _holds(pid: int, wanted: str) -> bool:
+def _list_files(pid: int) -> list[str] | None:
+    """The files that a process has open; None if it does not show them."""
     try:
-        files = os.listdir(f"/proc/{pid}/fd")
+        return os.listdir(f"/proc/{pid}/fd")
     except FileNotFoundError:
-        return False
+        return []
     except OSError:
         found = read_stat(pid)
-        return found is not None and found.state != "Z"
+        return None if found is not None and found.state != "Z" else []
+
+
+def _is_among(pid: int, files: Iterable[str], wanted: str) -> bool:
     for file in files:
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(f"/proc/{pid}/fd/{file}") == wanted:
