@@ -140,7 +140,7 @@ def test_a_command_that_runs_a_hub_of_its_own_waits_for_the_agents(terminal: Ter
         asks = terminal.run("call", "print_shop.order")
         assert asks.code == 6 and "on a terminal" in asks.err
     gone = terminal.run("call", "print_shop.price", "pages=2")
-    assert gone.code == 5 and 'agent "Print Shop" is unreachable' in gone.err
+    assert gone.code == 6 and 'agent "Print Shop" is not found yet' in gone.err
     nothing = terminal.run("tools")
     assert nothing.out == "no tools\n" and "nothing listens there" in nothing.err
 

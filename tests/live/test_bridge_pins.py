@@ -36,7 +36,10 @@ MORE = {"projectId": {"type": "string"}, "branch": {"type": "string"}, "key": {"
 def watched() -> Iterator[tuple[RunningHub, Member, Member, Watcher]]:
     """A hub with an agent, another to which a card might lead, and somebody who looks."""
     agent, thief = Member("Ops", DEPLOY, LOGS), Member("Ops", DEPLOY)
-    with crowd(agent, thief), lasting_hub([], CONFIG + external("Ops", agent.url)) as hub:
+    with (
+        crowd(agent, thief),
+        lasting_hub([], CONFIG + external("Ops", agent.url, allow_private=True)) as hub,
+    ):
         until(lambda: NAME in tool_names(hub))
         watcher = CardWatcher(hub)
         with watcher.watching():

@@ -201,7 +201,7 @@ def test_a_child_that_nobody_uses_is_stopped_and_the_next_call_starts_it_again(w
     assert state["connected"] is False
     assert state["reason"] == "unused for 0.5 s; a call starts it again"
     assert tools_of(ward.hub, "idle") == [
-        f"mcp_idle_{name}" for name in ("echo", "pid", "hang", "deafen")
+        f"mcp_idle_{name}" for name in ("deafen", "echo", "hang", "pid")
     ]
     second = pid_of(ward.hub, "idle")
     assert second != first
