@@ -67,7 +67,7 @@ class ConfigWatch:
             self.problem = f"{file} is gone; what it said last is still used"
             log.error("%s", self.problem)
             return
-        if now[0] is not None and now[0][1] == 0:
+        if _is_blank(file):
             # The disk was full, or an editor has only begun to save.
             self.problem = (
                 f"{file} is empty; what it said last is still used. To run without any settings, "
@@ -100,6 +100,14 @@ async def look_again_and_again(
             await look()
         except Exception:  # or no further change would be seen
             log.exception("what has changed in the home could not be taken up in full")
+
+
+def _is_blank(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return not opened.read(1024 * 1024).strip(b" \t\r\n\0")
+    except OSError:
+        return False  # to read it again says why
 
 
 def _stamps(place: Path) -> list[tuple[int, int, int, int] | None]:

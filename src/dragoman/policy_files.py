@@ -108,7 +108,9 @@ class Folder:
             make_private_folder(self.path.parent)
             made = tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}.")
             for name, text in texts.items():
-                (Path(made) / name).write_text(text, encoding="utf-8")
+                file = Path(made) / name
+                file.touch(mode=0o600)
+                file.write_text(text, encoding="utf-8")
             os.rename(made, self.path)
         except OSError as error:
             if made:
