@@ -343,7 +343,7 @@ class Names:
     def known(self, type: str, id: str) -> bool | str:
         """As `policy.lint.Known` says."""
         if type in ("Tool", "Skill"):
-            return self._is_tool(id)
+            return self._is_tool(type, id)
         places = {
             "User": self.users,
             "Role": self.roles,
@@ -354,9 +354,10 @@ class Names:
         }
         return id in places.get(type, ())
 
-    def _is_tool(self, id: str) -> bool | str:
+    def _is_tool(self, type: str, id: str) -> bool | str:
         name = split_id(id)[1]
-        for target in self.servers | self.agents | self.remote | self.tools.keys():
+        local = self.servers | self.agents | self.tools.keys()
+        for target in self.remote if type == "Skill" else local - self.remote:
             if name.startswith((f"{target}.", f"{slug_of(target)}.")):
                 offered = self.tools.get(target)
                 if not offered or id in offered:

@@ -133,6 +133,11 @@ def test_a_policy_holds_for_every_spelling_of_a_name(world: World) -> None:
     refused = hub.post("/api/policies", {"name": "mine", "text": compared})
     assert 'write \\"s.delete_all\\"' in json.dumps(refused), refused
     assert "arrived" not in repr(hub.call("s.delete_all")), "the old set is in force"
+    for written, meant in (("Tool", "Skill"), ("Skill", "Tool")):
+        name = "ops.Deploy" if written == "Tool" else "s.keep"
+        text = f'{forbid} == Hub::{written}::"{name}");'
+        said = json.dumps(hub.post("/api/policies", {"name": "mine", "text": text}))
+        assert f'write Hub::{meant}::\\"{name}\\"' in said, said
     done = hub.command("policy", "disable", "mine")
     assert done.returncode == 0, done.stderr
 
@@ -290,8 +295,10 @@ def test_what_a_server_adds_is_reported_or_held(hub: Any, tmp_path: Path) -> Non
     assert {"mcp_shown_first", "mcp_holds_first"} <= names(running).keys()
     for one in (shown, holds):
         one.hub = running
-        one.offer(tool("first"), tool("later"), prompts=[{"name": "ask"}])
+        one.offer(tool("first"), tool("Later"), prompts=[{"name": "ask"}])
     until(lambda: "mcp_shown_later" in names(running))
+    for spelled in ("shown.Later", "tool:shown.LATER"):
+        assert "was added" in running.command("pins", "diff", spelled).stdout
     until(lambda: held(running) == ["prompt:holds.ask", "tool:holds.later"])
     assert "mcp_holds_later" not in names(running)
     assert "arrived" not in repr(running.call("holds.later"))

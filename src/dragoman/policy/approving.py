@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound
+from dragoman.core.identity import fold_id
 from dragoman.core.ports import Pin, PinChange, PinDecision
+from dragoman.core.tool import RESOURCE, TEMPLATE
 from dragoman.policy.differences import difference
 from dragoman.policy.pinning import (
     ADDITION,
@@ -200,9 +202,14 @@ class Approvals:
     # --- small things -----------------------------------------------------------------------------
 
     def _named(self, name: str) -> Pin:
-        """By its name, or by its kind and name where several have it: `prompt:files.read`."""
+        """By its name, or by its kind and name where several have it: `prompt:files.read`. In any
+        spelling, unless it is an address."""
         pins = self._store.load(None)
         found = [pin for pin in pins if name in (pin.name, f"{pin.kind}:{pin.name}")]
+        if not found:
+            folded = fold_id(name)
+            named = [pin for pin in pins if pin.kind not in (RESOURCE, TEMPLATE)]
+            found = [pin for pin in named if folded in (pin.name, f"{pin.kind}:{pin.name}")]
         if len(found) > 1:
             found = [pin for pin in found if pin.held_mark or self._state(pin) == NEW] or found
         if len(found) == 1:

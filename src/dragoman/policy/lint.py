@@ -81,6 +81,7 @@ def _statement(text: str, begin: int, end: int) -> Statement:
     return Statement(text[at:end], text.count("\n", 0, at) + 1)
 
 
+_OTHER_TYPE = {"Tool": "Skill", "Skill": "Tool"}
 _OWNERS = frozenset({"Server", "RemoteAgent", "Agent"})
 """Of tools and skills, which have names of their own."""
 
@@ -154,6 +155,9 @@ def _names(policy: Parsed, known: Known | None) -> Iterator[Finding]:
             # "Vercel Ops" has vercel_ops.deploy: whoever takes the agent's name from there forbids
             # nothing.
             hint = "; it is named as registered, not as its tools are" if type in _OWNERS else ""
+            other = _OTHER_TYPE.get(type)
+            if other is not None and known(other, found) is True:
+                hint = f': what is called so is a {other.lower()}; write Hub::{other}::"{id}"'
             words = f'it names {type}::"{id}", which is not known here{hint}'
             yield policy.finding(WARNING, words)
 
