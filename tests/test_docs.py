@@ -27,6 +27,12 @@ def test_every_setting_says_what_it_means_in_one_sentence() -> None:
     assert len(set(paths)) == len(paths)
 
 
+def test_the_commands_that_add_agents_use_variables_that_are_allowed_by_default() -> None:
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"--token env:(\w+)", page.read_text())}
+    assert named and all(name.startswith("DRAGOMAN_AGENT_") for name in named), named
+
+
 def _text_without_code(page: str) -> str:
     page = re.sub(r"^(```|~~~).*?^\1", "", page, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", "", page)

@@ -57,6 +57,8 @@ def test_a_key_for_an_agent_says_so_and_an_unknown_one_is_pointed_out(terminal: 
     made = terminal.run("keys", "create", "k1", "--for", "travel", "--role", "ops", "--role", "qa")
     assert made.code == 0 and made.out.startswith("dgm_") and "is called" not in made.err
     typo = terminal.run("keys", "create", "k2", "--for", "travle", "--scope", "a", "--scope", "b")
+    told = "from now on every HTTP client needs one"
+    assert told in made.err and told not in typo.err
     assert typo.code == 0 and 'is called "travle"' in typo.err
     first, second = terminal.run("keys", "list", "--json").json()
     assert (first["for"], first["roles"], first["scopes"]) == ("travel", ["ops", "qa"], ["call"])

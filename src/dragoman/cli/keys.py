@@ -130,6 +130,7 @@ def create(
             roles=roles,
             target=target or "",
         )
+        is_first = len(store.list()) == 1
     except HubError as error:
         stop_for(error)
     finally:
@@ -144,6 +145,8 @@ def create(
         return
     print(key)
     say(f'key "{name}" was made and is not shown again; send: Authorization: Bearer {key[:12]}…')
+    if is_first:
+        say("it is the first key: from now on every HTTP client needs one; `dragoman mcp` does not")
 
 
 @keys.command("list")
