@@ -16,7 +16,7 @@ from typing import Any
 from dragoman.config import Config
 from dragoman.core.errors import ConfigError, Full, HubError
 from dragoman.core.recorded import Tally, record_done
-from dragoman.stores.audit import SqliteAudit, compact, shrink
+from dragoman.stores.audit import SqliteAudit, compact
 from dragoman.stores.chain import DATABASE
 from dragoman.stores.clock import SteadyClock
 from dragoman.stores.config import AuditSettings
@@ -31,7 +31,6 @@ CHECKPOINT_SECONDS = 600.0
 """How often the end of the audit is noted where its own files are not."""
 PRUNE = "audit.prune"
 PRUNE_SECONDS = 3600.0
-SHRINK_SECONDS = 30.0
 DAY = 86_400.0
 CONFIG_CHANGE, AUTH_FAILED, ADMIN_DENIED = "config.change", "auth.failed", "admin.denied"
 FILES = "files"
@@ -42,7 +41,6 @@ MAX_NAMES = 100
 class StoreSide:
     def __init__(self, place: Path, config: Config) -> None:
         """Raises `ConfigError` where a store was lost. The other stores are opened after this."""
-        self._place = place
         self._folder = place / config.policy.folder
         self.witness = Witness(place, self._folder)
         refuse_lost_config(place, self.witness.record)
@@ -121,7 +119,6 @@ class StoreSide:
         removed = await prune_and_record(self.audit, age, settings.max_entries, "hub")
         if removed:
             await self.checkpoint()
-            await asyncio.to_thread(shrink, self._place / DATABASE, SHRINK_SECONDS)
         return removed
 
     def _tell_of_clock(self, age: float) -> None:

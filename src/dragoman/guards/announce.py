@@ -21,7 +21,6 @@ from dragoman.core.events import (
     VerbError,
 )
 from dragoman.core.pipeline import Next
-from dragoman.core.principal import Principal
 from dragoman.core.redaction import numbers
 
 
@@ -32,11 +31,12 @@ class Announce:
         self.share = (in_flight + 1) // 2
         """How many of them one caller may have."""
         self.under_way = 0
-        self._of: dict[Principal, int] = {}
+        self._of: dict[str, int] = {}
+        """How many each has, by its label: hashing a text costs less than hashing a principal."""
 
     async def __call__(self, call: Call, next: Next) -> Result:
         begun = perf_counter()
-        caller = call.caller
+        caller = call.caller.label
         self.under_way += 1
         self._of[caller] = count = self._of.get(caller, 0) + 1
         told: ToolCall | None = None

@@ -133,7 +133,9 @@ class Outlet:
         if connection is None:
             exchange = await self._send(route, headers, body, timeout, deadline)
         else:
-            limit = self._limits.get(timeout) or self._limit(timeout)
+            limit = self._limits.get(timeout)
+            if limit is None:  # one that nobody waits for is falsy
+                limit = self._limit(timeout)
             request = _written(route, headers, body)
             exchange = connection.send(request, method, route.rendered, timeout, limit)
             await exchange.head()

@@ -61,11 +61,6 @@ PAUSE_SECONDS = 0.25
 PRUNE_BATCH = 250
 CHECKPOINT_PAGES = 4000
 BACKSTOP_PAGES = 16_000
-INCREMENTAL = 2
-SPARE_PAGES = 1_000
-"""So many free pages are kept for what comes next."""
-SHRINK_PAGES = 32
-SHRINK_PAUSE = 0.005
 
 REFUSED = b'{"outcome":"refused","error":"Full","duration_ms":0}'
 
@@ -233,7 +228,6 @@ class SqliteAudit:
             MIGRATIONS,
             durable=self._durable,
             busy_seconds=LOOP_BUSY_SECONDS,
-            shrinks=True,
         )
         self._journal = Journal(self._home)
         try:
@@ -477,33 +471,12 @@ def _checkpoint(path: Path) -> None:
         log.warning("the audit's log could not be copied into its database: %s", error)
 
 
-def shrink(path: Path, seconds: float, spare: int = SPARE_PAGES) -> None:
-    """Gives the space of deleted entries back to the file system, in small steps: a step holds the
-    database for less than its writer waits. For a thread of its own. A database that an older
-    version made shrinks only with `compact`."""
-    until = time.monotonic() + seconds
-    try:
-        uri = f"{path.absolute().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
-            db.execute("PRAGMA wal_autocheckpoint=0")
-            if db.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
-                return
-            while time.monotonic() < until:
-                if db.execute("PRAGMA freelist_count").fetchone()[0] <= spare:
-                    break
-                db.execute(f"PRAGMA incremental_vacuum({SHRINK_PAGES})").fetchall()
-                time.sleep(SHRINK_PAUSE)
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    except sqlite3.Error as error:
-        log.warning("the audit's database could not be made smaller: %s", error)
-
-
 def compact(path: Path) -> None:
-    """The same at once, for when no hub runs; from then on the database shrinks by itself."""
+    """Gives the space of deleted entries back to the file system. For when no hub runs: a running
+    one uses that space again. Auto-vacuum would do this by itself and make every commit dearer."""
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
-            db.execute(f"PRAGMA auto_vacuum={INCREMENTAL}")
             db.execute("VACUUM")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.Error as error:

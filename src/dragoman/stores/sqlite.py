@@ -30,7 +30,6 @@ def open_store(
     *,
     durable: bool = False,
     busy_seconds: float = BUSY_SECONDS,
-    shrinks: bool = False,
     functions: Mapping[str, Callable[[str], str]] | None = None,
 ) -> sqlite3.Connection:
     """The database at `path`, made if there is none, its tables brought forward by `migrations`,
@@ -38,16 +37,13 @@ def open_store(
 
     A commit survives kill -9; with `durable` it survives a loss of power too, and costs an fsync.
     Transactions are begun and ended by hand. `busy_seconds` is how long the connection waits for a
-    lock once it is open; to open it waits for BUSY_SECONDS. With `shrinks`, a new
-    database can be made smaller bit by bit when rows were deleted.
+    lock once it is open; to open it waits for BUSY_SECONDS.
     """
     db: sqlite3.Connection | None = None
     try:
         _keep_private(path)
         db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
         _check_version(db, path, len(migrations))
-        if shrinks:  # counts for a database without tables alone
-            db.execute("PRAGMA auto_vacuum=INCREMENTAL")
         if db.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
             raise ConfigError(f'"{path}" must be on a local file system: SQLite cannot log there')
         db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
