@@ -105,7 +105,7 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
         "trace": trace.id,
         "depth": len(trace.chain),
         "target": call.tool.target.name,
-        "args_hmac": hash_arguments(arguments),
+        "args_mac": hash_arguments(arguments),
         "args_bytes": len(arguments),
     }
     if tool.kind != TOOL:

@@ -74,6 +74,15 @@ class Upstream:
     gives_up = True
     """A continuing call without any answers ends what waits for them."""
 
+    # More than 30 attributes in a dictionary would cost the fast path to all of them.
+    __slots__ = (
+        "__weakref__", "_bus", "_calls", "_catalogs", "_changed", "_connect", "_dirty",
+        "_failed_at", "_in_flight", "_leaving", "_listing", "_settled", "_stop_secs",
+        "_stopping", "_task", "_used_at", "_wake", "entry", "facts", "followed", "may_last",
+        "modern", "name", "offers", "personal", "reason", "restarts", "session", "state",
+        "stderr", "tasks", "way",
+    )  # fmt: skip
+
     def __init__(
         self,
         entry: ServerEntry,

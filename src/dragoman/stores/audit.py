@@ -120,9 +120,6 @@ class SqliteAudit:
             self._later(SAVE_SECONDS)
         return seq
 
-    def hash_arguments(self, arguments: bytes) -> str:
-        return self._seal.hash_arguments(arguments)
-
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
         try:
             del self._running[intent]
@@ -220,6 +217,7 @@ class SqliteAudit:
         if key is None:
             key = make_key(self._home)
         self._seal = Seal(key)
+        self.hash_arguments = self._seal.hash_arguments
         if fresh:
             # At once, so that a key or entries without a head are never our own doing.
             os.pwrite(self._head, self._seal.tip(FIRST_HEAD, *ORIGIN), 0)

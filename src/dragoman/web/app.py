@@ -104,9 +104,13 @@ class App:
         if b"content-encoding" in fields and not _is_plain(fields):
             return _ENCODED
         try:
-            request.principal = self._auth.principal(
-                fields, lambda: request.find_peer(self._peers.on_tcp)
-            )
+            if b"authorization" not in fields:
+                if not self._auth.required:
+                    request.principal = request.find_peer(self._peers.on_tcp)
+            else:
+                request.principal = self._auth.principal(
+                    fields, lambda: request.find_peer(self._peers.on_tcp)
+                )
         except HubError as error:
             return problem(503, str(error))
         if request.principal is None and not self._is_open(request.path):

@@ -79,6 +79,16 @@ _OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
 class Connection(asyncio.Protocol):
+    # An instance with more than 30 attributes in a dictionary loses the fast path to all of them.
+    __slots__ = (
+        "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
+        "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
+        "_input", "_last", "_length", "_parser", "_paused", "_peer", "_pieces", "_queue",
+        "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_size", "_task",
+        "_timed", "_timer", "_transport", "_unfinished", "_unread", "_url", "_waiting",
+        "_without_offer", "is_stranger", "loop", "lost", "owner",
+    )  # fmt: skip
+
     def __init__(
         self,
         app: Application,
