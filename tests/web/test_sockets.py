@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 import struct
 import threading
@@ -13,9 +15,15 @@ from dragoman.web.sockets import tcp_socket
 
 
 def taken_port() -> tuple[socket.socket, socket.socket, int]:
-    """A port that is the near end of a connection, as the system gives one to any program."""
+    """A port that is the near end of a connection. Below those that the system gives away, or
+    another program might have it next."""
     listener = socket.create_server(("127.0.0.1", 0))
-    client = socket.create_connection(listener.getsockname())
+    client = socket.socket()
+    for port in random.sample(range(20_000, 30_000), 100):
+        with contextlib.suppress(OSError):
+            client.bind(("127.0.0.1", port))
+            break
+    client.connect(listener.getsockname())
     at_once = struct.pack("ii", 1, 0)  # its end frees the port
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
     return listener, client, client.getsockname()[1]
