@@ -525,6 +525,7 @@ def _run(
         if port is not None:
             config = with_port(config, port)
         process.protect()
+        DESCENDANTS.adopts = True
         process.raise_file_limit()
         with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
             runner.run(_serve(place, config, mode, ready, stop))

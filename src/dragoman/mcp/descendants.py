@@ -55,6 +55,9 @@ class Descendants:
         """All processes below these that have been seen, by pid and when they began."""
         self._suspects: dict[tuple[int, int], frozenset[str]] = {}
         """Orphans that nobody can be found for, and the marks of those who may have started it."""
+        self.adopts = False
+        """Whether this process is a hub and its subreaper. Otherwise it may have children of its
+        own, which are not the hub's to reap or to kill."""
         self._record: Path | None = None
         self._recorded: list[tuple[int, int]] = []
 
@@ -119,6 +122,8 @@ class Descendants:
     def sweep(self) -> None:
         """Notes whose each process is, reaps orphans that have ended, and kills those of servers
         that no longer run."""
+        if not self.adopts:
+            return
         known: dict[tuple[int, int], Child] = {}
         suspects: dict[tuple[int, int], frozenset[str]] = {}
         every: list[tuple[int, int]] = []
@@ -165,7 +170,7 @@ class Descendants:
 
     def kill_all(self) -> None:
         """Kills every process below the hub; its own helpers share its session and are spared."""
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS if self.adopts else 0):
             found: list[tuple[int, int]] = []
             for pid, stat in _list_foreign(os.getpid()):
                 if stat.state == "Z":
