@@ -36,6 +36,18 @@ def read_stat(pid: int) -> Stat:
     return Stat(int(fields[1]), ticks / TICKS, int(fields[19]))
 
 
+def read_cpu(pid: int, stat: Stat) -> float:
+    """The seconds of CPU of a process. The scheduler counts the nanoseconds of each thread; the
+    clock ticks of `stat` are too coarse for a load of less than a second."""
+    try:
+        threads = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    except OSError:
+        threads = []
+    if not threads:
+        return stat.cpu_seconds
+    return sum(int(text.split()[0]) for text in threads) / 1e9
+
+
 def family(pid: int) -> dict[int, Stat]:
     """A process and all its living descendants."""
     stats: dict[int, Stat] = {}
@@ -87,7 +99,7 @@ class Child:
         return time.perf_counter() - self.started
 
     def cpu_seconds(self) -> float:
-        return sum(stat.cpu_seconds for stat in family(self.pid).values())
+        return sum(read_cpu(pid, stat) for pid, stat in family(self.pid).items())
 
     def memory(self) -> Memory:
         rss = pss = 0
