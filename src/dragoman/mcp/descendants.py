@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,6 +104,8 @@ class Descendants:
         too long, by the number of its files and processes, is given up, and the socket counts as
         that of an unknown server: the event loop waits meanwhile.
         """
+        if not _has_children():
+            return None
         wanted = f"socket:[{inode}]"
         left = self._search_files
         for pid in list_below(os.getpid()):
@@ -229,6 +232,15 @@ def read_stat(pid: int) -> Stat | None:
     return Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0])
 
 
+def _has_children() -> bool:
+    """Whether this process has any: all below it are below those, since it is their subreaper."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def list_below(pid: int) -> list[int]:
     """Every process below `pid`, parents first."""
     found, left = [], [pid]
@@ -240,16 +252,21 @@ def list_below(pid: int) -> list[int]:
 
 
 def _list_children(pid: int) -> list[int]:
-    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # a kernel without it
+    if not _kernel_lists_children():
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         return [one for one in pids if (found := read_stat(one)) and found.parent == pid]
     children: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                text = Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii")
-                children += map(int, text.split())
+            path = f"/proc/{pid}/task/{task}/children"
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                children += map(int, file.read().split())
     return children
+
+
+@lru_cache(maxsize=1)
+def _kernel_lists_children() -> bool:
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def _list_foreign(hub: int) -> Iterator[tuple[int, Stat]]:

@@ -55,6 +55,8 @@ class _Force:
         self.via = "via" in self.read.context or self.read.opaque
         self.decisions: dict[Hashable, Decision] = {}
         self.whos: dict[Hashable, tuple[TargetFacts | None, Who]] = {}
+        self.latest: tuple[Principal | None, TargetFacts | None, Who | None] = None, None, None
+        """The caller that was looked up last: many calls in a row come from one."""
         self.whats: dict[str, tuple[Tool, TargetFacts, What]] = {}
         self.numbers: dict[Hashable, int] = {}
         self.last = 0
@@ -71,6 +73,7 @@ class _Force:
         most = max(len(self.whos), len(self.whats), len(self.decisions), len(self.numbers))
         if most >= MAX_KEPT:
             self.decisions, self.whos, self.whats, self.numbers = {}, {}, {}, {}
+            self.latest = None, None, None
 
 
 class Policies:
@@ -243,11 +246,15 @@ class Policies:
             return _failed(force, error)
 
     def _who(self, force: _Force, caller: Principal) -> Who:
+        facts = self._facts(caller.serves) if caller.serves else None
+        latest = force.latest
+        if latest[0] is caller and latest[1] is facts and latest[2] is not None:
+            return latest[2]
         # Callers of one name are equal, and may yet have other roles than before.
         key = caller, caller.roles, caller.scopes, caller.behalf, caller.serves
-        facts = self._facts(caller.serves) if caller.serves else None
         found = force.whos.get(key)
         if found is not None and found[0] is facts:
+            force.latest = caller, facts, found[1]
             return found[1]
         force.room()
         who = who_from_caller(caller, facts)

@@ -83,10 +83,10 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
         "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
-        "_input", "_last", "_length", "_parser", "_paused", "_peer", "_pieces", "_queue",
-        "_reading", "_register", "_repeated", "_repeated_before", "_resuming", "_size", "_task",
+        "_input", "_last", "_length", "_parser", "_paused", "_pieces", "_queue", "_reading",
+        "_register", "_repeated", "_repeated_before", "_resuming", "_size", "_task",
         "_timed", "_timer", "_transport", "_unfinished", "_unread", "_url", "_waiting",
-        "_without_offer", "is_stranger", "loop", "lost", "owner",
+        "_without_offer", "is_stranger", "loop", "lost", "owner", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -101,8 +101,8 @@ class Connection(asyncio.Protocol):
         self.owner: Hashable = ""
         """The peer's address, or the caller once a request has shown who it is."""
         self.is_stranger = True
-        self._peer: tuple[Principal | None] | None = None
-        """Who is at the other end, once that has been looked for."""
+        self.peer: tuple[Principal | None] | None = None
+        """The principal at the other end, once `find_peer` has looked for it."""
         self._app = app
         self._register = register
         self._budget = budget
@@ -170,9 +170,9 @@ class Connection(asyncio.Protocol):
         return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
     def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
-        if self._peer is None:
-            self._peer = (find(self._transport),)
-        return self._peer[0]
+        principal = find(self._transport)
+        self.peer = (principal,)
+        return principal
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -207,11 +207,11 @@ class Connection(asyncio.Protocol):
             self._due = NEVER
         if self._input is not None:  # the loop had read it before it heard of the pause
             self._input = memoryview(bytes(self._input) + data)
-        elif len(data) <= SLICE_BYTES or self._size + len(data) <= self._length:
-            self._feed(data)
-        else:
+        elif len(data) > SLICE_BYTES and self._size + len(data) > self._length:
             self._input = memoryview(data)
             self._parse_input()
+        else:
+            self._feed(data)
 
     def _parse_input(self) -> None:
         """Parses what was read as far as there is room for it, and for as long as it is this
@@ -262,17 +262,18 @@ class Connection(asyncio.Protocol):
             self._feed_after_upgrade(memoryview(data)[offer.args[0] :])
         except httptools.HttpParserError:
             self._refuse(400, b"that is no HTTP request")
-        if self._is_closing():
+        if self._closing:
             return
         if self._unfinished and not self._in_head:
             self._check_framing()
         elif self._head_bytes > HEAD_BYTES:
             self._refuse(431, b"the head of the request is too long")
-        if self._current is None and self._due is NEVER and not self._is_closing():
-            self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
+        if self._current is None and self._due is NEVER:
+            self._wait_for_rest()
 
-    def _is_closing(self) -> bool:
-        return self._closing
+    def _wait_for_rest(self) -> None:
+        if not self._closing:
+            self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
 
     def _check_framing(self) -> None:
         """Chunk sizes, their extensions and trailers are bounded beside the body, whether it is

@@ -8,7 +8,6 @@ loopback address say. A server's process has its user's rights beside this: see 
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 import struct
@@ -32,6 +31,8 @@ QUERY = struct.Struct("=BBBBI")
 SOCKET_ID = struct.Struct("!HH16s16s")  # the ports and addresses, in network order
 REST_OF_ID = struct.Struct("=III")
 ANSWER = struct.Struct("=BBBB48sIIIII")
+MAPPED = b"\0" * 10 + b"\xff\xff"
+"""How an IPv4 address begins that is written as one of IPv6."""
 MAX_KEPT = 1_000
 
 FindServer = Callable[[int], str | None]
@@ -109,9 +110,11 @@ class _Address(NamedTuple):
     port: int
 
     def packed(self) -> bytes:
-        address = ipaddress.ip_address(self.host.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).packed
+        host = self.host.partition("%")[0]
+        if ":" not in host:
+            return socket.inet_pton(socket.AF_INET, host)
+        packed = socket.inet_pton(socket.AF_INET6, host)
+        return packed[12:] if packed.startswith(MAPPED) else packed
 
 
 def find_owner(local: tuple[str, int], remote: tuple[str, int]) -> Owner | None:
@@ -124,17 +127,15 @@ def find_owner(local: tuple[str, int], remote: tuple[str, int]) -> Owner | None:
 
 
 def _ask_kernel(local: _Address, remote: _Address) -> Owner | None:
-    family = socket.AF_INET if len(local.packed()) == 4 else socket.AF_INET6
-    id = SOCKET_ID.pack(
-        local.port, remote.port, local.packed().ljust(16, b"\0"), remote.packed().ljust(16, b"\0")
-    )
+    ours, theirs = local.packed(), remote.packed()
+    family = socket.AF_INET if len(ours) == 4 else socket.AF_INET6
+    id = SOCKET_ID.pack(local.port, remote.port, ours.ljust(16, b"\0"), theirs.ljust(16, b"\0"))
     query = QUERY.pack(family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + id
     query += REST_OF_ID.pack(0, NO_COOKIE, NO_COOKIE)
     head = HEADER.pack(HEADER.size + len(query), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as link:
-        link.settimeout(1)
         link.send(head + query)
-        answer = link.recv(4096)
+        answer = link.recv(4096, socket.MSG_DONTWAIT)  # the kernel has answered by then
     _, kind, _, _, _ = HEADER.unpack_from(answer)
     if kind == NLMSG_ERROR:
         (code,) = struct.unpack_from("=i", answer, HEADER.size)
@@ -165,7 +166,7 @@ def _read_table(local: _Address, remote: _Address) -> Owner | None:
 def _spell(address: _Address) -> set[str]:
     """As the kernel's tables have it, of a socket of either family."""
     packed = address.packed()
-    forms = [packed] if len(packed) == 16 else [packed, b"\0" * 10 + b"\xff\xff" + packed]
+    forms = [packed] if len(packed) == 16 else [packed, MAPPED + packed]
     return {
         "".join(
             f"{int.from_bytes(form[at : at + 4], sys.byteorder):08X}"

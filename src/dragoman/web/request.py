@@ -60,8 +60,9 @@ class Request:
         return self._connection.address
 
     def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
-        """Who is at the other end of the connection, which `find` is asked once."""
-        return self._connection.find_peer(find)
+        """Returns the principal at the other end; calls `find` once for a connection."""
+        known = self._connection.peer
+        return known[0] if known is not None else self._connection.find_peer(find)
 
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """The whole answer, in one write."""

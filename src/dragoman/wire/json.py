@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -76,12 +77,14 @@ def deeper_than(value: Any, limit: int) -> bool:
 
 SHORT = 4_096
 
+_Search = Callable[[bytes], list[bytes]]
+
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @lru_cache(maxsize=16)
-def _any_of(names: tuple[bytes, ...]) -> re.Pattern[bytes]:
-    return re.compile(b"|".join(map(re.escape, names)))
+def _search_for(outer: tuple[bytes, ...], inner: tuple[bytes, ...]) -> _Search:
+    return re.compile(b"|".join(map(re.escape, outer + inner))).findall
 
 
 def names_twice(
@@ -95,7 +98,7 @@ def names_twice(
     if b"\\u" in text or text[:1] != b"{":
         return _names_twice_slowly(text)
     if len(text) < SHORT:  # one search for all names, as far as that is the faster way
-        found = _any_of(outer + inner).findall(text)
+        found = _search_for(outer, inner)(text)
         more = len(found) - len(set(found))
         if not more or (more == explained and found.count(inner[0]) == 1 + explained):
             return False
