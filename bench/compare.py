@@ -155,8 +155,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--after", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--only", default="", metavar="TEXT", help="subjects that contain it")
     parser.add_argument("--starts", type=int, default=5, help="fresh pairs of hubs (5)")
-    parser.add_argument("--turns", type=int, default=12, help="times A B B A for each pair (12)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of load for each turn (0.1)")
+    parser.add_argument("--turns", type=int, default=8, help="times A B B A for each pair (8)")
+    parser.add_argument("--seconds", type=float, default=0.25, help="of load for each turn (0.25)")
     parser.add_argument("--limit", type=float, default=3.0, help="per cent dearer at most (3)")
     return parser.parse_args()
 
