@@ -28,7 +28,7 @@ fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff check --fix src tests bench conformance faults examples
 bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
-conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
+conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-conformance/mcp-source/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
 	$(VENV)/bin/python -m conformance
 BEFORE ?= HEAD
 compare: $(VENV)/.core .venv-bench/.done  ## CPU of a call beside the commit BEFORE=..., interleaved
@@ -72,6 +72,13 @@ $(VENV)/.dev: locks/dev.lock pyproject.toml $(VENV)/pyvenv.cfg
 .venv-%/.done: locks/%.lock | $(UV)
 	$(UV) venv -q --clear -p $(PY) .venv-$*
 	$(INSTALL) .venv-$*/bin/python --require-hashes -r $<
+	@touch $@
+# The Python SDK's examples are in its source distribution only; the lock has the hash of both.
+.venv-conformance/mcp-source/.done: locks/conformance.lock .venv-conformance/.done
+	rm -rf $(@D) && mkdir $(@D)
+	awk '/^[a-z]/ {wanted = /^mcp==/} wanted' $< > $(@D)/requirement.txt
+	$(PY) -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -d $(@D) -r $(@D)/requirement.txt
+	tar xzf $(@D)/mcp-*.tar.gz -C $(@D) --strip-components 1
 	@touch $@
 conformance/node_modules/.done: conformance/package-lock.json conformance/.npmrc .venv-conformance/.done
 	cd conformance && PATH="$(CURDIR)/.venv-conformance/bin:$$PATH" npm_config_cache="$(CURDIR)/$(BOOT)/npm" npm ci --ignore-scripts --loglevel=error

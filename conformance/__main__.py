@@ -17,8 +17,9 @@ from conformance.a2a_kits import HOW, KIT_RUNS, NoKit, commit_of, find_kit, run_
 from conformance.a2a_peers import run_counterparts
 from conformance.clients import CLIENT_SETS, run_scenario
 from conformance.comparing import differences
-from conformance.grounds import DIRECT, FIXTURE, GROUNDS, TASKS, standing
+from conformance.grounds import DIRECT, FIXTURE, GROUNDS, OWN, TASKS, standing
 from conformance.lists import run_lists
+from conformance.official import OFFICIAL, how_to_get, is_there, version_of_fixture
 from conformance.peers import run_peers
 from conformance.places import (
     LOGS,
@@ -78,14 +79,20 @@ def read_arguments() -> argparse.Namespace:
 
 
 def server_part(arguments: argparse.Namespace) -> Records:
-    direct: dict[str, Outcome] = {}
+    direct: dict[tuple[str, str], Outcome] = {}
     records: Records = []
     for ground in GROUNDS:
         if ground not in arguments.where:
             continue
+        fixture = GROUNDS[ground].fixture
+        if fixture != OWN and not is_there(fixture):
+            say(f"SKIPPED {ground}: {how_to_get(fixture)}.")
+            continue
         for command, suites in ((FIXTURE, [s for s in SUITES if s != "tasks"]), (TASKS, ["tasks"])):
             wanted = [suite for suite in suites if suite in arguments.suites]
             if not wanted or (command == TASKS and GROUNDS[ground].era == "legacy"):
+                continue
+            if command == TASKS and fixture != OWN:
                 continue
             if command == TASKS and GROUNDS[ground].transport == "stdio":
                 continue  # it speaks HTTP only
@@ -93,9 +100,9 @@ def server_part(arguments: argparse.Namespace) -> Records:
                 with standing(ground, command) as url:
                     for suite in wanted:
                         outcome = run_suite(suite, ground, url, arguments.scenario)
-                        if ground == DIRECT:
-                            direct[suite] = outcome
-                        records.append(record(outcome, direct.get(suite)))
+                        if not GROUNDS[ground].through_hub:
+                            direct[fixture, suite] = outcome
+                        records.append(record(outcome, direct.get((fixture, suite))))
             except RuntimeError as problem:
                 say(f"FAIL {ground}: {problem}")
                 records += [broken(suite, ground, str(problem)) for suite in wanted]
@@ -103,7 +110,9 @@ def server_part(arguments: argparse.Namespace) -> Records:
 
 
 def record(outcome: Outcome, direct: Outcome | None) -> dict[str, Any]:
-    found = differences(outcome, None if outcome.ground == DIRECT else direct)
+    ground = GROUNDS.get(outcome.ground, GROUNDS["hub"])
+    is_ours = ground.fixture == OWN
+    found = differences(outcome, direct if ground.through_hub else None, is_ours=is_ours)
     unexplained = [each for each in found if each.reason is None]
     # The suite's own verdict knows no reasons; without any, it counts.
     ok = not unexplained and (outcome.ok or bool(found))
@@ -197,6 +206,11 @@ def versions() -> dict[str, str]:
         "official A2A SDK for JavaScript": version_of("@a2a-js/sdk"),
         "python-a2a": of(PYTHON_A2A, "python-a2a"),
         "Python": python.strip(),
+        **{
+            f"{one.title}, commit": version_of_fixture(name)
+            for name, one in OFFICIAL.items()
+            if one.repository is not None and is_there(name)
+        },
     }
 
 
@@ -220,7 +234,7 @@ def is_whole(arguments: argparse.Namespace, results: dict[str, Any]) -> bool:
     chosen = (arguments.parts, arguments.where, arguments.suites, arguments.clients, arguments.kits)
     known = (PARTS, tuple(GROUNDS), tuple(SUITES), tuple(CLIENT_SETS), tuple(KIT_RUNS))
     whole = chosen == known and not arguments.scenario and not arguments.only
-    return whole and bool(results["a2a-kits"])
+    return whole and bool(results["a2a-kits"]) and all(map(is_there, OFFICIAL))
 
 
 def main() -> int:

@@ -57,7 +57,14 @@ class Difference:
     reason: str | None  # why it cannot be otherwise
 
 
-def difference(through: Outcome, key: str, message: str) -> Difference:
+FAILS_DIRECTLY = "The fixture itself does not pass this check."
+
+
+def difference(
+    through: Outcome, key: str, message: str, fails_directly: frozenset[str]
+) -> Difference:
+    if key in fails_directly:
+        return Difference(key, message, FAILS_DIRECTLY)
     failed = any(check.key == key for check in through.failed())
     for each in EXPLAINED:
         known = through.ground in each.grounds and re.fullmatch(each.check, key)
@@ -66,8 +73,16 @@ def difference(through: Outcome, key: str, message: str) -> Difference:
     return Difference(key, message, None)
 
 
-def differences(through: Outcome, direct: Outcome | None) -> list[Difference]:
-    """Failures, and checks that pass directly but were not even made."""
+def differences(
+    through: Outcome, direct: Outcome | None, *, is_ours: bool = True
+) -> list[Difference]:
+    """Failures, and checks that pass directly but were not even made. A fixture that is not ours
+    is taken as it is: what it does not pass itself is not expected through the hub."""
+    fails_directly: frozenset[str] = frozenset()
+    if not is_ours:
+        fails_directly = frozenset(check.key for check in (direct or through).failed())
+        if direct is not None:
+            fails_directly -= direct.passes().keys()
     found: dict[str, str] = {}
     for check in through.failed():
         found.setdefault(check.key, check.message)
@@ -75,7 +90,7 @@ def differences(through: Outcome, direct: Outcome | None) -> list[Difference]:
         missing = direct.passes() - through.passes()
         for key in missing:
             found.setdefault(key, unmade(through, key))
-    return [difference(through, key, message) for key, message in found.items()]
+    return [difference(through, key, message, fails_directly) for key, message in found.items()]
 
 
 def unmade(outcome: Outcome, key: str) -> str:

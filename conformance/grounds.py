@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.official import OFFICIAL, run_official
 from conformance.places import HOMES, HUB, PYTHON, ROOT
 from conformance.processes import Command, started, wait_for
 
 FIXTURE: Command = [PYTHON, "-m", "conformance.fixture"]
 TASKS: Command = [PYTHON, "-m", "conformance.fixture.tasks"]
 SERVER = "fixture"
+OWN = "own"
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Ground:
     era: str = "both"
     through_hub: bool = True
     prefixed: bool = False
+    fixture: str = OWN  # or one of `official.OFFICIAL`
 
 
 DIRECT = "direct"
@@ -33,6 +36,11 @@ GROUNDS = {
     "legacy": Ground("through the hub, handshake-only fixture over HTTP", "http", "legacy"),
     "legacy-stdio": Ground("through the hub, handshake-only fixture over stdio", "stdio", "legacy"),
     "sse": Ground("through the hub, fixture over HTTP+SSE", "sse", "legacy"),
+    **{name: Ground(one.title, through_hub=False, fixture=name) for name, one in OFFICIAL.items()},
+    **{
+        f"{name}-hub": Ground(f"{one.title} through the hub", fixture=name)
+        for name, one in OFFICIAL.items()
+    },
 }
 
 
@@ -48,16 +56,15 @@ def child(command: Command) -> str:
 
 
 @contextlib.contextmanager
-def hub(
-    name: str, transport: str, *, prefix: str | None = "", interactive: bool = True
-) -> Iterator[tuple[str, Path]]:
-    """A hub with one server, connected: where it listens, and its home."""
+def hub(name: str, transport: str, *, prefix: str | None = "") -> Iterator[tuple[str, Path]]:
+    """A hub with one server, connected: where it listens, and its home. It has the settings of a
+    first run, but for the port and for the names of the server, which the suite knows."""
     home = HOMES / name
     home.mkdir()
     shown = "" if prefix is None else f"prefix = {json.dumps(prefix)}\n"
     (home / "config.toml").write_text(
-        '[server]\nport = 0\n\n[mcp]\nstdio_expose = ["*"]\n\n[limits]\nresult_chars = 1000000\n\n'
-        f'[[mcp_servers]]\nname = "{SERVER}"\n{shown}interactive = {json.dumps(interactive)}\n\n'
+        '[server]\nport = 0\n\n[mcp]\nstdio_expose = ["*"]\n\n'
+        f'[[mcp_servers]]\nname = "{SERVER}"\n{shown}\n'
         f"[mcp_servers.transport]\n{transport}",
         encoding="utf-8",
     )
@@ -100,7 +107,10 @@ def standing(name: str, command: Command = FIXTURE) -> Iterator[str]:
         if ground.transport == "stdio":
             transport = child(full)
         else:
-            url = stack.enter_context(fixture(label, full))
+            if ground.fixture == OWN:
+                url = stack.enter_context(fixture(label, full))
+            else:
+                url = stack.enter_context(run_official(ground.fixture, label))
             transport = remote(url, "sse" if ground.transport == "sse" else "http")
         if not ground.through_hub:
             yield url

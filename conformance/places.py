@@ -21,6 +21,7 @@ PAGE = ROOT / "docs" / "conformance.md"
 
 HUB = ROOT / ".venv" / "bin" / "dragoman"
 PYTHON = ROOT / ".venv-conformance" / "bin" / "python"
+EXAMPLES = ROOT / ".venv-conformance" / "mcp-source" / "examples"
 NODE = ROOT / ".venv-conformance" / "bin" / "node"
 KIT_PYTHON = ROOT / ".venv-tck" / "bin" / "python"
 SDK03_PYTHON = ROOT / ".venv-a2asdk03" / "bin" / "python"
@@ -39,7 +40,7 @@ NOTHING_EXPECTED = HERE / "no-expected-failures.yml"
 def prepare() -> TextIO:
     """Empties what a former run left. No other run can begin while the file it gives is open."""
     programs = (HUB, PYTHON, NODE, KIT_PYTHON, SDK03_PYTHON, SDK02_PYTHON, PYTHON_A2A)
-    for needed in (*programs, RELEASE, PRERELEASE, INSPECTOR, EVERYTHING):
+    for needed in (*programs, EXAMPLES, RELEASE, PRERELEASE, INSPECTOR, EVERYTHING):
         if not needed.exists():
             raise CannotRun(f"{needed.relative_to(ROOT)} is not there; run `make conformance`.")
     BUILD.mkdir(exist_ok=True)
