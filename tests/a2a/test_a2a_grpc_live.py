@@ -104,6 +104,13 @@ async def test_a_client_sends_answers_follows_and_cancels(transport: Any) -> Non
         assert (await client.send_message(sent("direct"))).message.parts[0].text == "hi"
         asked = (await client.send_message(sent("ask"))).task
         assert asked.status.state == pb.TASK_STATE_INPUT_REQUIRED
+        going_on = client.send_message_streaming(sent("blue", taskId=asked.id))
+        states = [
+            (event.task if event.HasField("task") else event.status_update).status.state
+            async for event in going_on
+        ]
+        assert (states[0], states[-1]) == (pb.TASK_STATE_WORKING, pb.TASK_STATE_COMPLETED)
+        asked = (await client.send_message(sent("ask"))).task
         done = (await client.send_message(sent("blue", taskId=asked.id))).task
         assert (done.id, done.status.state) == (asked.id, pb.TASK_STATE_COMPLETED)
         said = done.artifacts[0].parts[0].data.struct_value

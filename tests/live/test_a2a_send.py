@@ -3,11 +3,13 @@ included."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.live.a2a_grounds import (
+    AGENTS,
     CANCEL,
     GET,
     PUSH_DELETE,
@@ -27,6 +29,7 @@ from tests.live.a2a_grounds import (
     Grounds,
     Way,
     a2a_grounds,
+    agent_entry,
     reason,
     steps,
 )
@@ -39,7 +42,9 @@ each_way = pytest.mark.parametrize("way", WAYS, ids=str)
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
-    with a2a_grounds(a2a={"push_private": True}) as made:
+    plain = agent_entry("plain", "echo", output_modes=["text/plain"])
+    agents = (*AGENTS, agent_entry("maker", "maker"), plain)
+    with a2a_grounds(agents, a2a={"push_private": True}) as made:
         yield made
 
 
@@ -93,6 +98,51 @@ def test_the_same_is_streamed_in_the_dialects_own_words(served: RunningHub, way:
             assert inner["kind"] == expected
     working = way.state("working")
     assert found == [working, working, "a: made", "response: end", way.state("completed")]
+
+
+@pytest.mark.promise("J3")
+@each_way
+def test_the_stream_of_an_answer_shows_the_task_at_work_and_not_still_asking(
+    served: RunningHub, way: Way
+) -> None:
+    begun = way.params(steps(["ask", "Which?"]))
+    asked = way.task(way.ask(served, SEND, begun, "actor").value)
+    assert asked["status"]["state"] == way.state("input-required")
+    with way.stream(served, STREAM, way.params("this", task=asked["id"]), "actor") as stream:
+        events = [event for _, event in way.events(stream)]
+    first = events[0] if way is V01 else way.task(events[0])
+    assert first["status"]["state"] == way.state("working")
+    assert way.state("input-required") not in json.dumps(events)
+    assert "2: this" in json.dumps(events)
+    task = way.ask(served, GET, {"id": asked["id"]}, "actor").value
+    assert task["status"]["state"] == way.state("completed")
+
+
+@pytest.mark.promise("J3")
+@each_way
+def test_media_types_that_the_agent_does_not_give_are_no_error(
+    served: RunningHub, way: Way
+) -> None:
+    modes = {"acceptedOutputModes": ["application/json"]}
+    wanted = {**way.params("hello"), **(modes if way is V01 else {"configuration": modes})}
+    reply = way.ask(served, SEND, wanted, "plain")
+    assert reply.error is None
+    assert way.said(way.task(reply.value)["artifacts"][0]) == "hello"
+
+
+@pytest.mark.promise("J3")
+@each_way
+def test_a_function_that_returns_nothing_adds_no_empty_artifact(
+    served: RunningHub, way: Way
+) -> None:
+    task = way.task(way.ask(served, SEND, way.params("one"), "maker").value)
+    assert [way.said(artifact) for artifact in task["artifacts"]] == ["one"]
+    with way.stream(served, STREAM, way.params("one"), "maker") as stream:
+        events = json.dumps([event for _, event in way.events(stream)])
+    assert events.count('"artifact":') == 1
+    bare = way.task(way.ask(served, SEND, way.params("nothing"), "maker").value)
+    assert bare["status"]["state"] == way.state("completed")
+    assert not bare.get("artifacts")
 
 
 @pytest.mark.promise("J3", "J5")

@@ -124,12 +124,14 @@ def test_all_who_follow_hear_the_same_and_one_who_leaves_disturbs_nobody(
             assert REST10.events(other) == expected
 
 
-def test_a_stream_of_an_answer_begins_with_the_task_as_it_is(actor: Caller) -> None:
+def test_a_stream_of_an_answer_begins_with_the_question_in_history(
+    actor: Caller,
+) -> None:
     asked = actor.send(steps(["say", "before"], ["ask", "Which?"]))
     with actor.stream(STREAM, V10.params("this", task=asked["id"])) as stream:
         events = [event for _, event in V10.events(stream)]
     assert [told(event) for event in events] == [
-        "task input_required",
+        "task working",
         "working",
         "artifact 2: this",
         "completed",

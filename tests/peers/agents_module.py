@@ -112,6 +112,12 @@ async def step(request: Request, verb: str, more: list[Any]) -> Any:
     return None
 
 
+async def maker(request: Request) -> None:
+    """Hands out what it makes, and returns nothing."""
+    if request.text != "nothing":
+        request.artifact(request.text, name="made")
+
+
 async def stubborn(request: Request) -> str:
     """Does not mind being cancelled."""
     gate(f"{request.task}.begun").touch()

@@ -25,7 +25,7 @@ from dragoman.a2a.reading import AGENT
 from dragoman.a2a.targets import HUB_FACTS, Destination, Targets
 from dragoman.a2a.tasks import AgentTask, new_id
 from dragoman.a2a.translate import text_of
-from dragoman.core.call import Result, Updates, Wanted
+from dragoman.core.call import NOTHING, Result, Updates, Wanted
 from dragoman.core.errors import AmbiguousName, ConfigError, Full, NotFound, Refused
 from dragoman.core.hub import Hub
 from dragoman.core.ports import StoredTask
@@ -146,8 +146,6 @@ class Sending:
         targets.check_asker(there.facts, asker.extensions, streamed)
         if there.facts is not HUB_FACTS:
             targets.check_modes(there.facts, message["parts"])
-        if accepted := request.get("configuration", {}).get("acceptedOutputModes"):
-            targets.check_output(there.facts, accepted)
         task = AgentTask(
             asker.principal,
             self._call,
@@ -159,7 +157,7 @@ class Sending:
         )
         task.carried = asker.carried or Carried(new_trace().id, "", "")
         task.version = asker.version
-        self._say(asker, task, message)
+        self._say(asker, task, request)
         self._aim(task, there)
         self._tasks.insert(task)
         if asker.key:
@@ -209,7 +207,7 @@ class Sending:
         targets.check_asker(facts, asker.extensions, streamed)
         if facts is not HUB_FACTS:
             targets.check_modes(facts, message["parts"])
-        self._say(asker, task, message)
+        self._say(asker, task, request)
         if asker.key:
             self._sends[task.owner, self._key(asker)] = task
         task.continues = bool(task.agent) and facts.continues
@@ -253,7 +251,9 @@ class Sending:
         task.sent = dict(task.first_message())
         return self._targets.of(HUB, named)
 
-    def _say(self, asker: Asker, task: AgentTask, message: Mapping[str, Any]) -> None:
+    def _say(self, asker: Asker, task: AgentTask, request: Mapping[str, Any]) -> None:
+        message = request["message"]
+        task.beside = _beside(asker, request)
         task.say({**message, "taskId": task.id, "contextId": task.context})
         if asker.key:
             task.sends[self._key(asker)] = digest(message)
@@ -323,6 +323,27 @@ class Sending:
         message = {**task.status.get("message", {"parts": [{"text": ""}]}), "role": AGENT}
         message.pop("taskId", None)
         return message
+
+
+def _beside(asker: Asker, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What came with a message, for an agent that can use it; nothing with most."""
+    if len(request) == 1 and not asker.extensions:
+        return NOTHING
+    found: dict[str, Any] = {}
+    configuration = request.get("configuration", NOTHING)
+    kept = {name: configuration[name] for name in _CONFIGURED if name in configuration}
+    if kept:
+        found["configuration"] = kept
+    if metadata := request.get("metadata"):
+        found["request_metadata"] = metadata
+    if asker.extensions:
+        found["extensions"] = sorted(asker.extensions)
+    return found
+
+
+_CONFIGURED = ("acceptedOutputModes", "historyLength")
+"""What an agent can use of a configuration. Whether the client waits, and where it wants to be
+notified, concerns the hub, which follows the agent's task in any case."""
 
 
 def digest(message: Mapping[str, Any]) -> str:

@@ -324,18 +324,6 @@ def check_modes(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
             )
 
 
-def check_output(facts: AgentFacts, accepted: Iterable[str]) -> None:
-    wanted = [one.lower() for one in accepted]
-    if wanted and not any(
-        _matches(mode, one) or _matches(one, mode) for one in wanted for mode in facts.output_modes
-    ):
-        raise A2aError(
-            CONTENT_TYPE_NOT_SUPPORTED,
-            f'agent "{facts.name}" answers in none of the media types that are accepted; it '
-            f"answers in {', '.join(facts.output_modes)}",
-        )
-
-
 def media_type(part: Mapping[str, Any]) -> str:
     named = part.get("mediaType")
     if named and (given := str(named).partition(";")[0].strip().lower()):

@@ -17,7 +17,17 @@ from dragoman.a2a import reading
 from dragoman.a2a.answers import AUTH
 from dragoman.a2a.dialects import ops
 from dragoman.a2a.translate import part_from_block, parts_from_result
-from dragoman.core.call import URL, Artifact, Note, Question, Result, Update, Updates
+from dragoman.core.call import (
+    ABSENT,
+    NOTHING,
+    URL,
+    Artifact,
+    Note,
+    Question,
+    Result,
+    Update,
+    Updates,
+)
 from dragoman.core.errors import Declined, HubError, InvalidInput, Refused, WorkFailed
 from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
@@ -89,6 +99,8 @@ class AgentTask(LoggedTask):
         self.arguments: dict[str, Any] = {}
         self.sent: dict[str, Any] = {}
         """The message that is being answered."""
+        self.beside: Mapping[str, Any] = NOTHING
+        """What the client said beside that message, for the call of the agent: see `Sending`."""
         self.said_at = 0
         """The number of the entry with that message."""
         self.turn = 0
@@ -201,6 +213,14 @@ class AgentTask(LoggedTask):
         return []
 
     @property
+    def accepted(self) -> Sequence[str]:
+        """The media types that the client would like best; none where it did not say."""
+        modes: Sequence[str] = self.beside.get("configuration", NOTHING).get(
+            "acceptedOutputModes", ()
+        )
+        return modes
+
+    @property
     def full(self) -> bool:
         """Whether it holds all that one task may."""
         return self.count >= MAX_ENTRIES or self.size >= MAX_BYTES
@@ -215,7 +235,9 @@ class AgentTask(LoggedTask):
             self.history.append(self.status["message"])
             self.status = {key: self.status[key] for key in ("state", "timestamp")}
         self.history.append(message)
-        self.append({"message": message})
+        entry = self.append({"message": message})
+        if self.status["state"] in _WAITING:
+            self.status = _taken_up(entry)
         self.said_at = self.count
 
     def begin(self) -> None:
@@ -290,14 +312,12 @@ class AgentTask(LoggedTask):
             for made in result.artifacts:
                 if made.id not in self.artifacts:
                     self._make(made)
-        else:
-            parts = parts_from_result(result)
-            if parts and result.direct:
-                self._pending = parts
-            elif parts:
-                self._append_artifact(
-                    {"artifactId": ops.RESPONSE, "name": ops.RESPONSE, "parts": parts}, False, True
-                )
+        elif result.direct:
+            self._pending = parts_from_result(result)
+        elif result.content or result.structured is not ABSENT:
+            parts = parts_from_result(result, self.accepted)
+            response = {"artifactId": ops.RESPONSE, "name": ops.RESPONSE, "parts": parts}
+            self._append_artifact(response, False, True)
         self._move(COMPLETED, "")
 
     def _wait(self, words: str) -> None:
@@ -438,6 +458,9 @@ def fold(
             if "message" in status:
                 history.append(status.pop("message"))
             history.append(event["message"])
+            if status["state"] in _WAITING:
+                status.clear()
+                status.update(_taken_up(entry))
         elif "statusUpdate" in event:
             if "message" in status:
                 history.append(status["message"])
@@ -446,6 +469,15 @@ def fold(
         else:
             update = event["artifactUpdate"]
             _add(artifacts, update["artifact"], update.get("append", False))
+
+
+_WAITING = frozenset(STATES[state] for state in WAITS)
+
+
+def _taken_up(entry: Entry) -> dict[str, Any]:
+    """The status of a task whose question was just answered. A stream that begins here must not
+    show it as still asking: clients stop at that state, or put the question again."""
+    return {"state": reading.WORKING, "timestamp": stamp(entry.at)}
 
 
 def _weight(part: Mapping[str, Any]) -> int:

@@ -114,13 +114,22 @@ def _part_of_resource(resource: Mapping[str, Any]) -> Part:
     return _with(part, filename=name if name != UNNAMED else None, mediaType=media)
 
 
-def parts_from_result(result: Result) -> list[Part]:
+def parts_from_result(result: Result, accepted: Sequence[str] = ()) -> list[Part]:
     """All that a call came to: its content, and its structured value where no block of the content
-    is data already. At least one part, as A2A wants it."""
+    is data already. At least one part, as A2A wants it.
+
+    The structured value says the same as the text, so a client that accepts JSON and no text has
+    it first. No form is left out: a client that reads another one than it asked for finds it."""
     parts = [part_from_block(block) for block in result.content]
     if result.structured is not ABSENT and not _has_data(result.content):
-        parts.append({"data": result.structured, "mediaType": JSON})
+        data: Part = {"data": result.structured, "mediaType": JSON}
+        parts.insert(0 if _prefers_data(accepted) else len(parts), data)
     return parts or [{"text": ""}]
+
+
+def _prefers_data(accepted: Sequence[str]) -> bool:
+    kinds = {mode.partition(";")[0].strip().lower() for mode in accepted}
+    return JSON in kinds and not any(kind.startswith(("text", "*")) for kind in kinds)
 
 
 def _has_data(content: Sequence[Any]) -> bool:
