@@ -7,6 +7,7 @@ import pytest
 from dragoman.config import Config, keys, line_of, load, parse, whereabouts
 from dragoman.core.errors import ConfigError
 from dragoman.mcp.config import (
+    ANSWER_SECONDS,
     HttpTransport,
     ServerEntry,
     SseTransport,
@@ -85,7 +86,7 @@ args = ["-y", "@modelcontextprotocol/server-postgres"]
 """
 
 
-def npx(name: str, timeout: float, env: list[str], *more: str) -> ServerEntry:
+def npx(name: str, timeout: float | None, env: list[str], *more: str) -> ServerEntry:
     args = ["-y", f"@modelcontextprotocol/server-{name}", *more]
     transport = StdioTransport(command="npx", args=args)
     return ServerEntry(name=name, timeout_secs=timeout, env=env, transport=transport)
@@ -110,9 +111,9 @@ EXAMPLES = {
     "Multiple": (
         SEVERAL,
         [
-            npx("github", 30, ["GITHUB_PERSONAL_ACCESS_TOKEN"]),
-            npx("filesystem", 30, [], FILES),
-            npx("postgres", 30, ["DATABASE_URL"]),
+            npx("github", None, ["GITHUB_PERSONAL_ACCESS_TOKEN"]),
+            npx("filesystem", None, [], FILES),
+            npx("postgres", None, ["DATABASE_URL"]),
         ],
     ),
 }
@@ -126,9 +127,10 @@ def test_the_seeds_examples_load_as_they_stand(example: str) -> None:
 
 
 @pytest.mark.promise("B1")
-def test_a_server_has_thirty_seconds_and_no_variables_unless_it_says_so() -> None:
+def test_a_server_has_the_common_times_and_no_variables_unless_it_says_so() -> None:
     (entry,) = parse(STDIO).mcp_servers
-    assert (entry.timeout_secs, entry.env, entry.enabled, entry.idle_secs) == (30, [], True, 0)
+    assert (entry.timeout_secs, entry.env, entry.enabled, entry.idle_secs) == (None, [], True, 0)
+    assert ANSWER_SECONDS == 30
 
 
 def test_no_file_and_an_empty_one_are_all_defaults(tmp_path: Path) -> None:

@@ -24,7 +24,13 @@ from dragoman.core.view import EVERYTHING
 from dragoman.guards.questions import Questions
 from dragoman.guards.time import Time
 from dragoman.guards.validate import compile_schema
-from dragoman.mcp.config import HttpTransport, ServerEntry, SseTransport, StdioTransport
+from dragoman.mcp.config import (
+    ANSWER_SECONDS,
+    HttpTransport,
+    ServerEntry,
+    SseTransport,
+    StdioTransport,
+)
 from dragoman.mcp.connect import Connector
 from dragoman.mcp.servers import Servers
 from dragoman.mcp.upstream import Upstream
@@ -35,7 +41,9 @@ EVERYTHING_ASKED = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roo
 
 
 class Ground:
-    def __init__(self, place: Path, question_secs: float = 60.0) -> None:
+    def __init__(
+        self, place: Path, question_secs: float = 60.0, answer_secs: float = ANSWER_SECONDS
+    ) -> None:
         self.bus = Bus()
         handles = Handles(b"k" * 32, question_secs)
         self.hub = open_hub(Catalog(review=admit_all), self.bus, [Questions(handles), Time(60)])
@@ -47,6 +55,7 @@ class Ground:
             lambda url, private: self.net.reaching(url, allow_private=private),
         )
         self._question_secs = question_secs
+        self._answer_secs = answer_secs
         self.made: dict[str, Upstream] = {}
         self.servers = Servers(self._make, self.hub.catalogs, self.bus)
         self.updated: list[str] = []
@@ -60,6 +69,7 @@ class Ground:
             self.bus,
             compile_schema,
             self._question_secs,
+            answer_secs=self._answer_secs,
         )
         return made
 
@@ -94,8 +104,10 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(place: Path, question_secs: float = 60.0) -> AsyncIterator[Ground]:
-    made = Ground(place, question_secs)
+async def ground(
+    place: Path, question_secs: float = 60.0, answer_secs: float = ANSWER_SECONDS
+) -> AsyncIterator[Ground]:
+    made = Ground(place, question_secs, answer_secs)
     try:
         yield made
     finally:

@@ -30,7 +30,7 @@ port = 50051
 stdio_expose = ["*"]
 
 [limits]
-tool_timeout_secs = 60     # seconds a tool may take
+tool_timeout_secs = 60     # seconds a tool may take; progress gives it more
 result_chars = 50000       # characters of text in a result
 
 # Agents, over A2A and as tools, are at the end; docs/a2a.md explains them. Who may call what is in
@@ -49,7 +49,7 @@ result_chars = 50000       # characters of text in a result
 #
 # [[mcp_servers]]
 # name = "remote-tools"
-# timeout_secs = 30
+# timeout_secs = 20                        # less than the limit above, for this server alone
 #
 # [mcp_servers.transport]
 # type = "http"                            # or "sse"

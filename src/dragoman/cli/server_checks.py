@@ -54,7 +54,7 @@ def _entry(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
         fix = f"add a line {unset[0]}=… to {found.place}/env"
         yield Finding(name, "warning", said, fix)
     limit = found.config.limits.tool_timeout_secs if found.config else entry.timeout_secs
-    if entry.timeout_secs > limit:
+    if entry.timeout_secs is not None and entry.timeout_secs > limit:
         said = (
             f"timeout_secs = {entry.timeout_secs:g} is never reached: every tool is stopped after "
             f"[limits] tool_timeout_secs = {limit:g}"

@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+ANSWER_SECONDS = 30.0
+"""How long a server without a `timeout_secs` may take over the handshake and over its lists."""
+
 
 class StdioTransport(Struct, frozen=True, kw_only=True, tag="stdio", tag_field="type"):
     command: Annotated[str, Meta(min_length=1, description="The program to start.")]
@@ -43,8 +46,12 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     ]
     transport: Annotated[Transport, Meta(description="How to reach it.")]
     timeout_secs: Annotated[
-        float, Meta(gt=0, le=86_400, description="Seconds to wait for each of its answers.")
-    ] = 30
+        Annotated[float, Meta(gt=0, le=86_400)] | None,
+        Meta(
+            description="Seconds to wait for each of its answers; default: 30 for the handshake "
+            "and its lists, and [limits] tool_timeout_secs for calls, which progress extends."
+        ),
+    ] = None
     env: Annotated[
         list[str],
         Meta(description="Names of environment variables that a stdio server is given."),

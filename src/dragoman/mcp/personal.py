@@ -85,11 +85,13 @@ class PersonalSessions:
         seconds: float,
         question_secs: float,
         idle_secs: float,
+        call_secs: float,
     ) -> None:
         self._server = server
         self._open = open
         self._seconds = seconds
-        """How long the server may take over a request."""
+        """How long the server may take over a request of the hub's own."""
+        self._call_secs = call_secs
         self._question_secs = question_secs
         self._idle_secs = idle_secs
         self._sessions: dict[Key, Own] = {}
@@ -119,7 +121,7 @@ class PersonalSessions:
             def work(heard: Listener) -> Awaitable[tuple[Any, int]]:
                 return request(session, heard)
 
-            parked = Parked(call, session.revision, self._seconds, work, self._room)
+            parked = Parked(call, session.revision, self._call_secs, work, self._room)
             return await self._outcome(Waiting(own, parked))
         finally:
             self._left(own)

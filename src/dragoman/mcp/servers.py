@@ -15,7 +15,13 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.core.urls import render_arguments, render_url
-from dragoman.mcp.config import ServerEntry, StdioTransport, header_pairs, namespace
+from dragoman.mcp.config import (
+    ANSWER_SECONDS,
+    ServerEntry,
+    StdioTransport,
+    header_pairs,
+    namespace,
+)
 from dragoman.mcp.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -163,6 +169,7 @@ def _era(upstream: Upstream) -> str | None:
 def _configured(entry: ServerEntry) -> dict[str, Any]:
     """The entry as it was written, less what may be secret."""
     shown: dict[str, Any] = msgspec.to_builtins(entry)
+    shown["timeout_secs"] = entry.timeout_secs or ANSWER_SECONDS
     if isinstance(entry.transport, StdioTransport):
         shown["transport"]["args"] = render_arguments(entry.transport.args)
     else:

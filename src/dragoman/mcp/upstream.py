@@ -24,7 +24,7 @@ from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
-from dragoman.mcp.config import ServerEntry, StdioTransport
+from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
 from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, line_of, note_of
 from dragoman.mcp.listing import ASKED, Listing
@@ -33,6 +33,7 @@ from dragoman.mcp.personal import PersonalSessions
 from dragoman.mcp.questions import ASKING
 from dragoman.mcp.revisions import NAMES
 from dragoman.mcp.spawn import Ring
+from dragoman.mcp.unasked import FOR_EVER
 from dragoman.mcp.upstream_calls import Calls
 from dragoman.mcp.upstream_tasks import ServerTasks, may_last
 
@@ -76,8 +77,8 @@ class Upstream:
 
     # More than 30 attributes in a dictionary would cost the fast path to all of them.
     __slots__ = (
-        "__weakref__", "_bus", "_calls", "_catalogs", "_changed", "_connect", "_dirty",
-        "_failed_at", "_in_flight", "_leaving", "_listing", "_settled", "_stop_secs",
+        "__weakref__", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed", "_connect",
+        "_dirty", "_failed_at", "_in_flight", "_leaving", "_listing", "_settled", "_stop_secs",
         "_stopping", "_task", "_used_at", "_wake", "entry", "facts", "followed", "may_last",
         "modern", "name", "offers", "personal", "reason", "restarts", "session", "state",
         "stderr", "tasks", "way",
@@ -92,8 +93,13 @@ class Upstream:
         compile_schema: SchemaCompiler,
         question_secs: float = QUESTION_SECONDS,
         stop_secs: float = STOP_SECONDS,
+        answer_secs: float = ANSWER_SECONDS,
     ) -> None:
+        """`answer_secs` is how long a server without a `timeout_secs` of its own may take over the
+        handshake, its lists and whatever else the hub asks for itself. Calls to such a server have
+        the time that the hub gives to every call."""
         self.entry = entry
+        self._answer_secs = entry.timeout_secs or answer_secs
         self._stop_secs = stop_secs
         self._stopping = False
         self.name = entry.name
@@ -113,17 +119,23 @@ class Upstream:
         self.restarts = -1
         declared = ASKED if entry.interactive else NOTHING
         self.offers = Offers(self, catalogs, compile_schema, entry.prefix, declared)
-        self._listing = Listing(self.offers, self._open_to_list, entry.timeout_secs)
+        self._listing = Listing(self.offers, self._open_to_list, self._answer_secs)
         self.followed = Followed(self.name, self._updated)
         self.personal = PersonalSessions(
-            self.name, self._open_own, entry.timeout_secs, question_secs, OWN_IDLE_SECONDS
+            self.name,
+            self._open_own,
+            self._answer_secs,
+            question_secs,
+            OWN_IDLE_SECONDS,
+            entry.timeout_secs or FOR_EVER,
         )
         self.tasks = ServerTasks(self.name, question_secs)
         self.may_last = False
         """Whether it makes tasks: its calls may then take longer than others."""
         self._calls = Calls(
             self.name,
-            entry.timeout_secs,
+            self._answer_secs,
+            entry.timeout_secs or FOR_EVER,
             self.offers,
             self.personal,
             self.tasks,
@@ -220,7 +232,7 @@ class Upstream:
         if not _follows(call):
             await asyncio.wait([self._leave(session, call)])
             return Result()
-        seconds = self.entry.timeout_secs
+        seconds = self._answer_secs
         await self.followed.follow(session, call.client, call.tool.remote_name, seconds)
         try:
             await self._calls.follow(session, call, True)
@@ -233,7 +245,7 @@ class Upstream:
         """Has the client follow it no more, even if nobody waits for that."""
 
         async def leave() -> None:
-            uri, seconds = call.tool.remote_name, self.entry.timeout_secs
+            uri, seconds = call.tool.remote_name, self._answer_secs
             await self.followed.unfollow(session, call.client, uri, seconds)
             await self._calls.follow(session, call, False)
 
@@ -245,7 +257,7 @@ class Upstream:
     def client_gone(self, client: str) -> None:
         """A client's session has ended; what was kept for it alone goes."""
         self.personal.gone(client)
-        self.followed.gone(client, self.session, self.entry.timeout_secs)
+        self.followed.gone(client, self.session, self._answer_secs)
 
     async def tried(self) -> None:
         """Until the attempt under way has come to something."""
@@ -313,11 +325,11 @@ class Upstream:
             self._settled = asyncio.get_running_loop().create_future()
         self._wake.set()
         try:
-            async with asyncio.timeout(self.entry.timeout_secs):
+            async with asyncio.timeout(self._answer_secs):
                 await asyncio.shield(self._settled)
         except TimeoutError:
             raise TimedOut(
-                f'server "{self.name}" is still starting after {self.entry.timeout_secs:g} s; '
+                f'server "{self.name}" is still starting after {self._answer_secs:g} s; '
                 "try again, or see: dragoman servers logs " + self.name
             ) from None
         if self.session is None:
@@ -409,7 +421,7 @@ class Upstream:
         return session
 
     def _start_seconds(self) -> float:
-        seconds = self.entry.timeout_secs
+        seconds = self._answer_secs
         child = isinstance(self.entry.transport, StdioTransport)
         return max(seconds, START_SECONDS) if child else seconds
 
@@ -418,7 +430,7 @@ class Upstream:
         if self.entry.interactive:
             await self._listing.refresh(session, kinds, seconds)
         else:
-            await self.offers.refresh(session, kinds, self.entry.timeout_secs)
+            await self.offers.refresh(session, kinds, self._answer_secs)
 
     def _open_own(self, features: Mapping[str, Any]) -> Awaitable[Session]:
         return self._open_apart(Apart(features, self.overheard, listens=True))
@@ -441,7 +453,7 @@ class Upstream:
         idle = self.entry.idle_secs if isinstance(self.entry.transport, StdioTransport) else 0
         self._used_at = monotonic()
         if self.followed:
-            await self.followed.restore(session, self.entry.timeout_secs)
+            await self.followed.restore(session, self._answer_secs)
             self.followed.missed()
         lost: asyncio.Future[Any] = session.wire.lost
         changed: asyncio.Future[Any] = self._change()
@@ -475,7 +487,7 @@ class Upstream:
             log.warning(
                 'server "%s" changed what it offers but does not list it: %s', self.name, error
             )
-        await self.followed.restore(session, self.entry.timeout_secs)
+        await self.followed.restore(session, self._answer_secs)
         await asyncio.sleep(0.05)  # a server that says so all the time is asked 20 times a second
 
     async def _pause(self, reason: str, failures: int, *, tried: bool = True) -> None:

@@ -55,15 +55,18 @@ class Calls:
         self,
         server: str,
         timeout: float,
+        call_timeout: float,
         offers: Offers,
         personal: PersonalSessions,
         tasks: ServerTasks,
         connected: Callable[[], Awaitable[Session]],
         asks: bool,
     ) -> None:
-        """`connected` gives the session that is shared, whichever it is by then."""
+        """`connected` gives the session that is shared, whichever it is by then. `timeout` bounds
+        what the hub asks for itself, `call_timeout` a call."""
         self._server = server
         self._timeout = timeout
+        self._call_timeout = call_timeout
         self._offers = offers
         self._personal = personal
         self._tasks = tasks
@@ -95,17 +98,19 @@ class Calls:
                 and call.answers is None
                 and not self._offers.mirrored
             ):  # there is nothing to say beside the parameters, as with most calls
-                value, size = await session.request(METHODS[kind], params, self._timeout)
+                value, size = await session.request(METHODS[kind], params, self._call_timeout)
             else:
                 beside = await self._beside(session, call, params)
-                value, size = await session.request(METHODS[kind], params, self._timeout, *beside)
+                value, size = await session.request(
+                    METHODS[kind], params, self._call_timeout, *beside
+                )
         except Unanswered as error:
             raise _unanswered(call, error) from error
         except WorkFailed as error:
             if not await self._changed_headers(session, call, error):
                 return _addresses(call, error)
             beside = await self._beside(session, call, params)
-            value, size = await session.request(METHODS[kind], params, self._timeout, *beside)
+            value, size = await session.request(METHODS[kind], params, self._call_timeout, *beside)
         if self.lasts and kind == TOOL and is_task(value):
             return await self._last(session, call, value)
         return self._result(session, call, value, size)

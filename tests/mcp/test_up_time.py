@@ -1,0 +1,78 @@
+"""How long a server may take: over what the hub asks for itself, and over a call."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.mcp.ground import EVERYTHING_ASKED, Ground, ground, http, stdio, until
+from tests.mcp.mini_http import Request, mini
+from tests.mcp.test_up_http import legacy
+from tests.peers.process import HttpPeer
+
+from dragoman.core.errors import TimedOut
+from dragoman.guards.time import Time
+from open_road import open_hub
+
+ANSWER_SECS = 1.5
+LONGER = {"seconds": 2.0}
+
+
+async def slow(world: Ground, server: str, **how: object) -> str:
+    result = await world.call(f"{server}.slow", LONGER, **how)  # type: ignore[arg-type]
+    return str(result.content[0]["text"])
+
+
+@pytest.mark.promise("B8", "P3")
+async def test_a_call_may_take_longer_than_lists_unless_the_server_has_a_timeout(
+    short_tmp: Path,
+) -> None:
+    with HttpPeer("mcp1_server", "--transport", "http") as peer:
+        async with ground(short_tmp, answer_secs=ANSWER_SECS) as world:
+            await world.add(
+                stdio("child", "mcp1_server"),
+                http("remote", peer.url),
+                stdio("asks", "mcp1_server", interactive=True),
+                stdio("bounded", "mcp1_server", timeout_secs=0.5),
+            )
+            asked = {"features": EVERYTHING_ASKED, "client": "c"}
+            *answers, bounded = await asyncio.gather(
+                slow(world, "child"),
+                slow(world, "remote"),
+                slow(world, "asks", **asked),
+                slow(world, "bounded"),
+                return_exceptions=True,
+            )
+    assert answers == ["slept 2.0"] * 3
+    assert isinstance(bounded, TimedOut)
+    assert str(bounded).endswith("within 0.5 s and was told to cancel; raise its timeout_secs if "
+                                 "it needs more")  # fmt: skip
+
+
+@pytest.mark.promise("B8", "P3")
+async def test_a_call_without_a_timeout_of_its_server_has_the_time_of_a_tool(
+    short_tmp: Path,
+) -> None:
+    async def handle(request: Request) -> None:
+        if not legacy(request):
+            await asyncio.Event().wait()
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        world.hub = open_hub(world.hub.catalog, world.bus, [Time(0.2)])
+        await world.add(http("s", server.url))
+        with pytest.raises(TimedOut, match=r"raise \[limits\] tool_timeout_secs if it needs more"):
+            await world.call("s.t")
+        await until(lambda: server.sent("notifications/cancelled"))
+
+
+@pytest.mark.promise("B8")
+async def test_lists_are_not_waited_for_as_long_as_calls(short_tmp: Path) -> None:
+    async def handle(request: Request) -> None:
+        if request.asked == "tools/list":
+            await asyncio.Event().wait()
+        legacy(request)
+
+    async with ground(short_tmp, answer_secs=0.3) as world, mini(handle) as server:
+        await world.servers.apply([http("s", server.url)])
+        await until(lambda: "within 0.3 s" in world.made["s"].reason)
