@@ -31,6 +31,7 @@ from dragoman.core.logs import start_logging
 from dragoman.core.principal import Principal
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
+from dragoman.core.through import seen_through
 from dragoman.core.view import View
 from dragoman.guard_side import GuardSide
 from dragoman.guards.validate import compile_schema
@@ -65,6 +66,7 @@ from dragoman.stores.witness import NAMES as STORE_NAMES
 from dragoman.stores.witness import Loss, accept_losses, describe_damage, survey
 from dragoman.web.access import AccessWatch
 from dragoman.web.api import Api
+from dragoman.web.api_servers import ServersApi
 from dragoman.web.app import App, Mounted, OwnerApp, Under
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.bodies import BodyBudget
@@ -257,6 +259,7 @@ class Instance:
     async def start(self) -> None:
         http_path, mcp_path = home.socket_paths(str(self.place))
         parts = [*self.guards.parts, *self.agents.parts, *self.listeners.parts]
+        parts.append(ServersApi(self.hub, self))
         api = Api(self.hub, self, WAITS, parts, OPERATIONS)
         mounts: dict[str, Mounted] = {
             "/mcp": self.http_face,
@@ -424,6 +427,13 @@ class Instance:
             if any(entry.name == one.name and entry.pin != one.pin for one in old.mcp_servers):
                 self.guards.review_again(entry.name)
         log.info("the configuration was read again: %d servers", len(config.mcp_servers))
+
+    async def reload(self) -> str | None:
+        await seen_through(self.watch.look_now(self._apply))
+        return self.watch.problem
+
+    async def restart_server(self, name: str) -> bool:
+        return await seen_through(self.servers.restart(name))
 
     def note_denied(self, principal: Principal | None, what: str) -> None:
         who = principal.label if principal is not None else "nobody"

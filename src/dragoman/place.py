@@ -41,6 +41,7 @@ def refuse_exposed(place: Path, config: Config) -> None:
         raise ConfigError("; ".join(exposed[:3]))
 
 
+Stamp = tuple[int, int, int, int]
 Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
 
 
@@ -51,16 +52,28 @@ class ConfigWatch:
         """Why what stands in the files now is not used."""
         self._place = place
         self._seen = self._before = _stamps(place)
+        self._applying = asyncio.Lock()
 
     async def follow(self, apply: Apply) -> None:
         """Hands every new configuration to `apply`."""
         await look_again_and_again(lambda: self._look(apply))
 
+    async def look_now(self, apply: Apply) -> None:
+        """Applies what has changed without waiting for the files to stay as they are: the one who
+        asks for this has finished writing."""
+        async with self._applying:
+            now = _stamps(self._place)
+            if now != self._seen:
+                await self._read(now, apply)
+
     async def _look(self, apply: Apply) -> None:
-        now = _stamps(self._place)
-        settled, self._before = now == self._before, now
-        if now == self._seen or not settled:
-            return  # or somebody is just writing it
+        async with self._applying:
+            now = _stamps(self._place)
+            settled, self._before = now == self._before, now
+            if now != self._seen and settled:  # or somebody is just writing it
+                await self._read(now, apply)
+
+    async def _read(self, now: list[Stamp | None], apply: Apply) -> None:
         self._seen = now
         file = self._place / "config.toml"
         if not file.exists():
@@ -110,12 +123,12 @@ def _is_blank(file: Path) -> bool:
         return False  # to read it again says why
 
 
-def _stamps(place: Path) -> list[tuple[int, int, int, int] | None]:
+def _stamps(place: Path) -> list[Stamp | None]:
     """Something that differs when the configuration or the env file was changed."""
     return [_stamp(place / name) for name in ("config.toml", "env")]
 
 
-def _stamp(file: Path) -> tuple[int, int, int, int] | None:
+def _stamp(file: Path) -> Stamp | None:
     try:
         found = file.stat()
     except OSError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -10,8 +12,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.peers import process
+
+from dragoman.cli.main import main
 
 DRAGOMAN = [sys.executable, "-m", "dragoman"]
 WAIT_SECONDS = 20.0
@@ -63,6 +68,27 @@ class Terminal:
         err = done.stderr.decode()
         assert "Traceback" not in err and "this is a bug" not in err, err
         return Done(done.returncode, done.stdout.decode(), err)
+
+    def quick(self, *args: str, input: str = "") -> Done:
+        """The same inside this process, which is ten times faster: beside a hub that runs, or for
+        what needs none."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, self.environment(), clear=True),
+            mock.patch.object(sys, "argv", ["dragoman", *args]),
+            mock.patch.object(
+                sys, "stdin", io.TextIOWrapper(io.BytesIO(input.encode()), encoding="utf-8")
+            ),
+            contextlib.chdir(self.user),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                code = main()
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 0
+        assert "this is a bug" not in err.getvalue(), err.getvalue()
+        return Done(code, out.getvalue(), err.getvalue())
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(

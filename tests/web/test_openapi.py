@@ -17,6 +17,7 @@ from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
+from dragoman.web.api_servers import ServersApi
 from dragoman.web.openapi import document as described
 from dragoman.web.parts import OPERATIONS
 from open_road import open_hub
@@ -49,7 +50,7 @@ def resolved(reference: str) -> Any:
 
 def test_every_route_is_in_the_document_and_the_reverse() -> None:
     hub, nothing = open_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
-    parts = [part(hub, nothing) for part in (DispatchesApi, PinsApi, PoliciesApi)]
+    parts = [part(hub, nothing) for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi)]
     parts.append(AgentsApi(hub, nothing, nothing))
     api = Api(hub, nothing, parts=cast(Any, parts))
     routes = {

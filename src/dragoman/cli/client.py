@@ -25,6 +25,7 @@ CALL_SECONDS = 90_000.0
 """Longer than the longest time a tool may be given: the hub ends a call, not its caller."""
 ANSWER_SECONDS = 30.0
 START_SECONDS = 60.0
+RESTART_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 """How long a command waits for servers of a running hub that are just being connected."""
 
@@ -98,6 +99,27 @@ class HubClient:
     def server_log(self, name: str) -> Any:
         with self._explaining(lambda: nearest(name, (server["name"] for server in self.servers()))):
             return self._try("GET", f"/api/mcp/servers/{quote(name, safe='')}/logs", None)
+
+    def restart_server(self, name: str) -> Any:
+        path = f"/api/mcp/servers/{quote(name, safe='')}/restart"
+        with self._explaining(lambda: nearest(name, (server["name"] for server in self.servers()))):
+            return self._try("POST", path, {}, RESTART_SECONDS)
+
+    def wait_server(self, name: str, seconds: float = START_SECONDS) -> dict[str, Any]:
+        """The state of a server, once it is connected, or has failed, or has had its time."""
+        waiting = Waiting()
+        until = time.monotonic() + seconds
+        try:
+            while True:
+                state = next((one for one in self.servers() if one["name"] == name), None)
+                if state is None:
+                    stop(f'the hub does not know server "{name}"; see: dragoman status', NOT_FOUND)
+                if state["state"] != "starting" or time.monotonic() > until:
+                    return state
+                waiting.say(f"connecting to {name} …")
+                time.sleep(0.05)
+        finally:
+            waiting.done()
 
     def tool(self, name: str) -> Any:
         self._wait(lambda: self._knows(name))

@@ -37,7 +37,7 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 
-FAILED, USAGE, NO_HUB, NOT_FOUND = 1, 2, 3, 5
+FAILED, USAGE, NO_HUB, NOT_FOUND, TARGET_FAILED = 1, 2, 3, 5, 6
 INTERRUPTED = 130
 
 TABLE: dict[type[HubError], int] = {

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from dragoman.cli.clients import CLIENTS, config_file
+from dragoman.cli.config_edits import without_server
 from dragoman.cli.configure import FIRST_CONFIG
 from dragoman.cli.errors import Failed, Unreadable
 from dragoman.cli.files import decode, read_bytes, write
@@ -44,6 +45,8 @@ class Work:
     problems: list[str] = field(default_factory=list)
     config: bytes | None = None
     env: bytes | None = None
+    replaces: str | None = None
+    """The name of a server of `config.toml` whose place a new one takes."""
 
     @property
     def config_path(self) -> Path:
@@ -65,7 +68,8 @@ class Work:
         known = (
             [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         )
-        taken = {_namespace(str(server.get("name"))): "config.toml" for server in known}
+        listed_names = [str(server.get("name")) for server in known]
+        taken = {_namespace(name): "config.toml" for name in listed_names if name != self.replaces}
         values = read_env(self.env)
         for server in found:
             try:
@@ -96,6 +100,8 @@ class Work:
             return None
         prepare(str(self.home))
         mark, text = decode(self.config if self.config is not None else FIRST_CONFIG.encode())
+        if self.replaces is not None:
+            text = without_server(text, self.replaces)
         new = text
         for plan in self.plans:
             new = append_toml(new, plan.block())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,10 @@ class Found:
     source: str
     base: Path | None = None
     """The folder that relative paths are meant from; None in a file that belongs to no folder."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of its entry in `config.toml`."""
+    allow_private: bool = False
+    """Whether the operator lets its address lead to a private network."""
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class Plan:
 
     name: str
     source: str
+    settings: dict[str, Any] = field(default_factory=dict)
     env: list[str] = field(default_factory=list)
     transport: dict[str, Any] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
@@ -50,6 +56,7 @@ class Plan:
     def block(self) -> str:
         lines = ["[[mcp_servers]]", f"name = {toml_value(self.name)}"]
         lines += [f"env = {toml_value(self.env)}"] if self.env else []
+        lines += [f"{key} = {toml_value(value)}" for key, value in self.settings.items()]
         lines += ["", "[mcp_servers.transport]"]
         lines += [f"{key} = {toml_value(value)}" for key, value in self.transport.items()]
         return "\n".join(lines) + "\n"
@@ -79,13 +86,15 @@ def plan_for(found: Found) -> Plan:
     name = re.sub(r"[^A-Za-z0-9 _-]+", "-", found.name).strip(" -_")[:64]
     if not name:
         raise Skip("its name has no letter or digit that a server's name here may have")
-    plan = Plan(name, found.source)
+    plan = Plan(name, found.source, dict(found.settings))
     if name != found.name:
         plan.notes.append(f'it is called "{found.name}" there')
     if entry.get("command"):
         _stdio(entry, found, plan)
     else:
         _remote(entry, found.client, plan)
+        if found.allow_private:
+            plan.transport["allow_private"] = True
     for key in ("envFile", "oauth", "auth", "headersHelper"):
         if entry.get(key):
             plan.notes.append(f'its "{key}" has no counterpart here and was left out')

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import click
 
-from dragoman.cli.client import START_SECONDS, connected
+from dragoman.cli.client import (
+    START_SECONDS,
+    HubClient,
+    connected,
+    nearest,
+    place_of,
+    running,
+)
+from dragoman.cli.errors import NO_HUB, NOT_FOUND, TARGET_FAILED, stop
 from dragoman.cli.output import home_option, json_option, print_json, table
+from dragoman.cli.server_edits import add, disable, enable, remove
+from dragoman.cli.server_views import print_connected, print_server
 from dragoman.core.text import escape_controls
 
 LOOK_SECONDS = 2.0
@@ -19,11 +29,22 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """List the servers: state, revision, number of tools, and what is wrong, in words.
 
     \b
+    dragoman servers                                   all of them, and how they are
+    dragoman servers add files npx -y SOME-PACKAGE     add one, and see what it offers
+    dragoman servers add notes https://example.com/mcp
+    dragoman servers show files                        one: entry, state, tools
+    dragoman servers logs files                        what it wrote to stderr
+    dragoman servers restart files                     stop it and connect again
+    dragoman servers disable files                     switch it off; enable switches it on
+    dragoman servers remove files
+
+    \b
     States: connected; starting; failed (it is tried again by itself, with longer and longer
     pauses, and at once when one of its tools is called); idle (unused for idle_secs, a call starts
     it again); off (enabled = false).
 
-    A server is a [[mcp_servers]] block of config.toml: write one, or use `dragoman import`.
+    A server is a [[mcp_servers]] block of config.toml. `dragoman import` takes over those of an
+    IDE.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -35,7 +56,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         print_json(found)
         return
     if not found["connected"]:
-        print("no servers are configured; see: dragoman import, or edit config.toml")
+        print("no servers are configured; see: dragoman import, dragoman servers add --help")
         return
     rows = []
     for server in found["connected"]:
@@ -46,12 +67,41 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     table(["NAME", "STATE", "REVISION", "TOOLS", "REMARKS"], rows, whole=True)
 
 
-@servers.command()
+@servers.command(short_help="One server: its entry, its state, its tools.")
+@click.argument("name")
+@home_option
+@json_option
+def show(name: str, home: str | None, as_json: bool) -> None:
+    """Show server NAME: how it is reached, how it is, and what it offers.
+
+    \b
+    dragoman servers show files
+    dragoman servers show files --json
+    """
+    with connected(home) as hub:
+        if hub.own:
+            hub.wait_server(name)
+        found = hub.get("/api/mcp/servers")
+    states = {state["name"]: state for state in found["connected"]}
+    if name not in states:
+        stop(f'there is no server "{name}"; {nearest(name, states) or _SEE}', NOT_FOUND)
+    entry = next(one for one in found["configured"] if one["name"] == name)
+    if as_json:
+        print_json({"configured": entry, "state": states[name]})
+    else:
+        print_server(entry, states[name])
+
+
+@servers.command(short_help="What a server wrote to stderr.")
 @click.argument("name")
 @home_option
 @json_option
 def logs(name: str, home: str | None, as_json: bool) -> None:
-    """What server NAME wrote to stderr: the last 64 KB since the hub started it."""
+    """What server NAME wrote to stderr: the last 64 KB since the hub started it.
+
+    \b
+    dragoman servers logs files
+    """
     with connected(home) as hub:
         if hub.own:
             hub.wait_settled(agents=False)
@@ -62,3 +112,36 @@ def logs(name: str, home: str | None, as_json: bool) -> None:
         print(f'server "{name}" has written nothing to stderr')
     else:
         print(escape_controls(found["stderr"].rstrip("\n")))
+
+
+@servers.command(short_help="Stop a server and connect to it again.")
+@click.argument("name")
+@home_option
+@json_option
+def restart(name: str, home: str | None, as_json: bool) -> None:
+    """Stop server NAME of the running hub, and connect to it again.
+
+    \b
+    dragoman servers restart files
+
+    Calls that it is working on fail. Exit codes: 0 connected again, 3 no hub runs, 5 no such
+    server is switched on, 6 not connected.
+    """
+    place = place_of(home)
+    daemon = running(place)
+    if daemon is None:
+        stop(f"no hub is running on {place}, so there is nothing to restart", NO_HUB)
+    hub = HubClient(place, daemon.socket)
+    hub.restart_server(name)
+    state = hub.wait_server(name)
+    if as_json:
+        print_json(state)
+    elif state["connected"]:
+        print_connected(state)
+    if not state["connected"]:
+        stop(f'server "{name}" is not connected: {state.get("reason", "")}', TARGET_FAILED)
+
+
+_SEE = "see: dragoman servers"
+for command in (add, remove, enable, disable):
+    servers.add_command(command)

@@ -51,9 +51,7 @@ def without_table(text: str, keys: tuple[str, ...], name: str) -> str:
 
     A line of a multi-line string can look like a header; then the comparison afterwards refuses.
     """
-    path = r"\s*\.\s*".join(
-        rf"""(?:{re.escape(k)}|"{re.escape(k)}"|'{re.escape(k)}')""" for k in (*keys, name)
-    )
+    path = r"\s*\.\s*".join(_key_pattern(key) for key in (*keys, name))
     ours = re.compile(rf"\s*\[\s*{path}\s*(?:\.[^\]]*)?\]\s*(?:#.*)?$")
     kept: list[str] = []
     held: list[str] = []
@@ -73,3 +71,70 @@ def without_table(text: str, keys: tuple[str, ...], name: str) -> str:
         else:
             held = []
     return "".join(kept + [line for line in held if line.strip()])
+
+
+# --- arrays of tables ----------------------------------------------------------------------------
+
+_HEADER = re.compile(r"\s*\[")
+
+
+def _key_pattern(key: str) -> str:
+    return rf"""(?:{re.escape(key)}|"{re.escape(key)}"|'{re.escape(key)}')"""
+
+
+def _elements(lines: list[str], key: str) -> list[tuple[int, int]]:
+    """The lines, from and to, of each `[[key]]` with the tables below it.
+
+    Blank lines and comments before the next table belong to that one.
+    """
+    begins = re.compile(rf"\s*\[\[\s*{_key_pattern(key)}\s*\]\]\s*(?:#.*)?$")
+    belongs = re.compile(rf"\s*\[\[?\s*{_key_pattern(key)}\s*\.")
+    found: list[tuple[int, int]] = []
+    start: int | None = None
+    last = 0
+    for number, line in enumerate(lines):
+        if _HEADER.match(line) and not (start is not None and belongs.match(line)):
+            if start is not None:
+                found.append((start, last + 1))
+            start = number if begins.match(line) else None
+        if line.strip() and not line.lstrip().startswith("#"):
+            last = number
+    if start is not None:
+        found.append((start, last + 1))
+    return found
+
+
+def without_element(text: str, key: str, index: int) -> str:
+    """The text without element `index` of the array of tables `key`."""
+    lines = text.splitlines(keepends=True)
+    elements = _elements(lines, key)
+    if index >= len(elements):
+        raise Unreadable(f"{key} is not written as [[{key}]] tables")
+    start, end = elements[index]
+    if start and not lines[start - 1].strip():
+        start -= 1  # one of the two gaps around it
+    elif end < len(lines) and not lines[end].strip():
+        end += 1
+    return "".join(lines[:start] + lines[end:])
+
+
+def with_element_value(text: str, key: str, index: int, name: str, value: Any) -> str:
+    """The text with `name = value` in element `index` of the array of tables `key`."""
+    lines = text.splitlines(keepends=True)
+    elements = _elements(lines, key)
+    if index >= len(elements):
+        raise Unreadable(f"{key} is not written as [[{key}]] tables")
+    start, end = elements[index]
+    own = next((n for n in range(start + 1, end) if _HEADER.match(lines[n])), end)
+    written = re.compile(rf"(\s*{_key_pattern(name)}\s*=\s*)(true|false)(?=\s|#|$)")
+    for number in range(start + 1, own):
+        if match := written.match(lines[number]):
+            lines[number] = match.group(1) + toml_value(value) + lines[number][match.end() :]
+            return "".join(lines)
+    named = re.compile(rf"\s*{_key_pattern('name')}\s*=")
+    after = next((n for n in range(start + 1, own) if named.match(lines[n])), start)
+    newline = newline_of(text)
+    if not is_broken(lines[after][-1:]):
+        lines[after] += newline
+    lines.insert(after + 1, f"{name} = {toml_value(value)}{newline}")
+    return "".join(lines)

@@ -53,6 +53,15 @@ class Servers:
         await _stop_all(gone)
         self._start(wanted.values())
 
+    async def restart(self, name: str) -> bool:
+        """Stops the server and connects to it again; False where no such server is switched on."""
+        upstream = self._running.pop(name, None)
+        if upstream is None:
+            return False
+        await _stop_all([upstream])
+        self._start(entry for entry in self._entries if entry.enabled and entry.name == name)
+        return True
+
     def _client_gone(self, event: ClientGone) -> None:
         for upstream in self._running.values():
             upstream.client_gone(event.client)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.web import api_agents, api_dispatches, api_pins, api_policies, events
+from dragoman.web import (
+    api_agents,
+    api_dispatches,
+    api_pins,
+    api_policies,
+    api_servers,
+    events,
+)
 
 OPERATIONS: list[tuple[Any, ...]] = [
     *api_agents.OPERATIONS,
@@ -12,4 +19,5 @@ OPERATIONS: list[tuple[Any, ...]] = [
     *events.OPERATIONS,
     *api_policies.OPERATIONS,
     *api_pins.OPERATIONS,
+    *api_servers.OPERATIONS,
 ]

@@ -1,0 +1,294 @@
+"""`servers add`, `remove`, `enable` and `disable`: the servers in `config.toml`, edited.
+
+A hub that runs applies each change at once. Where none runs, `add` starts one for as long as it
+takes to see what the new server offers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dragoman.cli.client import HubClient, connected, place_of, running
+from dragoman.cli.clients import Client
+from dragoman.cli.config_edits import edit_config, server_names, with_enabled, without_server
+from dragoman.cli.errors import TARGET_FAILED, USAGE, Failed, Unreadable, say, stop
+from dragoman.cli.files import decode, read_bytes
+from dragoman.cli.import_ import Work
+from dragoman.cli.output import clean, home_option, json_option, print_json
+from dragoman.cli.planned import Found, Plan
+from dragoman.cli.server_views import print_connected
+from dragoman.core.errors import ConfigError
+from dragoman.home import Unfit
+
+TYPED = Client(name="typed", title="the command line", files=())
+_URL = re.compile(r"https?://", re.IGNORECASE)
+
+
+class TakesCommandLine(click.Command):
+    """Leaves everything from the server's program on to that program, as `env` and `sudo` do."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        valued = {
+            option
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            for option in param.opts
+        }
+        words = 0
+        at = 0
+        while at < len(args) and args[at] != "--":
+            word = args[at]
+            if word.startswith("-") and len(word) > 1:
+                at += 2 if word in valued else 1
+                continue
+            words += 1
+            if words == 2 and not _URL.match(word):
+                return super().parse_args(ctx, [*args[:at], "--", *args[at:]])
+            at += 1
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=TakesCommandLine, short_help="Add a server, connect, show what it offers.")
+@click.argument("name")
+@click.argument("where", nargs=-1, required=True, metavar="COMMAND [ARGS]... | URL")
+@click.option("--env", "env", multiple=True, metavar="NAME[=VALUE]",
+              help="A variable for the program; a value goes to the file env.")  # fmt: skip
+@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
+              help="A header for a URL; write a secret as ${VARIABLE}, or its value goes to the "
+              "file env.")  # fmt: skip
+@click.option("--cwd", metavar="DIR", help="The folder that the program starts in.")
+@click.option("--prefix", help='What its names begin with in lists; "" leaves them as they are.')
+@click.option("--sse", is_flag=True, help="The URL speaks the older HTTP+SSE transport.")
+@click.option("--allow-private", is_flag=True,
+              help="The name in URL may lead to a private address.")  # fmt: skip
+@click.option("--set", "more", multiple=True, metavar="KEY=VALUE",
+              help="Any other key of [[mcp_servers]], with a TOML value: --set pin='\"strict\"', "
+              "--set timeout_secs=60.")  # fmt: skip
+@click.option("--replace", is_flag=True, help="Take the place of the server of that name.")
+@click.option("--no-connect", is_flag=True, help="Only write it down.")
+@home_option
+@json_option
+def add(
+    name: str,
+    where: tuple[str, ...],
+    env: tuple[str, ...],
+    headers: tuple[str, ...],
+    cwd: str | None,
+    prefix: str | None,
+    sse: bool,
+    allow_private: bool,
+    more: tuple[str, ...],
+    replace: bool,
+    no_connect: bool,
+    home: str | None,
+    as_json: bool,
+) -> None:
+    """Add server NAME to config.toml: a program that speaks MCP over stdio, or a URL.
+
+    \b
+    dragoman servers add files npx -y @modelcontextprotocol/server-filesystem ~/docs
+    dragoman servers add github --env GITHUB_TOKEN=ghp_… docker run -i --rm ghcr.io/github/…
+    dragoman servers add notes https://example.com/mcp --header 'Authorization: Bearer ${NOTES}'
+
+    Options stand before the program: what follows it belongs to it. Values, which may be secrets,
+    go to the file env in the hub's home, and config.toml names them. The hub then connects to it
+    and shows what it offers. A server that cannot be reached stays in config.toml, so that you can
+    correct it there; `dragoman servers remove NAME` takes it out.
+
+    Exit codes: 0 connected, 1 nothing was changed, 2 wrong usage, 6 added, and not connected.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,63}", name):
+        stop(
+            f'a server cannot be called "{name[:80]}": letters, digits, spaces, "-" and "_", at '
+            "most 64, the first a letter or digit",
+            USAGE,
+        )
+    entry = _entry(where, env, headers, cwd, sse)
+    settings = {**({"prefix": prefix} if prefix is not None else {}), **_settings(more)}
+    if allow_private and "url" not in entry:
+        stop("--allow-private is for a URL", USAGE)
+    found = Found(name, entry, TYPED, TYPED.title, Path.cwd(), settings, allow_private)
+    work = Work(Path(place_of(home)), replaces=name if replace else None)
+    plan, backup = _write(work, found)
+    state = None if no_connect else _connect(home, name)
+    if as_json:
+        answer = {"added": name, "config": str(work.config_path), "notes": plan.notes}
+        print_json({**answer, "backup": str(backup) if backup else None, "server": state})
+    else:
+        kept = f" (backup: {backup.name})" if backup else ""
+        print(f'added "{name}" to {work.config_path}{kept}')
+        for note in plan.notes:
+            print(f"  note: {clean(note)}")
+        if plan.values:
+            print(f"  {', '.join(plan.values)}: kept in {work.env_path}, which only you can read")
+    _finish(name, state, as_json)
+
+
+def _entry(
+    where: tuple[str, ...],
+    env: tuple[str, ...],
+    headers: tuple[str, ...],
+    cwd: str | None,
+    sse: bool,
+) -> dict[str, Any]:
+    """What was typed, as clients write it down."""
+    if len(where) == 1 and _URL.match(where[0]):
+        if env or cwd:
+            stop("--env and --cwd are for a program; a URL has --header", USAGE)
+        entry: dict[str, Any] = {"url": where[0], "type": "sse" if sse else "http"}
+        entry["headers"] = dict(_header(line) for line in headers)
+        return entry
+    if _URL.match(where[0]):
+        stop(f'"{where[1][:60]}" is too much: a URL stands alone', USAGE)
+    if headers or sse:
+        stop("--header and --sse are for a URL; a program has --env", USAGE)
+    pairs = [variable.partition("=") for variable in env]
+    return {
+        "command": where[0],
+        "args": list(where[1:]),
+        "env": {variable: value for variable, equals, value in pairs if equals},
+        "env_vars": [variable for variable, equals, _ in pairs if not equals],
+        **({"cwd": os.path.abspath(os.path.expanduser(cwd))} if cwd else {}),
+    }
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon or not name.strip():
+        stop(f"write a header as 'NAME: VALUE', not \"{name[:60]}\"", USAGE)
+    return name.strip(), value.strip()
+
+
+def _settings(pairs: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not re.fullmatch(r"[a-z_]+", key):
+            stop(f'--set takes KEY=VALUE, not "{pair[:60]}"', USAGE)
+        try:
+            found |= tomllib.loads(f"{key} = {text}")
+        except tomllib.TOMLDecodeError:
+            found[key] = text  # a word without quotes
+    return found
+
+
+def _write(work: Work, found: Found) -> tuple[Plan, Path | None]:
+    try:
+        if work.replaces is not None and work.replaces not in _names(work.config_path):
+            work.replaces = None
+        work.decide([found])
+        for skip in work.skipped:
+            taken = "; --replace takes its place" if "of this name" in skip["reason"] else ""
+            stop(f'"{found.name}" was not added: {skip["reason"]}{taken}; nothing was changed')
+        return work.plans[0], work.write()
+    except (Unreadable, Unfit, ConfigError) as error:
+        raise Failed(f"{str(error).rstrip('.')}; nothing was changed") from None
+
+
+def _names(file: Path) -> list[str]:
+    return server_names(decode(read_bytes(file) or b"")[1])
+
+
+@click.command(short_help="Take a server out.")
+@click.argument("name")
+@home_option
+@json_option
+def remove(name: str, home: str | None, as_json: bool) -> None:
+    """Take server NAME out of config.toml; a hub that runs stops it.
+
+    \b
+    dragoman servers remove files
+
+    The file as it was is kept beside it. What the file env holds stays there: another server may
+    use it.
+    """
+    file = Path(place_of(home)) / "config.toml"
+    backup = edit_config(file, lambda text: without_server(text, name))
+    _reload(home)
+    if as_json:
+        print_json({"removed": name, "config": str(file), "backup": str(backup)})
+    else:
+        print(f'removed "{name}" from {file} (backup: {backup.name if backup else "-"})')
+
+
+@click.command(short_help="Switch a server on.")
+@click.argument("name")
+@home_option
+@json_option
+def enable(name: str, home: str | None, as_json: bool) -> None:
+    """Switch server NAME on (enabled = true); a hub that runs connects to it.
+
+    \b
+    dragoman servers enable files
+    """
+    _switch(name, True, home, as_json)
+
+
+@click.command(short_help="Switch a server off, and keep its entry.")
+@click.argument("name")
+@home_option
+@json_option
+def disable(name: str, home: str | None, as_json: bool) -> None:
+    """Switch server NAME off (enabled = false): it is stopped, and its tools are gone.
+
+    \b
+    dragoman servers disable files
+    """
+    _switch(name, False, home, as_json)
+
+
+def _switch(name: str, enabled: bool, home: str | None, as_json: bool) -> None:
+    file = Path(place_of(home)) / "config.toml"
+    changed = edit_config(file, lambda text: with_enabled(text, name, enabled))
+    hub = _reload(home)
+    state = hub.wait_server(name) if hub is not None and enabled else None
+    if as_json:
+        said = {"server": name, "enabled": enabled, "changed": changed is not None}
+        print_json({**said, "state": state})
+    else:
+        already = "" if changed else " already"
+        print(f'"{name}" is switched {"on" if enabled else "off"}{already} in {file}')
+    _finish(name, state, as_json)
+
+
+def _connect(home: str | None, name: str) -> dict[str, Any] | None:
+    """What the hub finds; None where it does not use the configuration."""
+    if running(place_of(home)) is not None:
+        hub = _reload(home)
+        return hub.wait_server(name) if hub is not None else None
+    with connected(home) as own:
+        return own.wait_server(name)
+
+
+def _reload(home: str | None) -> HubClient | None:
+    """Has a hub that runs read the configuration; None where none runs, or it is not used."""
+    place = place_of(home)
+    daemon = running(place)
+    if daemon is None:
+        return None
+    hub = HubClient(place, daemon.socket)
+    problem = hub.send("POST", "/api/reload")["problem"]
+    if problem:
+        say(f"the running hub does not use config.toml as it is now: {problem}")
+        return None
+    return hub
+
+
+def _finish(name: str, state: dict[str, Any] | None, as_json: bool) -> None:
+    """Shows what the hub found, and ends with 6 where the server is not connected."""
+    if state is None:
+        return
+    if not as_json and state["connected"]:
+        print_connected(state)
+    if not state["connected"] and state["state"] != "off":
+        stop(
+            f'server "{name}" is not connected: {state.get("reason", "")}; its entry stays: '
+            f"correct it in config.toml, or: dragoman servers remove {name}",
+            TARGET_FAILED,
+        )
