@@ -28,7 +28,7 @@ fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff check --fix src tests bench conformance faults examples
 bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
-conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-conformance/mcp-source/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
+conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-conformance/mcp-source/.done .venv-references/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
 	$(VENV)/bin/python -m conformance
 BEFORE ?= HEAD
 compare: $(VENV)/.core .venv-bench/.done  ## CPU of a call beside the commit BEFORE=..., interleaved
@@ -48,6 +48,7 @@ lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-mcp-proxy -o locks/mcpproxy.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench-contextforge -o locks/contextforge.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group conformance -o locks/conformance.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group references -o locks/references.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group tck -o locks/tck.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group a2a-sdk-03 -o locks/a2asdk03.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group a2a-sdk-02 -o locks/a2asdk02.lock

@@ -35,10 +35,11 @@ from conformance.places import (
     version_of,
 )
 from conformance.processes import run, stop_all
+from conformance.references import run_references
 from conformance.report import page
 from conformance.suites import SUITES, Outcome, run_suite
 
-PARTS = ("server", "lists", "client", "peers", "a2a-peers", "a2a-kits")
+PARTS = ("server", "lists", "client", "peers", "references", "a2a-peers", "a2a-kits")
 Records = list[dict[str, Any]]
 
 
@@ -174,7 +175,12 @@ def kits_part(arguments: argparse.Namespace) -> Records:
 
 
 def plain_part(part: str, arguments: argparse.Namespace) -> Records:
-    runners = {"lists": lambda _: run_lists(), "peers": run_peers, "a2a-peers": run_counterparts}
+    runners = {
+        "lists": lambda _: run_lists(),
+        "peers": run_peers,
+        "references": run_references,
+        "a2a-peers": run_counterparts,
+    }
     try:
         records = [vars(each) for each in runners[part](arguments.only)]
     except RuntimeError as problem:

@@ -23,6 +23,7 @@ HUB = ROOT / ".venv" / "bin" / "dragoman"
 PYTHON = ROOT / ".venv-conformance" / "bin" / "python"
 EXAMPLES = ROOT / ".venv-conformance" / "mcp-source" / "examples"
 NODE = ROOT / ".venv-conformance" / "bin" / "node"
+REFERENCES = ROOT / ".venv-references" / "bin"
 KIT_PYTHON = ROOT / ".venv-tck" / "bin" / "python"
 SDK03_PYTHON = ROOT / ".venv-a2asdk03" / "bin" / "python"
 SDK02_PYTHON = ROOT / ".venv-a2asdk02" / "bin" / "python"
@@ -33,6 +34,9 @@ RELEASE = PACKAGES / "suite-release" / "dist" / "index.js"
 PRERELEASE = PACKAGES / "suite-prerelease" / "dist" / "index.js"
 INSPECTOR = PACKAGES / "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 EVERYTHING = PACKAGES / "@modelcontextprotocol/server-everything/dist/index.js"
+FILESYSTEM = PACKAGES / "@modelcontextprotocol/server-filesystem/dist/index.js"
+MEMORY = PACKAGES / "@modelcontextprotocol/server-memory/dist/index.js"
+PLAYWRIGHT = PACKAGES / "@playwright/mcp/cli.js"
 
 NOTHING_EXPECTED = HERE / "no-expected-failures.yml"
 
@@ -40,7 +44,8 @@ NOTHING_EXPECTED = HERE / "no-expected-failures.yml"
 def prepare() -> TextIO:
     """Empties what a former run left. No other run can begin while the file it gives is open."""
     programs = (HUB, PYTHON, NODE, KIT_PYTHON, SDK03_PYTHON, SDK02_PYTHON, PYTHON_A2A)
-    for needed in (*programs, EXAMPLES, RELEASE, PRERELEASE, INSPECTOR, EVERYTHING):
+    packages = (RELEASE, PRERELEASE, INSPECTOR, EVERYTHING, FILESYSTEM, MEMORY, PLAYWRIGHT)
+    for needed in (*programs, EXAMPLES, REFERENCES, *packages):
         if not needed.exists():
             raise CannotRun(f"{needed.relative_to(ROOT)} is not there; run `make conformance`.")
     BUILD.mkdir(exist_ok=True)

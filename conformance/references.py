@@ -1,0 +1,349 @@
+"""The servers that people have in their IDEs, imported from an IDE's file: what they offer and do
+through the hub, beside what they offer and do directly.
+
+Both sides have a world of their own (a home, files, a repository), made alike, so that what a call
+changes on one side is not seen on the other. A client that can answer questions and one that
+cannot, each in both eras, list everything and make the same calls.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mcp.types as types
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp.shared.exceptions import MCPError
+
+from conformance.lists import Comparison, first_difference, shown
+from conformance.places import (
+    BUILD,
+    EVERYTHING,
+    FILESYSTEM,
+    HUB,
+    MEMORY,
+    NODE,
+    PLAYWRIGHT,
+    REFERENCES,
+)
+from conformance.processes import Command, environment, run, started, wait_for
+
+WORLDS = BUILD / "worlds"
+SECONDS = 60.0
+LONG_TEXT = "".join(f"line {number} of a long file\n" for number in range(2_400))  # 60 kB
+PIXELS = bytes(range(256)) * 480  # 120 kB, of no known format
+Call = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    command: Command
+    calls: tuple[Call, ...]
+    """`@` stands for the folder of the world."""
+    asking: tuple[Call, ...] = ()
+    """Calls of tools that only a client is shown that can answer."""
+    env: tuple[tuple[str, str], ...] = ()
+
+
+CHANGES = {"repo_path": "@/repo"}
+REFERENCE_SERVERS = {
+    "everything": Reference(
+        [NODE, EVERYTHING, "stdio"],
+        (
+            ("echo", {"message": "hello"}),
+            ("get-sum", {"a": 2, "b": 3}),
+            ("get-tiny-image", {}),
+            ("get-annotated-message", {"messageType": "error", "includeImage": True}),
+            ("get-structured-content", {"location": "New York"}),
+            ("get-resource-links", {"count": 3}),
+            ("get-resource-reference", {"resourceType": "Text", "resourceId": 1}),
+            ("trigger-long-running-operation", {"duration": 0.2, "steps": 2}),
+        ),
+        (
+            ("get-roots-list", {}),
+            ("trigger-elicitation-request", {}),
+            ("trigger-sampling-request", {"prompt": "hello", "maxTokens": 10}),
+        ),
+    ),
+    "filesystem": Reference(
+        [NODE, FILESYSTEM, "@/files"],
+        (
+            ("list_allowed_directories", {}),
+            ("read_text_file", {"path": "@/files/long.txt"}),
+            ("read_media_file", {"path": "@/files/picture.png"}),
+            ("write_file", {"path": "@/files/new.txt", "content": "new"}),
+            ("list_directory", {"path": "@/files"}),
+            ("search_files", {"path": "@/files", "pattern": "*.txt"}),
+            ("read_text_file", {"path": "@/files/missing.txt"}),
+        ),
+    ),
+    "memory": Reference(
+        [NODE, MEMORY],
+        (
+            (
+                "create_entities",
+                {"entities": [{"name": "Ada", "entityType": "person", "observations": ["counts"]}]},
+            ),
+            ("read_graph", {}),
+            ("search_nodes", {"query": "Ada"}),
+        ),
+        env=(("MEMORY_FILE_PATH", "@/memory.json"),),
+    ),
+    "git": Reference(
+        [REFERENCES / "mcp-server-git", "--repository", "@/repo"],
+        (
+            ("git_status", CHANGES),
+            ("git_add", {**CHANGES, "files": ["first.txt"]}),
+            ("git_commit", {**CHANGES, "message": "Add the first file"}),
+            ("git_log", CHANGES),
+        ),
+    ),
+    "time": Reference(
+        [REFERENCES / "mcp-server-time", "--local-timezone", "Europe/Vienna"],
+        (
+            (
+                "convert_time",
+                {
+                    "source_timezone": "Europe/Vienna",
+                    "time": "12:00",
+                    "target_timezone": "Asia/Tokyo",
+                },
+            ),
+        ),
+    ),
+    "playwright": Reference(
+        [NODE, PLAYWRIGHT, "--headless"],
+        (("browser_tabs", {"action": "list"}),),  # there is no browser: the words of that
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Intended:
+    """A difference that is a decision."""
+
+    what: str  # a regular expression over "server: what"
+    reason: str
+
+
+INTENDED: tuple[Intended, ...] = ()
+
+
+# --- two worlds ----------------------------------------------------------------------------------
+
+
+def make_world(name: str) -> Path:
+    world = WORLDS / name
+    for folder in ("home", "files", "repo"):
+        (world / folder).mkdir(parents=True)
+    (world / "home" / ".gitconfig").write_text(
+        "[user]\n\tname = Ada Lovelace\n\temail = ada@example.com\n", encoding="utf-8"
+    )
+    (world / "files" / "long.txt").write_text(LONG_TEXT, encoding="utf-8")
+    (world / "files" / "picture.png").write_bytes(PIXELS)
+    repo = world / "repo"
+    subprocess.run(["git", "init", "-q", "-b", "main", repo], check=True)
+    (repo / "first.txt").write_text("first\n", encoding="utf-8")
+    return world
+
+
+def place(value: Any, world: Path) -> Any:
+    """The same with `@` replaced by the folder of the world."""
+    return json.loads(json.dumps(value).replace("@/", f"{world}/"))
+
+
+def write_ide_file(world: Path) -> Path:
+    """As Cursor keeps it."""
+    servers = {}
+    for name, server in REFERENCE_SERVERS.items():
+        program, *arguments = (str(part) for part in server.command)
+        servers[name] = {"command": program, "args": arguments}
+        if server.env:
+            servers[name]["env"] = dict(server.env)  # type: ignore[assignment]
+    path = world / "home" / ".cursor" / "mcp.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"mcpServers": place(servers, world)}), encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def imported_hub(world: Path) -> Iterator[str]:
+    """A hub with what `dragoman import` has taken from the IDE's file, all of it connected."""
+    home = world / "hub"
+    extra = {"HOME": str(world / "home")}
+    imported = write_ide_file(world)
+    code, out, errors = run(
+        "references-import", [HUB, "import", imported, "--all", "--home", home], SECONDS, extra
+    )
+    if code:
+        raise RuntimeError(f"dragoman import: {errors or out}")
+    config = home / "config.toml"
+    text = config.read_text(encoding="utf-8")
+    if re.search(r"(?m)^\[server\]", text):
+        text = re.sub(
+            r"(?m)^(\[server\]\n(?:.*\n)*?)#? ?port = .*\n", r"\1port = 0\n", text, count=1
+        )
+    else:
+        text = f"[server]\nport = 0\n\n{text}"
+    config.write_text(text, encoding="utf-8")
+    with started("references-hub", [HUB, "up", "--json", "--home", home], extra) as process:
+        base = str(json.loads(process.first_line())["url"])
+
+        def connected() -> str:
+            with urllib.request.urlopen(f"{base}/api/mcp/servers", timeout=5) as answer:
+                servers = json.load(answer)
+            states = {one["name"]: one["connected"] for one in servers["connected"]}
+            if all(states.get(name) for name in REFERENCE_SERVERS):
+                return base
+            raise ValueError(json.dumps(states))
+
+        wait_for(process, connected, 90)
+        yield f"{base}/mcp"
+
+
+# --- two clients -------------------------------------------------------------------------------
+
+
+async def elicit(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content={"name": "Ada"})
+
+
+async def sample(
+    context: Any, params: types.CreateMessageRequestParams
+) -> types.CreateMessageResult:
+    text = types.TextContent(type="text", text="a sampled answer")
+    return types.CreateMessageResult(role="assistant", content=text, model="none")
+
+
+@contextlib.asynccontextmanager
+async def client_of(target: Any, world: Path, mode: str, able: bool) -> AsyncIterator[Client]:
+    async def list_roots(context: Any) -> types.ListRootsResult:
+        root = types.Root(uri=f"file://{world}/files", name="files")  # type: ignore[arg-type]
+        return types.ListRootsResult(roots=[root])
+
+    answers: dict[str, Any] = {}
+    if able:
+        answers = {
+            "elicitation_callback": elicit,
+            "sampling_callback": sample,
+            "list_roots_callback": list_roots,
+        }
+    async with Client(target, mode=mode, read_timeout_seconds=SECONDS, **answers) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def fold(name: str) -> str:
+    return re.sub(r"[^a-z0-9_]", "_", name.lower())
+
+
+async def look(client: Client, server: str, world: Path, able: bool, prefix: str) -> dict[str, Any]:
+    """Everything that the server offers and answers to this client."""
+    found: dict[str, Any] = {}
+    reference = REFERENCE_SERVERS[server]
+    instructions = client.instructions or ""
+    listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+    own = {name: tool for name, tool in listed.items() if name.startswith(prefix)}
+    names = {fold(name.removeprefix(prefix)): name for name in own}
+    found["tools"] = sorted(names)
+    for name, tool in own.items():
+        said = dump(tool)
+        found[f"tool {fold(name.removeprefix(prefix))}"] = {
+            key: value for key, value in said.items() if key not in ("name", "_meta")
+        }
+        if prefix and "description" in said:
+            mine = found[f"tool {fold(name.removeprefix(prefix))}"]
+            mine["description"] = said["description"].removeprefix(f"[MCP:{server}] ")
+    capabilities = client.server_capabilities
+    if capabilities is not None and capabilities.prompts is not None:
+        prompts = (await client.list_prompts()).prompts
+        own_prompts = [one.name for one in prompts if one.name.startswith(prefix)]
+        if own_prompts:
+            found["prompts"] = sorted(fold(name.removeprefix(prefix)) for name in own_prompts)
+    found["instructions"] = instructions
+    for tool, arguments in (*reference.calls, *(reference.asking if able else ())):
+        asked = place(arguments, world)
+        label = f"call {tool} {json.dumps(arguments)[:60]}"
+        try:
+            result = await client.call_tool(names.get(fold(tool), tool), asked)
+            found[label] = {k: v for k, v in dump(result).items() if k not in ("_meta",)}
+        except MCPError as error:
+            found[label] = {"error": error.error.code, "message": error.error.message}
+    text = json.dumps(found).replace(str(world), "@")
+    # What differs from run to run: hashes and times of commits.
+    text = re.sub(r"\b[0-9a-f]{40}\b", "HASH", text)
+    text = re.sub(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{7}\b", "HASH", text)
+    text = re.sub(r"\d{1,2}:\d\d:\d\d [AP]M", "TIME", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\"\\]*", "TIME", text)
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def dump(model: Any) -> dict[str, Any]:
+    found: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return found
+
+
+def parameters_of(server: str, world: Path) -> StdioServerParameters:
+    reference = REFERENCE_SERVERS[server]
+    program, *arguments = place([str(part) for part in reference.command], world)
+    kept = {**environment(), **place(dict(reference.env), world), "HOME": f"{world}/home"}
+    return StdioServerParameters(command=program, args=arguments, env=kept, cwd=world)
+
+
+async def compare_server(server: str, worlds: tuple[Path, Path], url: str) -> list[Comparison]:
+    results: list[Comparison] = []
+    for able in (True, False):
+        for mode in ("legacy", "auto"):
+            who = f"{'a client that answers' if able else 'a client that cannot answer'}, {mode}"
+            direct_world, hub_world = worlds
+            async with client_of(
+                parameters_of(server, direct_world), direct_world, mode, able
+            ) as client:
+                direct = await look(client, server, direct_world, able, "")
+            async with client_of(url, hub_world, mode, able) as client:
+                through = await look(client, server, hub_world, able, f"mcp_{server}_")
+            results += compare_looks(f"{server}, {who}", server, direct, through)
+    return results
+
+
+def compare_looks(
+    title: str, server: str, direct: dict[str, Any], through: dict[str, Any]
+) -> list[Comparison]:
+    results = []
+    if direct["instructions"] and direct["instructions"] in through["instructions"]:
+        through["instructions"] = direct["instructions"]  # among those of other servers
+    elif not direct["instructions"]:
+        through["instructions"] = ""
+    for what in [*direct, *(one for one in through if one not in direct)]:
+        one, other = direct.get(what, ...), through.get(what, ...)
+        problem = None
+        if one != other:
+            problem = first_difference(one, other, "$") if other is not ... else "is missing"
+            if one is ...:
+                problem = f"is there through the hub only: {shown(other)}"
+        results.append(Comparison(f"{title}: {what}", problem))
+    return results
+
+
+def reason_for(name: str) -> str | None:
+    return next((one.reason for one in INTENDED if re.search(one.what, name)), None)
+
+
+def run_references(only: str) -> list[Comparison]:
+    """Compares every server; a difference without a reason is a problem."""
+    shutil.rmtree(WORLDS, ignore_errors=True)
+    worlds = make_world("direct"), make_world("hub")
+    found: list[Comparison] = []
+    with imported_hub(worlds[1]) as url:
+        for server in REFERENCE_SERVERS:
+            if re.search(only, server):
+                compared = asyncio.run(asyncio.wait_for(compare_server(server, worlds, url), 180))
+                found += compared
+    return found
