@@ -45,6 +45,14 @@ def everything(revision: str) -> dict[str, Any]:
     return features
 
 
+class Refuses(Exception):
+    """Raised by `answering`: the client answers with an error."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.native = {"code": code, "message": message}
+
+
 @dataclass(frozen=True)
 class Heard:
     stream: Any
@@ -164,7 +172,11 @@ class Client:
             (self.asked if asked else self.heard).append(heard)
             self._changed.notify_all()
         if asked:
-            answer = self.answering(heard.method, heard.params)
+            try:
+                answer = self.answering(heard.method, heard.params)
+            except Refuses as error:
+                self._send({"jsonrpc": "2.0", "id": message["id"], "error": error.native})
+                return
             if answer is not None:
                 self._send({"jsonrpc": "2.0", "id": message["id"], "result": answer})
 

@@ -6,6 +6,7 @@ resource_link, data, …), and what a far side said beside it travels in `extra`
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -117,6 +118,9 @@ class Question:
     """FORM, URL, SAMPLING or ROOTS."""
     body: Mapping[str, Any]
     """What the asker said, in the words of MCP's newest revision: the `params` of its request."""
+    withdrawn: asyncio.Future[None] | None = field(default=None, compare=False, repr=False)
+    """Only for a question whose asker waits for the answer. Done as soon as the asker does not want
+    the answer any more. Such an asker can also be answered with a `Refusal`."""
 
     @property
     def words(self) -> str:
@@ -127,6 +131,15 @@ class Question:
             return "an answer of your model"
         message = str(self.body.get("message", ""))[:500]
         return f"{message} {self.body.get('url', '')}"[:1000].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The error that a client answered a question with, for the asker that waits for it."""
+
+    code: int
+    message: str
+    data: Any = None
 
 
 @record(frozen=True, slots=True, kw_only=True)

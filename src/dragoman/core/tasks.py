@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from secrets import token_hex
 from time import time
 from typing import Any
@@ -163,6 +164,15 @@ class Task:
         for name in [name for name in answers if name in self.questions]:
             del self.questions[name]
             self._answers[self._asked[name]] = answers[name]
+        self._continue()
+
+    def _withdraw(self, name: str, withdrawn: asyncio.Future[None]) -> None:
+        """The call does not want an answer to this question any more."""
+        if self.state in WAITS and self.questions.pop(name, None) is not None:
+            self._continue()
+
+    def _continue(self) -> None:
+        """Goes on with the call unless it still waits for answers."""
         if self.questions:
             self._tell()
             return
@@ -260,6 +270,9 @@ class Task:
             self.questions[name] = question
         self.asked = asked
         self._wait("; ".join(one.words for one in self.questions.values()))
+        for name, question in list(self.questions.items()):
+            if question.withdrawn is not None:
+                question.withdrawn.add_done_callback(partial(self._withdraw, name))
 
     def _wait(self, words: str) -> None:
         self._move(INPUT_REQUIRED, words)

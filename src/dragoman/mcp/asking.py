@@ -4,8 +4,9 @@ A client of 2026-07-28 is answered with the questions (`InputRequiredResult`) an
 its answers. One that shakes hands is sent requests while its own waits. Which questions a client
 can be asked follows from what it declared and what its revision has words for.
 
-A client that answers a question with an error has not chosen: a form or an address counts as
-cancelled. For what its model or its folders were asked there is no such word; the call fails.
+A client may answer a question with an error. A server that waits for the answer gets that error. A
+server of 2026-07-28 cannot be sent one: a form or an address then counts as cancelled, and a call
+that needs the client's model or folders fails.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any
 
-from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question
+from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question, Refusal
 from dragoman.core.errors import Full, NeedsInput, TimedOut
 from dragoman.mcp.peer import Peer, Push
 from dragoman.mcp.revisions import R2503, R2506, R2511, SERVER_KEY, server_info
@@ -30,6 +31,8 @@ MAX_FEATURES = 16 * 1024
 ROUNDS = 20
 """How often one call may ask."""
 AGAIN_SECONDS = 0.1
+MAX_REASON = 2_000
+"""Characters of a client's error message that are passed on."""
 
 METHOD = {
     FORM: "elicitation/create",
@@ -104,42 +107,81 @@ def brought_with(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]
 # --- the old one ---------------------------------------------------------------------------------
 
 
+class _Request:
+    """A question as a client was asked it."""
+
+    __slots__ = ("_peer", "_push", "answer", "id", "params", "question")
+
+    def __init__(self, question: Question, peer: Peer, revision: int, push: Push) -> None:
+        self.question = question
+        self.id = token_hex(8)
+        self.params = _body(question, revision, peer.features)
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._peer = peer
+        self._push = push
+        peer.asked[rpc.key_of(self.id)] = self.answer
+
+    def send(self) -> None:
+        question = self.question
+        if not self._push(rpc.request(self.id, METHOD[question.kind], self.params)):
+            raise NeedsInput(f"the client could not be asked: {question.words}")
+        if question.withdrawn is not None:
+            question.withdrawn.add_done_callback(self._withdraw)
+
+    def _withdraw(self, withdrawn: asyncio.Future[None]) -> None:
+        self.cancel()
+        if not self.answer.done():
+            self.answer.set_result(_WITHDRAWN)
+
+    def cancel(self) -> None:
+        """Tells the client so, unless it has answered."""
+        if self._peer.asked.pop(rpc.key_of(self.id), None) is not None:
+            params = {"requestId": self.id, "reason": "the answer is not needed any more"}
+            self._push(rpc.notification("notifications/cancelled", params))
+
+    def is_visited(self, answer: dict[str, Any] | Refusal) -> bool:
+        """Whether the user went to the address of an elicitation whose end is to be told."""
+        if isinstance(answer, Refusal) or "elicitationId" not in self.params:
+            return False
+        return bool(answer["action"] == "accept")
+
+
+_WITHDRAWN: Mapping[str, Any] = {}
+
+
 async def ask(
     questions: Mapping[str, Question], peer: Peer, revision: int, push: Push, seconds: float
 ) -> tuple[dict[str, Any], list[str]]:
-    """The answers, once all are there; and the elicitations for which the user went elsewhere."""
+    """The answers, once all are there; and the elicitations for which the user went elsewhere.
+    There is no answer to a question that is withdrawn meanwhile: the client is told to cancel it.
+    """
     if not questions:  # it only wants to be asked again, and not at once
         await asyncio.sleep(AGAIN_SECONDS)
         return {}, []
     if len(peer.asked) + len(questions) > MAX_ASKED:
         raise Full(f"this client has {MAX_ASKED} questions to answer first; ask again later")
-    loop = asyncio.get_running_loop()
-    waiting: dict[str, tuple[str, dict[str, Any], asyncio.Future[Any]]] = {}
+    waiting: dict[str, _Request] = {}
     try:
         for key, question in questions.items():
-            id, params = token_hex(8), _body(question, revision, peer.features)
-            future: asyncio.Future[Any] = loop.create_future()
-            peer.asked[rpc.key_of(id)] = future
-            waiting[key] = id, params, future
-            if not push(rpc.request(id, METHOD[question.kind], params)):
-                raise NeedsInput(f"the client could not be asked: {question.words}")
+            waiting[key] = _Request(question, peer, revision, push)
+            waiting[key].send()
         answers: dict[str, Any] = {}
         visited = []
         async with asyncio.timeout(seconds):
-            for key, (_, params, future) in waiting.items():
-                answers[key] = answer = _answer(questions[key], await future)
-                if "elicitationId" in params and answer["action"] == "accept":
-                    visited.append(params["elicitationId"])
+            for key, request in waiting.items():
+                message = await request.answer
+                if message is _WITHDRAWN:
+                    continue
+                answers[key] = answer = _answer(request.question, message)
+                if request.is_visited(answer):
+                    visited.append(request.params["elicitationId"])
         return answers, visited
     except TimeoutError:
         asked = "; ".join(question.words for question in questions.values())[:1000]
         raise TimedOut(f"the client gave no answer in {seconds:g} s when asked: {asked}") from None
     finally:
-        for id, _, _ in waiting.values():
-            if peer.asked.pop(rpc.key_of(id), None) is not None:
-                reason = "the answer is not needed any more"
-                params = {"requestId": id, "reason": reason}
-                push(rpc.notification("notifications/cancelled", params))
+        for request in waiting.values():
+            request.cancel()
 
 
 def deliver(message: Mapping[str, Any], peer: Peer) -> None:
@@ -157,8 +199,10 @@ def forget(peer: Peer) -> None:
     peer.asked.clear()
 
 
-def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, Any]:
+def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, Any] | Refusal:
     result = message.get("result") if message is not None else None
+    if question.withdrawn is not None and message is not None and not isinstance(result, dict):
+        return _refusal(message.get("error"))
     if question.kind in (FORM, URL):
         well = isinstance(result, dict) and result.get("action") in _ACTIONS
         return result if well and isinstance(result, dict) else {"action": "cancel"}
@@ -167,6 +211,18 @@ def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, 
     error = message.get("error") if message is not None else None
     why = error.get("message") if isinstance(error, dict) else "it has gone" if not message else ""
     raise NeedsInput(f"the client gave no answer when asked for {question.words}: {str(why)[:500]}")
+
+
+def _refusal(error: Any) -> Refusal:
+    """The error of a client as its server is sent it; an answer that is none is an error, too."""
+    if not isinstance(error, dict):
+        return Refusal(rpc.INTERNAL_ERROR, "the client gave an answer that cannot be understood")
+    code, message = error.get("code"), error.get("message")
+    return Refusal(
+        code if type(code) is int else rpc.INTERNAL_ERROR,
+        message[:MAX_REASON] if isinstance(message, str) else "the client refused",
+        error.get("data"),
+    )
 
 
 # --- what each revision is asked -----------------------------------------------------------------

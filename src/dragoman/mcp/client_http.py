@@ -27,6 +27,7 @@ from dragoman.mcp.hearing import (
     Asked,
     Heard,
     Listener,
+    ServerRequests,
 )
 from dragoman.mcp.param_headers import NAMED, header_value
 from dragoman.mcp.revisions import NAMES, R2503, R2506, R2607
@@ -92,6 +93,7 @@ class HttpWire:
             name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
         }
         self._heard = heard
+        self._requests = ServerRequests(self._reply)
         self._next = 0
         self._kept: dict[tuple[str, str | None], FixedHeaders] = {}
         self._errands: set[asyncio.Task[None]] = set()
@@ -433,7 +435,7 @@ class HttpWire:
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
-            asked = Asked(rpc.id_of(message), method, params, self._reply)
+            asked = self._requests.open(rpc.id_of(message), method, params)
             if id is None and self._asking:
                 id, listener = next(reversed(self._asking.items()))
             if not put(asked, listener, self._heard) and id is not None:
@@ -445,6 +447,8 @@ class HttpWire:
         elif method == ACKNOWLEDGED:
             if listener is not None and listener.acknowledged is not None:
                 listener.acknowledged(params)
+        elif method == CANCELLED:
+            self._requests.cancel(params)
         elif method != MESSAGE or listener is None or not listener.noted(params):
             self._heard(method, params)
         return False

@@ -23,6 +23,7 @@ from dragoman.mcp.hearing import (
     Asked,
     Heard,
     Listener,
+    ServerRequests,
 )
 from dragoman.mcp.revisions import SUBSCRIPTION_KEY
 from dragoman.wire import rpc
@@ -143,6 +144,7 @@ class Duplex:
         self.server = server
         self._send = send
         self._heard = heard
+        self._requests = ServerRequests(self._reply)
         self._pending: dict[int, Pending] = {}
         self._next = 0
         self._loop = asyncio.get_running_loop()
@@ -253,7 +255,7 @@ class Duplex:
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
-            asked = Asked(rpc.id_of(message), method, params, self._reply)
+            asked = self._requests.open(rpc.id_of(message), method, params)
             if method == "ping":
                 asked.answer({})
             else:
@@ -266,6 +268,8 @@ class Duplex:
                 self._heard(method, params)
         elif method == ACKNOWLEDGED:
             self._acknowledged(params)
+        elif method == CANCELLED:
+            self._requests.cancel(params)
         else:
             self._heard(method, params)
 

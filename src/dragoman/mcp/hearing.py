@@ -25,26 +25,55 @@ GRAVITY = {level: number for number, level in enumerate(LEVELS)}
 
 
 class Asked:
-    """A request of the server's, to be answered once."""
+    """A request of the server's, to be answered once, unless the server cancels it."""
 
-    __slots__ = ("_id", "_reply", "method", "params")
+    __slots__ = ("_id", "_reply", "method", "on_cancel", "params")
 
     def __init__(
         self, id: rpc.Id, method: str, params: Mapping[str, Any], reply: Callable[[bytes], None]
     ) -> None:
         self.method = method
         self.params = params
+        self.on_cancel: Callable[[], None] | None = None
+        """Called when the server cancels the request. No answer is due then."""
         self._id = id
         self._reply = reply
 
     def answer(self, result: Mapping[str, Any]) -> None:
         self._reply(rpc.result(self._id, result))
 
-    def refuse(self, code: int, words: str) -> None:
-        self._reply(rpc.error(self._id, code, words))
+    def refuse(self, code: int, words: str, data: Any = None) -> None:
+        self._reply(rpc.error(self._id, code, words, data))
         # A call keeps what was asked in vain for as long as it lasts: only what is told of it.
         told = {key: self.params.get(key) for key in ("mode", "message", "url")}
         self.params = {key: text[:1000] for key, text in told.items() if isinstance(text, str)}
+
+
+class ServerRequests:
+    """The requests of one server that wait for an answer, so that its cancellations find them."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._open: dict[Any, Asked] = {}
+
+    def open(self, id: rpc.Id, method: str, params: Mapping[str, Any]) -> Asked:
+        key = rpc.key_of(id)
+
+        def reply(message: bytes) -> None:
+            if self._open.get(key) is asked:
+                del self._open[key]
+                self._send(message)
+
+        asked = self._open[key] = Asked(id, method, params, reply)
+        return asked
+
+    def cancel(self, params: Mapping[str, Any]) -> None:
+        """Handles `notifications/cancelled`."""
+        id = params.get("requestId")
+        known = isinstance(id, str | int | float)
+        asked = self._open.pop(rpc.key_of(id), None) if known else None
+        if asked is not None and asked.on_cancel is not None:
+            asked.on_cancel()
 
 
 class Listener:

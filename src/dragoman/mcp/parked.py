@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from dragoman.core.call import Call, Lasting, Progress, Question, Update, discard
+from dragoman.core.call import Call, Lasting, Progress, Question, Refusal, Update, discard
 from dragoman.core.errors import TimedOut
 from dragoman.core.questions import MAX_QUESTIONS
 from dragoman.mcp.hearing import Asked, Listener, listener_of
@@ -85,7 +87,7 @@ class Parked:
         made.updates = self._update
         self._listener = made
         self._task: asyncio.Task[tuple[Any, int]] = self._loop.create_task(self._run(work, made))
-        self._task.add_done_callback(_look)
+        self._task.add_done_callback(self._finished)
 
     async def _run(self, work: Work, listener: Listener) -> tuple[Any, int]:
         return await work(listener)
@@ -105,7 +107,11 @@ class Parked:
             left = self._deadline - self._loop.time()
             if self._open:
                 self._left = max(left, LEAST_SECONDS)
-                return await self._gathered()
+                await self._gather()
+                if self._open and not self._task.done():
+                    return None
+                self._deadline = self._loop.time() + self._left
+                continue
             if left <= 0:
                 self._task.cancel()
                 raise TimedOut(
@@ -120,14 +126,13 @@ class Parked:
                 self._task.cancel()  # the caller has gone
                 raise
 
-    async def _gathered(self) -> tuple[Any, int] | None:
+    async def _gather(self) -> None:
         """A server that asks several things asks one after the other; they are put together."""
         try:
             await asyncio.wait([self._task], timeout=GATHER_SECONDS)
         except asyncio.CancelledError:
             self._task.cancel()
             raise
-        return self._task.result() if self._task.done() else None
 
     def park(self, seconds: float, lapsed: Callable[[], None]) -> None:
         """Nobody waits for it now; it ends by itself unless it is taken up again in time."""
@@ -147,11 +152,19 @@ class Parked:
             if open is None:
                 continue
             self._room.give(open.size)
+            if isinstance(answer, Refusal):
+                open.asked.refuse(answer.code, answer.message, answer.data)
+                continue
             result = answer_for(open.question, answer, self._revision)
             if result is None:
                 open.asked.refuse(REFUSED, "the question was not answered")
             else:
                 open.asked.answer(result)
+
+    def lose(self, words: str) -> None:
+        """The session has ended: nobody waits for answers any more, and the client is told so."""
+        self._withdraw_all()
+        self.end(words)
 
     def end(self, words: str) -> None:
         """It is over, or will not be continued: the server is told of what is still open, and the
@@ -177,10 +190,31 @@ class Parked:
         if not self._room.take(size):
             return False
         self._count += 1
-        self._open[f"q{self._count}"] = Open(question, asked, size)
+        key = f"q{self._count}"
+        asked.on_cancel = partial(self._withdraw, key)
+        question = replace(question, withdrawn=self._loop.create_future())
+        self._open[key] = Open(question, asked, size)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         return True
+
+    def _withdraw(self, key: str) -> None:
+        """The server has cancelled this question."""
+        open = self._open.pop(key, None)
+        if open is not None:
+            self._room.give(open.size)
+            _set(open.question.withdrawn)
+
+    def _withdraw_all(self) -> None:
+        for open in self._open.values():
+            _set(open.question.withdrawn)
+
+    def _finished(self, task: asyncio.Task[tuple[Any, int]]) -> None:
+        """The server has answered the call, so it needs no answers to its questions. The result, or
+        the error, is kept for the call that continues this one."""
+        if not task.cancelled():
+            task.exception()  # an error that no call comes back for is not reported
+            self._withdraw_all()
 
     def _update(self, update: Update) -> None:
         if isinstance(update, Lasting):
@@ -191,7 +225,6 @@ class Parked:
         self._updates(update)
 
 
-def _look(task: asyncio.Task[tuple[Any, int]]) -> None:
-    """An error that nobody came back for is nobody's."""
-    if not task.cancelled():
-        task.exception()
+def _set(withdrawn: asyncio.Future[None] | None) -> None:
+    if withdrawn is not None and not withdrawn.done():
+        withdrawn.set_result(None)

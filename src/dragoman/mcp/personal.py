@@ -307,7 +307,7 @@ class PersonalSessions:
         for id, waiting in list(self._waiting.items()):
             if waiting.own is own:
                 del self._waiting[id]
-                waiting.parked.end("the client's session has ended")
+                waiting.parked.lose("the client's session has ended")
         own.opening.cancel()
         session = own.session
         if session is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -257,7 +258,7 @@ class TaskFace:
 
     async def _ask(self, task: ToolTask, peer: Peer, revision: int, push: Push) -> None:
         questions = {
-            name: type(question)(question.kind, _related_to(task, question.body))
+            name: replace(question, body=_related_to(task, question.body))
             for name, question in task.questions.items()
         }
         self._asking.add(task.id)
