@@ -187,6 +187,10 @@ class Instance:
             config.mcp.task_after_secs,
             config.bridge.errors,
             config.bridge.list_aliases,
+            lambda: (
+                self.config.mcp.instructions_chars,
+                self.config.mcp.instructions_total_chars,
+            ),
         )
         self.http_face = HttpFace(self.face, key)
         self.sse_face = SseFace(self.face)
@@ -248,7 +252,7 @@ class Instance:
         return Upstream(
             entry,
             self._connector,
-            self.hub.catalogs,
+            self.hub.offered,
             self.bus,
             compile_schema,
             self.config.limits.question_secs,

@@ -24,7 +24,7 @@ from dragoman.core.events import PinAdded, PinHeld
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog, PinDecision
 from dragoman.core.questions import Handles
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Nowhere, Tool
+from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, Nowhere, Tool
 from dragoman.policy.approving import Approvals
 from dragoman.policy.pinning import Pins
 from dragoman.policy_side import PolicySide
@@ -79,8 +79,8 @@ class GuardSide:
         stages = guards.standard(audit, self.bus, limits, handles, chains, judge)
         catalog = Catalog(review=self.pins.review, claims=Claims(self._pin_store))
         self.hub = Hub(catalog, self.bus, stages, chains, judge)
-        for kind in (PROMPT, RESOURCE, TEMPLATE):
-            self.hub.catalogs[kind].review = partial(self.pins.review, kind=kind)
+        for kind in (PROMPT, RESOURCE, TEMPLATE, INSTRUCTIONS):
+            self.hub.offered[kind].review = partial(self.pins.review, kind=kind)
         self._approve: Callable[[str], None] = lambda target: None
         self._retry_at = 0.0
         self._retry_pause = RETRY_SECONDS
@@ -96,7 +96,7 @@ class GuardSide:
         return [PoliciesApi(self.hub, self.policies), PinsApi(self.hub, self.approvals)]
 
     def review_again(self, target: str) -> None:
-        for catalog in self.hub.catalogs.values():
+        for catalog in self.hub.offered.values():
             catalog.review_again(target)
 
     async def retry_reviews(self) -> None:

@@ -24,6 +24,8 @@ SOCKET_LIMIT = 100  # bytes; `sun_path` has 108 on Linux and 104 on macOS
 CONNECT_SECONDS = 1.0
 GREETING_SECONDS = 2.0  # in all
 _RECORD_LIMIT = 64 * 1024
+_INSTRUCTIONS = "instructions.json"
+_INSTRUCTIONS_LIMIT = 8 * 1024 * 1024
 _FIELDS = ("pid", "url", "socket", "mcp_socket", "version", "started_at", "mode")
 _MODES = ("daemon", "mcp")
 
@@ -165,6 +167,26 @@ def forget_daemon(home: str) -> None:
         os.unlink(os.path.join(home, "daemon.json"))
     except FileNotFoundError:
         pass
+
+
+def read_instructions(home: str) -> str:
+    """What clients were last told of the use of the servers; empty where nothing was."""
+    try:
+        with open(os.path.join(home, _INSTRUCTIONS), "rb") as file:
+            said = json.loads(file.read(_INSTRUCTIONS_LIMIT))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    text = said.get("instructions") if isinstance(said, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def write_instructions(home: str, text: str) -> None:
+    """A reader sees the old text or the new one, whole."""
+    path = os.path.join(home, _INSTRUCTIONS)
+    new = f"{path}.{os.getpid()}"
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(json.dumps({"instructions": text}).encode())
+    os.rename(new, path)
 
 
 def socket_paths(home: str) -> tuple[str, str]:

@@ -145,7 +145,7 @@ def test_a_policy_holds_for_every_spelling_of_a_name(world: World) -> None:
 def test_a_permit_for_a_tool_reads_no_resource_of_its_name(hub: Any, tmp_path: Path) -> None:
     server, home = Told(tmp_path, "s"), tmp_path / "home"
     server.offers = {"tools": [tool("ok")], "resources": [{"uri": "ok", "name": "r"}]}
-    server._write()
+    server.write()
     (home / "policies").mkdir(parents=True, mode=0o700)
     home.chmod(0o700)
     (home / "policies" / "own.cedar").write_text(
@@ -224,7 +224,7 @@ def test_names_stay_with_a_target_that_does_not_start_until_it_is_removed(
     owner.offers = {"tools": [tool("push")]}
     thief.offers = {"tools": [tool("lab_push", "EVIL")]}
     for one in (owner, thief):
-        one._write()
+        one.write()
     first = hub(servers=[owner.entry()])
     first.wait_connected("git_lab")
     until(lambda: "mcp_git_lab_push" in names(first))
@@ -289,7 +289,7 @@ def test_what_a_server_adds_is_reported_or_held(hub: Any, tmp_path: Path) -> Non
     shown, holds = Told(tmp_path, "shown"), Told(tmp_path, "holds")
     for one in (shown, holds):
         one.offers = {"tools": [tool("first")]}
-        one._write()
+        one.write()
     running = hub(servers=[shown.entry(), holds.entry(additions="hold")])
     running.wait_connected("shown", "holds")
     assert {"mcp_shown_first", "mcp_holds_first"} <= names(running).keys()
@@ -337,14 +337,14 @@ def test_the_pins_of_an_older_home_count_under_every_spelling(tmp_path: Path, hu
     """A home in which `readFile` and `read-it` were approved by name as they are spelled."""
     server = Told(tmp_path, "old")
     server.offers = {"tools": [tool("readFile", "Reads."), tool("read-it", "Reads it.")]}
-    server._write()
+    server.write()
     first = hub(servers=[server.entry()])
     first.wait_connected("old")
     until(lambda: "mcp_old_readfile" in names(first))
     assert first.stop() == 0
     unfold(first.home, {"readfile": "readFile", "read_it": "read-it"})
     server.offers = {"tools": [tool("readFile", "Reads."), tool("READ-IT", EVIL)]}
-    server._write()
+    server.write()
     second = hub(home=first.home)
     second.wait_connected("old")
     until(lambda: held(second) == ["tool:old.read_it"])

@@ -28,14 +28,14 @@ def tool(name: str, description: str = "Does it.", **more: Any) -> dict[str, Any
 class Told:
     """One of the servers."""
 
-    def __init__(self, place: Path, name: str) -> None:
+    def __init__(self, place: Path, name: str, offers: dict[str, Any] | None = None) -> None:
         self.name = name
         self.file = place / f"{name}.json"
         self.hub: RunningHub | None = None
-        self.offers: dict[str, Any] = {}
-        self._write()
+        self.offers = offers or {}
+        self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
         self.file.write_text(json.dumps(self.offers), encoding="utf-8")
 
     def entry(self, **keys: Any) -> str:
@@ -45,13 +45,14 @@ class Told:
         """In the place of all that it offered; the hub is told to look."""
         assert self.hub is not None
         self.offers = {"tools": tools, **others}
-        self._write()
+        self.write()
         self.hub.call(f"{self.name}.look")
 
 
 @contextmanager
 def told_hub(place: Path, config: str = "", **servers: dict[str, Any]) -> Iterator[Any]:
-    made = {name: Told(place, name) for name in servers}
+    """Of each server the keys of its entry, and `offers`, what it offers from the start on."""
+    made = {name: Told(place, name, keys.pop("offers", {})) for name, keys in servers.items()}
     entries = [made[name].entry(**keys) for name, keys in servers.items()]
     with lasting_hub(entries, config) as hub:
         for one in made.values():

@@ -1,8 +1,9 @@
 """A stdio MCP server that offers what a file says; the standard library only.
 
-`python told_server.py FILE`: FILE holds `tools`, `prompts`, `resources` and `templates` as JSON.
-The tool `look`, which is always there, says that all lists have changed. Every other call is
-answered with the name that arrived.
+`python told_server.py FILE`: FILE holds `tools`, `prompts`, `resources` and `resourceTemplates` as
+JSON, and may hold `instructions`, more `capabilities`, and `results` of tools by their names. The
+tool `look`, which is always there, says that all lists have changed; `leave` ends the server. Every
+other call is answered with the name that arrived.
 """
 
 from __future__ import annotations
@@ -22,21 +23,32 @@ LISTS = {
 }
 
 
+def told(member: str, default: Any) -> Any:
+    return json.loads(FILE.read_text(encoding="utf-8")).get(member, default)
+
+
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     if method == "initialize":
         changes = {"listChanged": True}
-        return {
+        able = {"tools": changes, "prompts": changes, "resources": changes}
+        result = {
             "protocolVersion": "2025-11-25",
-            "capabilities": {"tools": changes, "prompts": changes, "resources": changes},
+            "capabilities": {**able, **told("capabilities", {})},
             "serverInfo": {"name": "told", "version": "1"},
         }
+        text = told("instructions", None)
+        return result if text is None else {**result, "instructions": text}
     if method in LISTS:
-        offered = json.loads(FILE.read_text(encoding="utf-8")).get(LISTS[method], [])
+        offered = told(LISTS[method], [])
         return {LISTS[method]: [LOOK, *offered] if method == "tools/list" else offered}
     if method == "tools/call":
         if params["name"] == "look":
             for what in ("tools", "prompts", "resources"):
                 send({"method": f"notifications/{what}/list_changed"})
+        if params["name"] == "leave":
+            sys.exit()
+        if (result := told("results", {}).get(params["name"])) is not None:
+            return dict(result)
         return {"content": [{"type": "text", "text": f"arrived: {params['name']}"}]}
     if method == "resources/read":
         return {"contents": [{"uri": params["uri"], "text": f"contents of {params['uri']}"}]}

@@ -39,6 +39,7 @@ class Crashing:
 
     modern, revision, server_info = False, R2511, {"name": "x"}
     features: dict[str, Any] = {"tools": {}}
+    instructions = ""
 
     def __init__(self) -> None:
         self.wire = Wire()

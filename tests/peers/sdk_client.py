@@ -2,8 +2,9 @@
 
     sdk_client.py --http URL | --sse URL | --stdio COMMAND ARG...   (the last takes all that follow)
 
-Printed: `version`, `server`, `capabilities`, `tools`, after `--call` `result` or `error`, and
-`progress`, and with `--watch` the tools as they are after a list_changed has come (`tools_after`).
+Printed: `version`, `server`, `capabilities`, `instructions`, `tools`, after `--call` `result` or
+`error`, and `progress`, and with `--watch` the tools as they are after a list_changed has come
+(`tools_after`).
 Where there was no conversation at all: `failed`, and the exit code is 1.
 """
 
@@ -89,6 +90,7 @@ async def converse(options: argparse.Namespace) -> dict[str, Any]:
         seen["version"] = client.protocol_version
         seen["server"] = plain(client.server_info)
         seen["capabilities"] = plain(client.server_capabilities)
+        seen["instructions"] = client.instructions
         seen["tools"] = await all_tools(client)
         subscription: Any = None
         if options.watch and client.protocol_version >= "2026":

@@ -18,6 +18,7 @@ from dragoman.core.startup import Startup
 from dragoman.core.templates import Owners
 from dragoman.core.tool import (
     COMPLETION,
+    INSTRUCTIONS,
     PROMPT,
     RESOURCE,
     SUBSCRIPTION,
@@ -68,6 +69,9 @@ class Hub:
                 for kind in (PROMPT, RESOURCE, TEMPLATE)
             },
         }
+        self.instructions = Catalog(INSTRUCTIONS, review=catalog.review, claims=catalog.claims)
+        self.offered: Mapping[str, Catalog] = {**self.catalogs, INSTRUCTIONS: self.instructions}
+        """All that a target may fill: what can be called, and its instructions."""
         self.bus = bus
         self.startup: Startup | None = None
         """Set where targets are connected after the hub has begun to serve."""

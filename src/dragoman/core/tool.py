@@ -12,6 +12,8 @@ from dragoman.core.errors import HubError, NotFound
 
 TOOL, PROMPT, RESOURCE, TEMPLATE = "tool", "prompt", "resource", "template"
 """The kinds there is a catalog of."""
+INSTRUCTIONS = "instructions"
+"""What a server tells models about its use as a whole: reviewed like a tool, and never called."""
 COMPLETION, SUBSCRIPTION = "completion", "subscription"
 """Other kinds of calls: to complete an argument of a prompt or template, to follow a resource."""
 

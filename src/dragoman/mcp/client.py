@@ -77,6 +77,7 @@ class Session:
         self.revision = R2607
         self.features: dict[str, Any] = {}
         self.server_info: dict[str, Any] = {}
+        self.instructions = ""
         self.openings = 0
         """How often the server had to be greeted again."""
         self.unasked = Unasked(self, missed)
@@ -173,6 +174,8 @@ class Session:
         features = result.get("capabilities")
         self.features = features if isinstance(features, dict) else {}
         self.server_info = info if isinstance(info, dict) else {}
+        instructions = result.get("instructions")
+        self.instructions = instructions if isinstance(instructions, str) else ""
 
     # --- using -------------------------------------------------------------------------------
 

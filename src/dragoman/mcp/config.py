@@ -131,6 +131,20 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = 5
 
+    instructions_chars: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65_536,
+            description="Characters that clients get of the instructions of one server; "
+            "0 passes none on.",
+        ),
+    ] = 4_000
+    instructions_total_chars: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000, description="The same of all servers together."),
+    ] = 16_000
+
     def style_for(self, client: str) -> Style:
         """How tools are called for the client of that name."""
         for pattern, style in self.names_for.items():

@@ -88,6 +88,8 @@ class HttpFace:
             _cancel(message, peer)
             await way.finish(None)
             return
+        if not isinstance(begun, bytes) and message.get("method") == "initialize":
+            begun = await begun  # at most as long as the hub takes to start
         if isinstance(begun, bytes):
             await way.finish(begun, self._begin_session(message, begun, peer))
             return

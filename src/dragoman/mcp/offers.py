@@ -16,7 +16,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.templates import MAX_URI
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
+from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.param_headers import Path, header_params
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 MAX_PROBLEMS = 20
 TURN_SECONDS = 0.005
 """How long a list may be worked on before others have their turn."""
+MAX_INSTRUCTIONS = 65_536
+"""Characters of a server's instructions that are looked at; the rest is never shown either."""
 LIST_SECONDS = 10.0
 """The longest that any list but that of the tools is waited for."""
 
@@ -103,6 +105,7 @@ class Offers:
         }
         """As the server put it. Lists are offered even where nothing is in them: what comes later
         is an addition."""
+        self._instructions: str | None = None
         self._checked = False
         """Whether the tools that are offered were looked through for headers to send."""
         self._problems: dict[str, list[str]] = {kind: [] for kind in KINDS}
@@ -156,6 +159,15 @@ class Offers:
                 changes.append((kind, await self._made(kind, entries, checked and kind == TOOL)))
         for kind, made in changes:  # what is as it was is not touched: nobody is told of a change
             self._offer(kind, made)
+        self._offer_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
+
+    def _offer_instructions(self, text: str) -> None:
+        catalog = self._catalogs.get(INSTRUCTIONS)
+        if catalog is None or text == self._instructions:
+            return
+        self._instructions = text
+        tool = instructions_of(self._target, text)
+        catalog.offer(self._target.name, [tool] if text else [])
 
     def _offer(self, kind: str, made: Made) -> None:
         self.report(kind, made.problems)
@@ -282,6 +294,20 @@ def resource_from_definition(
         remote_name=uri,
         description=_description(definition, uri),
         definition=definition,
+        target=target,
+    )
+
+
+def instructions_of(target: Target, text: str) -> Tool:
+    """A server's instructions in the form in which they are reviewed; nothing calls them."""
+    name = f"{target.name}.{INSTRUCTIONS}"
+    return Tool(
+        name=name,
+        alias=name,
+        kind=INSTRUCTIONS,
+        remote_name=INSTRUCTIONS,
+        description=text,
+        definition={"description": text},
         target=target,
     )
 

@@ -23,7 +23,16 @@ import threading
 import time
 from collections import deque
 
-from dragoman.home import Held, Unfit, config_stamp, connect, is_held, prepare
+from dragoman.home import (
+    Held,
+    Unfit,
+    config_stamp,
+    connect,
+    is_held,
+    prepare,
+    read_instructions,
+    write_instructions,
+)
 from dragoman.mcp.framing import Deframer, Frame, Hopeless, Malformed, Message, frame, ids_in, peek
 
 TYPE_CHECKING = False
@@ -281,8 +290,22 @@ class Relay:
     def _greet(self, id_: Id, framing: Framing) -> None:
         from dragoman.mcp.revisions import initialize_result
 
-        answer = _encode(id=id_, result=initialize_result(self._hello or {}))
-        self._client.write(frame(answer, framing))
+        result = initialize_result(self._hello or {})
+        if text := read_instructions(self.home):  # as the last hub gave them
+            result["instructions"] = text
+        self._client.write(frame(_encode(id=id_, result=result), framing))
+
+    def _remember(self, payload: bytes) -> None:
+        """Keeps what a hub answers to `initialize` of its servers' instructions, for the next
+        client that has to be answered before there is a hub."""
+        answer = json.loads(payload)
+        result = answer.get("result") if isinstance(answer, dict) else None
+        text = result.get("instructions", "") if isinstance(result, dict) else None
+        try:
+            if isinstance(text, str) and text != read_instructions(self.home):
+                write_instructions(self.home, text)
+        except OSError as error:
+            _say(f"the instructions of servers could not be kept: {error}")
 
     def _refuse(self, message: Message, text: str, kind: str) -> None:
         for id_, _ in message.requests:
@@ -411,10 +434,13 @@ class Relay:
         if isinstance(piece, Frame):
             answered, asked = ids_in(piece.payload)
             if self._own_id in answered:
+                self._remember(piece.payload)
                 return b""
             framing = self._client.framing
             for id_ in answered:
-                framing = self._in_flight.pop(id_, ("", framing))[1]
+                method, framing = self._in_flight.pop(id_, ("", framing))
+                if method == "initialize":
+                    self._remember(piece.payload)
             for id_ in asked:
                 self._asked[id_] = None
             return frame(piece.payload, framing)

@@ -20,6 +20,7 @@ from dragoman.core.trace import carried_in
 from dragoman.mcp import asking, lists, showing
 from dragoman.mcp.calling import Calling
 from dragoman.mcp.headers import version_named
+from dragoman.mcp.introduction import Budget, Introduction
 from dragoman.mcp.listening import Listening
 from dragoman.mcp.peer import Peer, Push
 from dragoman.mcp.questions import with_waiting
@@ -46,6 +47,7 @@ UNSUPPORTED_VERSION = -32022
 LIST_CHANGED = rpc.notification("notifications/tools/list_changed")
 MAX_INFO = 200
 MAX_BATCH = 100
+INSTRUCTIONS: Budget = 4_000, 16_000
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 """Of what came by a transport that has no headers."""
 Begun = bytes | Coroutine[Any, Any, bytes] | None
@@ -62,10 +64,12 @@ class Face:
         task_after: float = 5.0,
         bridge_errors: str = "auto",
         list_aliases: bool = False,
+        instructions: Callable[[], Budget] = lambda: INSTRUCTIONS,
     ) -> None:
         """`key` seals cursors: without one they are good until the hub ends. `style_of` says how
         names are written for the client that calls itself so. After `task_after` seconds a call
-        becomes a task, for a client that knows these."""
+        becomes a task, for a client that knows these. `instructions` says how much clients get of
+        the instructions of servers."""
         self.hub = hub
         self.lists = lists.Lists(hub, key or os.urandom(32), list_aliases)
         self.tasks = TaskFace(
@@ -74,6 +78,7 @@ class Face:
         self.listening = Listening(hub, self.tasks, self.lists)
         self.calling = Calling(hub, question_seconds, self.tasks, bridge_errors)
         self._style_of = style_of
+        self._introduction = Introduction(hub, instructions)
 
     def _permits(self, peer: Peer, action: str, name: str) -> bool:
         return self.hub.may_task(peer.principal, action, name, peer.view)
@@ -138,9 +143,9 @@ class Face:
                 return self._list_when_settled(startup, id, kind, params, peer, revision)
             return self._list(id, kind, params, peer, revision)
         if method == "initialize":
-            return rpc.result(id, _shaken(params, peer))
+            return self._introduce(id, _shaken(params, peer), peer)
         if method == "server/discover":
-            return rpc.result(id, discover_result())
+            return self._introduce(id, discover_result(), peer)
         if method == "logging/setLevel":
             return _set_level(id, params, peer)
         if method == "resources/subscribe":
@@ -153,6 +158,26 @@ class Face:
             features = params["_meta"][CAPABILITIES_KEY] if revision == R2607 else peer.features
             return self.tasks.begin(id, method, params, peer, revision, features, push)
         return rpc.result(id, {})  # ping
+
+    def _introduce(self, id: rpc.Id, result: dict[str, Any], peer: Peer) -> Begun:
+        """Adds what the servers behind the hub say of themselves."""
+        startup = self.hub.startup
+        if startup is not None and not startup.is_settled:
+            return self._introduce_when_settled(startup, id, result, peer)
+        return rpc.result(id, self._with_servers(result, peer))
+
+    async def _introduce_when_settled(
+        self, startup: Startup, id: rpc.Id, result: dict[str, Any], peer: Peer
+    ) -> bytes:
+        """A client reads instructions once, so they are worth the wait that its first list takes
+        anyway."""
+        await startup.wait()
+        return rpc.result(id, self._with_servers(result, peer))
+
+    def _with_servers(self, result: dict[str, Any], peer: Peer) -> dict[str, Any]:
+        seen_by = peer.principal, peer.view, peer.door
+        text = self._introduction.instructions(*seen_by)
+        return {**result, "instructions": text} if text else result
 
     async def _list_when_settled(
         self,

@@ -37,6 +37,7 @@ from dragoman.policy.cleaning import (
 from dragoman.policy.pins import (
     ADDRESSED,
     CARD,
+    LASTING,
     SCHEME,
     SKILL,
     card_members,
@@ -211,7 +212,7 @@ class Pins:
                     review.why[tool.name] = judged.why
                     review.waiting[key] = mark
                     now = known.pins.get(key)
-                    shows = kind in ADDRESSED and (now is None or bool(now.mark))
+                    shows = kind in LASTING and (now is None or bool(now.mark))
                     if not shows or review.mode == STRICT:
                         review.held[tool.name] = judged.why
                         return
@@ -226,10 +227,12 @@ class Pins:
         review.admitted.append(_shown(tool, data, review.remarks))
 
     def _as_approved(self, tool: Tool, pin: Pin | None) -> Tool:
-        """A resource with the text that was approved, and nothing but its address where there is
-        none or it cannot be read."""
+        """With the text that was approved; where there is none or it cannot be read, a resource
+        with its address alone, and instructions without a word."""
         member = "uriTemplate" if tool.kind == TEMPLATE else "uri"
-        said: dict[str, Any] = {member: tool.remote_name, "name": tool.remote_name}
+        said: dict[str, Any] = {}
+        if tool.kind in ADDRESSED:
+            said = {member: tool.remote_name, "name": tool.remote_name}
         try:
             body = self.store.bodies(pin)[0] if pin is not None and pin.mark else b""
             said = decode_reply(body) if body else said
@@ -414,7 +417,7 @@ def _nothing_held(pin: Pin, **more: Any) -> Pin:
 def approved(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:
     """With what is held, which says `said`, in the place of what was approved."""
     spelling = said.get("id" if pin.kind == SKILL else "name", "") if pin.kind != CARD else ""
-    if pin.kind in ADDRESSED:
+    if pin.kind in LASTING:
         spelling = pin.spelling
     return _nothing_held(
         pin, mark=pin.held_mark, size=pin.held_size, approved_at=at, approved_by=by,
@@ -433,7 +436,7 @@ def why_held(pin: Pin, secretive: bool = False) -> str:
     its = "its card" if pin.kind == CARD else "it"
     if pin.rejected_by:
         why = f"what {its} says was rejected on {date(pin.rejected_at)} by {pin.rejected_by}"
-    elif pin.mark and pin.kind in ADDRESSED:
+    elif pin.mark and pin.kind in LASTING:
         why = f"its text has changed since that was approved on {date(pin.approved_at)}"
     elif pin.mark:
         why = f"{its} has changed since it was approved on {date(pin.approved_at)}"

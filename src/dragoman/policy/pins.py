@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
+from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.wire.json import encode
 
 SKILL, CARD = "skill", "card"
 """What is pinned beside what the catalogs have."""
 ADDRESSED = frozenset({RESOURCE, TEMPLATE})
+LASTING = ADDRESSED | {INSTRUCTIONS}
+"""A change of these does not take them away: the text that was approved is shown meanwhile."""
 
 SCHEME = 2
 """Which members are pinned. In scheme 1 there were fewer; such a pin is compared by those."""
