@@ -146,8 +146,8 @@ async def test_a_function_in_a_thread_that_makes_too_much_is_told_so_and_fills_n
         taken.append(update)
 
     request = Request(
-        text="", parts=(), metadata={}, context="", task="", message_id="", skill="", turn=1,
-        caller="", _updates=take, _loop=asyncio.get_running_loop(),
+        text="", parts=(), metadata={}, task="", message_id="", skill="", turn=1,
+        caller="", _context="", _updates=take, _loop=asyncio.get_running_loop(),
     )  # fmt: skip
 
     def make() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.a2a.card_reading import card_in, read_card
-from dragoman.a2a.skills import OPEN, Owner, alias_name, skill_tools, slug_of, text_skills
+from dragoman.a2a.skills import OPEN, Owner, alias_name, argument_forms, skill_tools, slug_of
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.tool import Tool
 from dragoman.guards.validate import compile_schema
@@ -145,14 +145,25 @@ def test_a_schema_that_cannot_be_used_leaves_its_skill_out_and_no_other(
     assert len(odd) == 1 and '"bad" is not offered' in odd[0] and why in odd[0]
 
 
-def test_only_what_a_card_says_to_take_text_and_has_no_schema_is_sent_text() -> None:
+def test_arguments_are_sent_in_the_form_that_the_card_says_the_skill_takes() -> None:
     skills = [
         {"id": "plain"},
         {"id": "json", "inputModes": ["application/json"]},
         {"id": "both", "inputModes": ["text/plain", "application/json"]},
+        {"id": "any", "inputModes": ["*/*"]},
+        {"id": "picture", "inputModes": ["image/png"]},
         {"id": "schema", "inputSchema": {"type": "object"}},
+        {"id": "typed", "inputModes": ["text/*", "application/json"], "inputSchema": {}},
     ]
     raw = {"name": "a", "defaultInputModes": ["text"], "skills": skills}
-    assert text_skills(raw, card_in(raw, "http://a.example")) == {"plain"}
-    silent = {"name": "a", "skills": skills}
-    assert text_skills(silent, card_in(silent, "http://a.example")) == set()
+    assert argument_forms(raw, card_in(raw, "http://a.example")) == {
+        "plain": "text",
+        "json": "data",
+        "both": "both",
+        "any": "both",
+        "picture": "data",
+        "schema": "text",
+        "typed": "data",
+    }
+    silent = {"name": "a", "skills": [{"id": "plain"}]}
+    assert argument_forms(silent, card_in(silent, "http://a.example")) == {"plain": "data"}

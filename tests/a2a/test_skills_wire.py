@@ -167,21 +167,30 @@ async def test_a_call_by_an_alias_is_one_by_the_canonical_name(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
-    [({"question": "how?"}, "how?"), ({"a": 1, "b": "x"}, '{"a":1,"b":"x"}'), ({}, None)],
+    ("modes", "arguments", "text"),
+    [
+        (["text/plain"], {"question": "how?"}, "how?"),
+        (["text/plain"], {"a": 1, "b": "x"}, '{"a":1,"b":"x"}'),
+        (["text/plain"], {}, ""),
+        (["text/plain", "application/json"], {"question": "how?"}, "how?"),
+        (["text/plain", "application/json"], {}, None),
+        (["application/json"], {"question": "how?"}, None),
+    ],
 )
-async def test_an_agent_that_takes_nothing_but_text_is_sent_text_too(
-    arguments: dict[str, Any], text: str | None
+async def test_an_agent_is_sent_the_parts_that_it_takes(
+    modes: list[str], arguments: dict[str, Any], text: str | None
 ) -> None:
     def card(url: str) -> dict[str, Any]:
         skill = {"id": "deploy", "name": "Deploy", "description": "d", "tags": []}
-        return card_of_10(url, skills=[skill], defaultInputModes=["text/plain"])
+        return card_of_10(url, skills=[skill], defaultInputModes=modes)
 
     async with bridged(done_10, card) as ground:
         await ground.call(arguments)
-    data, *more = ground.sent[0].params["message"]["parts"]
-    assert data["data"] == arguments
-    assert more == ([] if text is None else [{"text": text}])
+    data = [{"data": arguments, "mediaType": "application/json"}]
+    sent = ground.sent[0].params["message"]["parts"]
+    assert sent == (data if "application/json" in modes else []) + (
+        [] if text is None else [{"text": text}]
+    )
 
 
 async def test_calls_go_where_the_card_said_when_it_was_offered() -> None:

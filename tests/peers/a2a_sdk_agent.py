@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def data_part(value: Any) -> Part:
 class Agent(AgentExecutor):
     def __init__(self, log: Callable[..., None]) -> None:
         self._log = log
+        self._turns: Counter[str] = Counter()
+        """How many messages there were in each conversation."""
 
     async def execute(self, context: RequestContext, queue: EventQueue) -> None:
         updater = TaskUpdater(queue, context.task_id, context.context_id)
@@ -61,6 +64,13 @@ class Agent(AgentExecutor):
         if word == "direct":
             await queue.enqueue_event(updater.new_agent_message([Part(text=rest)]))
             return
+        if word == "parts":
+            heard = [json_format.MessageToDict(part) for part in context.message.parts]
+            await queue.enqueue_event(updater.new_agent_message([data_part({"parts": heard})]))
+            return
+        if word == "turn":
+            self._turns[context.context_id] += 1
+            rest = f"turn {self._turns[context.context_id]}"
         if context.current_task is None:
             task = Task(
                 id=context.task_id,

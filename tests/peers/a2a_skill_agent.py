@@ -2,12 +2,13 @@
 
     a2a_skill_agent.py [--text-only] [what a2a_sdk_agent takes]
 
-As most agents of the official SDK it reads text and nothing else with --text-only, and says so on
-its card; else it takes data and reads no text.
+As most agents of the official SDK it reads text and nothing else with --text-only, says so on its
+card and refuses everything else; without it, it takes data and reads no text.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import a2a_sdk_agent
@@ -43,6 +44,8 @@ if __name__ == "__main__":
     text_only = TEXT_ONLY in sys.argv
     if text_only:
         sys.argv.remove(TEXT_ONLY)
+        checking = functools.partial(a2a_sdk_agent.DefaultRequestHandler, validate_input_modes=True)
+        a2a_sdk_agent.DefaultRequestHandler = checking  # type: ignore[misc]
     else:
         a2a_sdk_agent.Agent = SkillAgent  # type: ignore[misc]
     plain_card, a2a_sdk_agent.card = a2a_sdk_agent.card, card

@@ -27,6 +27,7 @@ from dragoman.core.call import (
     Result,
     Updates,
 )
+from dragoman.core.conversations import Conversation
 from dragoman.core.errors import BadReply, Declined, InvalidInput, WorkFailed
 from dragoman.wire.json import MAX_BYTES, encode
 
@@ -346,15 +347,18 @@ def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:
 # --- the answers to what it asks ------------------------------------------------------------------
 
 
-def handle_of(far: FarTask) -> str:
-    return json.dumps({"task": far.id, "context": far.context})
+def handle_of(far: FarTask, conversation: str = "") -> str:
+    """`conversation` is what the caller knows it by."""
+    return json.dumps({"task": far.id, "context": far.context, "conversation": conversation})
 
 
-def from_handle(call: Call) -> tuple[str, str]:
+def from_handle(call: Call) -> tuple[str, Conversation]:
+    """The task that asked, and the conversation it belongs to."""
     try:
         state = json.loads(call.handle or "")
-        return str(state["task"]), str(state["context"])
-    except (ValueError, KeyError, TypeError):
+        conversation = Conversation(str(state.get("conversation", "")), str(state["context"]))
+        return str(state["task"]), conversation
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise InvalidInput(
             f'the question of "{call.tool.name}" is not open any more; begin the call again'
         ) from None

@@ -44,6 +44,15 @@ def is_last(event: Mapping[str, Any]) -> bool:
     )
 
 
+def task_id_in(event: Mapping[str, Any]) -> str:
+    """The task that an event is of; empty where it names none."""
+    for member, name in (("statusUpdate", "taskId"), ("artifactUpdate", "taskId"), ("task", "id")):
+        if isinstance(said := event.get(member), dict):
+            id = said.get(name)
+            return id if isinstance(id, str) else ""
+    return ""
+
+
 Events = AsyncGenerator[tuple[str | None, dict[str, Any]], None]
 """With the id of each, where it has one."""
 
@@ -86,6 +95,7 @@ async def events(way: Way, op: str, reply: Reply, pace: Pace) -> Events:
     read of the socket meanwhile, so an agent that sends more has to wait."""
     parser = sse.Parser(MAX_BYTES)
     count = size = turn = 0
+    own = ""
     try:
         async for piece in _pieces(reply):
             size += len(piece)
@@ -101,6 +111,10 @@ async def events(way: Way, op: str, reply: Reply, pace: Pace) -> Events:
                         f"{way} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
                     )
                 value, last = _read(way, op, event)
+                task = task_id_in(value)
+                own = own or task
+                if task != own and task:
+                    continue  # of another task, whose end is not this one's
                 id = event.id if event.id and len(event.id) <= MAX_ID else None
                 yield id if id and id.isascii() and id.isprintable() else None, value
                 if last:

@@ -11,28 +11,36 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dragoman.a2a.breaker import Breaker
-from dragoman.a2a.client import A2aClient, user_message
+from dragoman.a2a.client import SEED_WIRE, A2aClient, user_message
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.discovery import Trust, origin_of
-from dragoman.a2a.errors import A2aError
+from dragoman.a2a.errors import INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND, A2aError
 from dragoman.a2a.far import AUTH, REPLY, FarTask, answer_parts, from_handle, handle_of
 from dragoman.a2a.following import Following, Work
 from dragoman.a2a.probing import Peer
 from dragoman.a2a.signing import load_public
 from dragoman.a2a.skill_calls import parts_from_arguments, remote_error, result_of
-from dragoman.a2a.skills import Owner, skill_tools, slug_of, text_skills
+from dragoman.a2a.skills import AS_DATA, Owner, argument_forms, skill_tools, slug_of
 from dragoman.a2a.translate import Part, part_from_block
 from dragoman.a2a.ways import ErrorStatus, HttpStatus
-from dragoman.core.agents import SCHEMA, agent_tool
+from dragoman.core.agents import MESSAGE, SCHEMA, agent_tool, blocks_from_arguments
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
+from dragoman.core.conversations import (
+    CONTEXT,
+    Conversation,
+    ConversationLimits,
+    Conversations,
+    add_context,
+    context_in_meta,
+    is_conversation_id,
+)
 from dragoman.core.errors import (
     BadReply,
     ConfigError,
@@ -45,12 +53,10 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.core.ports import HttpClient, SchemaCompiler
-from dragoman.core.principal import Principal
 from dragoman.core.questions import unanswerable
 from dragoman.core.tool import EXTERNAL, TRUSTED, AgentFacts, Nowhere, TargetFacts, Tool
 from dragoman.core.urls import HIDDEN, render_origin
 
-MAX_CONTEXTS = 10_000
 MAX_TAKEN = 10
 AWAY = frozenset((502, 503, 504))
 """What is answered for a server by whatever stands before it."""
@@ -61,6 +67,8 @@ SOURCES = {
 TRUST = {"external": EXTERNAL, "trusted": TRUSTED}
 SINKS = frozenset(("agent", "net"))
 """What an agent of others is given leaves the hub."""
+STALE = frozenset((INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND))
+"""What agents answer to a message of a conversation that they do not know any more."""
 
 Reach = Callable[[str, bool], HttpClient]
 """The way out for one registered url, and whether it may lead to private addresses."""
@@ -84,6 +92,7 @@ class RemoteAgent:
         place: Path = Path(),
         org: str = "default",
         timeout: float | None = None,
+        conversations: ConversationLimits | None = None,
     ) -> None:
         """`headers` are the entry's with their values put in; `signatures` holds where the entry
         says nothing of its own; `place` is where the files of its keys are. `timeout` is how long a
@@ -117,14 +126,15 @@ class RemoteAgent:
         self._offered: tuple[Peer, str, str] | None = None
         self.was_found = False
         """Whether it was offered since the hub has started."""
-        self._texts: frozenset[str] = frozenset()
+        self._forms: Mapping[str, str] = {}
+        """How the arguments of each skill are sent."""
+        self._is_seed = entry.wire == SEED_WIRE
         self._catalog = catalog
         self._compile = compile_schema
         self._validate = compile_schema(SCHEMA)
         self._prefix = prefix
         self._following = Following(self.name, self.client)
-        self._contexts: OrderedDict[tuple[Principal, str], str] = OrderedDict()
-        """The agent's own name for each conversation of a caller."""
+        self._conversations = Conversations(self.name, conversations)
 
     @property
     def published(self) -> bool:
@@ -142,7 +152,7 @@ class RemoteAgent:
         tools = self._tools(peer, card_id)
         self._offered, self.peer = offered, peer
         self.was_found = True
-        self._texts = text_skills(peer.found.raw, peer.card)
+        self._forms = argument_forms(peer.found.raw, peer.card)
         self.state, self.reason = "connected", ""
         try:
             self._catalog.offer(self.name, tools)
@@ -279,31 +289,54 @@ class RemoteAgent:
         call = work.call
         if call.handle is not None:
             return await self._continued(work)
-        conversation = call.extra.get("context")
-        context = self._contexts.get((call.caller, conversation)) if conversation else None
-        return await self._done(work, self._parts(call), context=context)
+        asked = context_in_meta(call)
+        arguments = call.arguments
+        if not asked and self._names_conversation(call):
+            asked = str(arguments[CONTEXT])
+            arguments = {name: arguments[name] for name in arguments if name != CONTEXT}
+        conversation = Conversation()
+        if not self._is_seed:  # there messages have no member for it
+            conversation = self._conversations.find(call, asked)
+        return await self._done(work, self._parts(call, arguments), conversation)
 
-    def _parts(self, call: Call) -> list[Part]:
+    def _names_conversation(self, call: Call) -> bool:
+        """Whether the argument `context` is the hub's. A skill may have one of its own."""
+        if CONTEXT not in call.arguments:
+            return False
+        if call.tool.bridged is None:
+            return True
+        properties = call.tool.definition["inputSchema"].get("properties")
+        own = isinstance(properties, Mapping) and CONTEXT in properties
+        return not own and is_conversation_id(call.arguments[CONTEXT])
+
+    def _parts(self, call: Call, arguments: Mapping[str, Any]) -> list[Part]:
         if call.tool.bridged is not None:
-            texts = call.tool.remote_name in self._texts and self.entry.wire == "auto"
-            return parts_from_arguments(call.arguments, as_text=texts)
-        text, blocks = call.arguments.get("message"), call.arguments.get("parts")
-        parts = [part_from_block(block) for block in blocks or ()]
-        return parts or [{"text": str(text or "")}]
+            form = self._forms.get(call.tool.remote_name, AS_DATA)
+            return parts_from_arguments(arguments, AS_DATA if self._is_seed else form)
+        if len(arguments) == 1 and isinstance(text := arguments.get(MESSAGE), str):  # as most
+            return [{"text": text}]
+        return [part_from_block(block) for block in blocks_from_arguments(arguments)]
 
     async def _done(
-        self, work: Work, parts: list[Part], context: str | None = None, task: str = ""
+        self, work: Work, parts: list[Part], conversation: Conversation, task: str = ""
     ) -> Result:
         """Sends the parts and follows what the agent makes of them."""
-        message = user_message(parts, context=context, task=task)
+        message = user_message(parts, context=conversation.context, task=task)
         work.address(message)
-        far = await self._following.begun(work, message)
-        return self._result(far, work)
+        try:
+            far = await self._following.begun(work, message)
+        except A2aError as error:
+            if conversation.context and not conversation.asked and error.reason in STALE:
+                self._conversations.end(work.call, conversation)
+            raise
+        return self._result(far, work, conversation)
 
-    def _result(self, far: FarTask, work: Work) -> Result:
+    def _result(self, far: FarTask, work: Work, conversation: Conversation) -> Result:
         call = work.call
-        self._remember(call, far)
-        handle = "" if far.over else handle_of(far)
+        id = ""
+        if not self._is_seed:
+            id = self._conversations.keep(call, conversation, far.context)
+        handle = "" if far.over else handle_of(far, id)
         if call.tool.bridged is None:
             result = far.result(handle)
         else:
@@ -312,22 +345,14 @@ class RemoteAgent:
         if result.questions and (problem := unanswerable(result.questions, call)):
             self._following.cancel(far.id, work)
             raise problem
-        return result
-
-    def _remember(self, call: Call, far: FarTask) -> None:
-        conversation = call.extra.get("context")
-        if not isinstance(conversation, str) or not conversation or not far.context:
-            return
-        key = (call.caller, conversation)
-        self._contexts[key] = far.context
-        self._contexts.move_to_end(key)
-        if len(self._contexts) > MAX_CONTEXTS:
-            self._contexts.popitem(last=False)
+        if not id or result.questions:
+            return result
+        return add_context(result, call, id, shown=call.tool.bridged is None)
 
     # --- answers to its questions -----------------------------------------------------------------
 
     async def _continued(self, work: Work) -> Result:
-        task, context = from_handle(work.call)
+        task, conversation = from_handle(work.call)
         answers = work.call.answers or {}
         name = AUTH if AUTH in answers else REPLY
         answer = answers.get(name)
@@ -338,11 +363,12 @@ class RemoteAgent:
             )
         parts = answer_parts(answer.get("content"))
         if parts:
-            return await self._done(work, parts, context, task)
-        far = await self._following.gone_on(work, task, context)
+            return await self._done(work, parts, conversation, task)
+        far = await self._following.gone_on(work, task, conversation.context)
         if far is not None:
-            return self._result(far, work)
-        return await self._done(work, [{"text": "It is done; please go on."}], context, task)
+            return self._result(far, work, conversation)
+        words = [{"text": "It is done; please go on."}]
+        return await self._done(work, words, conversation, task)
 
 
 class _NotTried(Unreachable):

@@ -12,6 +12,7 @@ from typing import Any
 from dragoman.a2a.dialects import ops, parts_out
 from dragoman.a2a.errors import A2aError
 from dragoman.a2a.far import FarTask, artifact_of, parts_of
+from dragoman.a2a.skills import AS_BOTH, AS_TEXT
 from dragoman.a2a.translate import JSON, Part, block_from_part
 from dragoman.a2a.ways import ErrorStatus, HttpStatus
 from dragoman.core.call import ABSENT, Artifact, Result
@@ -31,12 +32,13 @@ from dragoman.wire.json import encode
 Parts = Sequence[Mapping[str, Any]]
 
 
-def parts_from_arguments(arguments: Mapping[str, Any], *, as_text: bool) -> list[Part]:
-    """One part of data; `as_text` adds what an agent can read that takes nothing but text."""
-    parts: list[Part] = [{"data": arguments, "mediaType": JSON}]
-    if as_text and arguments:
-        first = next(iter(arguments.values()))
-        alone = len(arguments) == 1 and isinstance(first, str)
+def parts_from_arguments(arguments: Mapping[str, Any], form: str) -> list[Part]:
+    """One part of data, one of text, or both. The text of one argument that is text is that; of
+    others it is their JSON."""
+    parts: list[Part] = [] if form == AS_TEXT else [{"data": arguments, "mediaType": JSON}]
+    if form == AS_TEXT or (form == AS_BOTH and arguments):
+        first = next(iter(arguments.values()), "")
+        alone = len(arguments) <= 1 and isinstance(first, str)
         parts.append({"text": first if alone else encode(arguments).decode()})
     return parts
 

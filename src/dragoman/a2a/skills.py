@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from dragoman.core.agents import accepts
 from dragoman.core.identity import fold_name, identity_of, shorten, tell_apart
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import Bridged, Target, Tool
@@ -144,18 +145,28 @@ def described(id: str, agent: str, skill: Mapping[str, Any]) -> str:
     return f"{words}. {own}" if own and own not in (id, skill.get("name")) else words
 
 
-def text_skills(raw: Mapping[str, Any], card: Mapping[str, Any]) -> frozenset[str]:
-    """Those that take text and have no schema: their arguments are sent as text too, or an agent
-    that reads nothing else would see nothing. Only where the card says what it takes."""
+AS_DATA, AS_TEXT, AS_BOTH = "data", "text", "both"
+"""How the arguments of a call are sent."""
+
+
+def argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, str]:
+    """The form in which each skill's arguments are sent, by what the card says that it takes. Text
+    alone where it takes no JSON; both where it takes both and no schema says what to expect: there
+    most agents read the text only. Data where the card says nothing of it, or gives a schema."""
     said = {one.get("id"): one for one in _objects(raw.get("skills"))}
-    found = []
+    found = {}
     for skill in card.get("skills") or ():
         own = said.get(skill["id"], {})
-        told = raw.get("defaultInputModes") or own.get("inputModes")
         modes = skill.get("inputModes") or ()
-        if told and "inputSchema" not in skill and all(mode.startswith("text/") for mode in modes):
-            found.append(skill["id"])
-    return frozenset(found)
+        known = bool(raw.get("defaultInputModes") or own.get("inputModes"))
+        form = AS_DATA
+        if known and accepts(modes, "text/plain"):
+            if not accepts(modes, "application/json"):
+                form = AS_TEXT
+            elif "inputSchema" not in skill:
+                form = AS_BOTH
+        found[skill["id"]] = form
+    return found
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

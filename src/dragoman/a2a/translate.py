@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from dragoman.core.agents import PART_META
 from dragoman.core.call import ABSENT, Result
 
-META: Final = "dragoman.hub/part"
+META: Final = PART_META
 FILE: Final = "file:///"
 """The address of a file that came with its contents, and has none but its name."""
 UNNAMED: Final = "unnamed"

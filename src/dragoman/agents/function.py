@@ -20,7 +20,15 @@ from uuid import uuid4
 
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.threads import Threads
-from dragoman.core.agents import agent_tool
+from dragoman.core.agents import (
+    PARTS,
+    SCHEMA,
+    TEXT_SCHEMA,
+    accepts,
+    agent_tool,
+    blocks_from_arguments,
+    media_type_of,
+)
 from dragoman.core.call import (
     ABSENT,
     FORM,
@@ -33,6 +41,14 @@ from dragoman.core.call import (
     Result,
     Updates,
 )
+from dragoman.core.conversations import (
+    CONTEXT,
+    Conversation,
+    Conversations,
+    add_context,
+    context_in_meta,
+    new_conversation_id,
+)
 from dragoman.core.errors import ConfigError, Declined, HubError, InvalidInput, WorkFailed
 from dragoman.core.tool import AgentFacts, TargetFacts, Validator
 from dragoman.wire.json import decode_reply, encode
@@ -43,6 +59,8 @@ MAX_THREADS = 16
 """Of one agent."""
 RESPONSE = "response"
 """What the artifact is called that is an agent's answer."""
+KEPT = "kept by the function"
+"""In the place of an agent's own id of a conversation: a function knows it by the caller's."""
 
 Blocks = Sequence[Mapping[str, Any]]
 
@@ -88,8 +106,6 @@ class Request:
     parts: Blocks
     """All parts of it, as blocks of content: text, image, audio, resource, resource_link, data."""
     metadata: Mapping[str, Any]
-    context: str
-    """The conversation it belongs to."""
     task: str
     """The task it belongs to, if it does."""
     message_id: str
@@ -98,11 +114,20 @@ class Request:
     turn: int
     """Counts the messages of the task, from 1."""
     caller: str
+    _context: str
     _updates: Updates
     _loop: asyncio.AbstractEventLoop
+    _keeps_context: bool = field(default=False, repr=False)
+    """Whether the function has asked which conversation this is."""
     _said: int = field(default=0, repr=False)
     _refused: HubError | None = field(default=None, repr=False)
     """Why nothing more is taken of it."""
+
+    @property
+    def context(self) -> str:
+        """The conversation it belongs to."""
+        self._keeps_context = True
+        return self._context
 
     @property
     def data(self) -> Any:
@@ -171,11 +196,44 @@ class FunctionAgent:
         self._function, self._takes_text = _load(entry)
         self._async = inspect.iscoroutinefunction(self._function)
         self._threads = None if self._async else Threads(MAX_THREADS, f"agent-{entry.name}")
-        self.tool = agent_tool(self, _facts(entry), prefix, validate)
+        schema = TEXT_SCHEMA if self._takes_text else SCHEMA
+        self.tool = agent_tool(self, _facts(entry), prefix, validate, schema)
+        self._conversations = Conversations(entry.name)
 
     async def run(self, call: Call) -> Result:
+        if self._takes_text:
+            return await self._run(call, _text(call))
+        request = _request(call, self._blocks(call), self._context(call))
+        result = await self._run(call, request)
+        if CONTEXT in call.extra or not request._keeps_context:
+            return result
+        id = self._conversations.keep(call, Conversation(request._context), KEPT)
+        return result if result.questions else add_context(result, call, id, shown=True)
+
+    def _context(self, call: Call) -> str:
+        """The id of the conversation, which the caller knows by the same."""
+        if CONTEXT in call.extra:  # in the words of its protocol
+            return str(call.extra[CONTEXT])
+        asked = context_in_meta(call) or call.arguments.get(CONTEXT) or ""
+        return self._conversations.find(call, str(asked)).id or new_conversation_id()
+
+    def _blocks(self, call: Call) -> list[Any]:
+        if call.answers is not None:
+            text = _text(call)
+            return [{"type": "text", "text": text}] if text else []
+        blocks = blocks_from_arguments(call.arguments)
+        if PARTS not in call.arguments:  # those have been checked
+            for block in blocks[1:]:
+                media = media_type_of(block)
+                if not accepts(self.entry.input_modes, media):
+                    raise InvalidInput(
+                        f'agent "{self.name}" does not take "{media}"; it takes '
+                        f"{', '.join(self.entry.input_modes)}"
+                    )
+        return blocks if blocks != [{"type": "text", "text": ""}] else []
+
+    async def _run(self, call: Call, given: Any) -> Result:
         try:
-            given: Any = _text(call) if self._takes_text else _request(call)
             if self._threads is None:
                 value = await self._function(given)
             else:
@@ -239,22 +297,18 @@ def _text(call: Call) -> str:
     return str(call.arguments.get("message", ""))
 
 
-def _request(call: Call) -> Request:
+def _request(call: Call, parts: Blocks, context: str) -> Request:
     extra = call.extra
-    text = _text(call)
-    parts = call.arguments.get("parts") if call.answers is None else None
-    if parts is None:
-        parts = [{"type": "text", "text": text}] if text else []
     return Request(
-        text=text,
+        text=_text(call),
         parts=parts,
         metadata=extra.get("metadata", NOTHING),
-        context=extra.get("context", ""),
         task=extra.get("task", ""),
         message_id=extra.get("message_id", ""),
         skill=extra.get("skill", ""),
         turn=extra.get("turn", 1),
         caller=call.caller.label,
+        _context=context,
         _updates=call.updates,
         _loop=asyncio.get_running_loop(),
     )

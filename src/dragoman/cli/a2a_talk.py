@@ -4,6 +4,7 @@ end; events are told, questions asked, the answer printed."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 from uuid import uuid4
 
 from dragoman.cli import asking
+from dragoman.cli.a2a_heard import HeardTask
 from dragoman.cli.a2a_reach import Agent
 from dragoman.cli.a2a_showing import (
     ENDED,
@@ -25,7 +27,7 @@ from dragoman.cli.a2a_showing import (
 )
 from dragoman.cli.errors import FAILED, say, stop
 from dragoman.cli.output import print_json
-from dragoman.core.errors import TimedOut, Unreachable
+from dragoman.core.errors import HubError, TimedOut, Unreachable
 
 RESUMES = 5
 FIRST_POLL, LONGEST_POLL = 0.1, 3.0
@@ -54,9 +56,7 @@ class Talk:
         self._as_json = as_json
         self._events = events
         self._teller = Teller(aloud and not events)
-        self._id = ""
-        self._answer: Mapping[str, Any] = {}
-        """The last that was heard: a message, or a task as it is now."""
+        self._heard = HeardTask()
 
     async def run(self, message: dict[str, Any]) -> None:
         client, url = self._agent.client, self._agent.url
@@ -71,11 +71,12 @@ class Talk:
             if task is None or state_of(task) not in WAITING or not asking.can_ask():
                 break
             parts = self._asked(task)
-            message = new_message(parts, task.get("contextId"), task["id"])
+            message = new_message(parts, task.get("contextId"), self._heard.id)
+            self._heard.next_turn()
         self.finish()
 
     async def watch(self, id: str) -> None:
-        self._id = id
+        self._heard = HeardTask(id)
         await self._settle(None)
 
     # --- following -----------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class Talk:
                 heard = True
                 self._take(event)
         except (Unreachable, TimedOut):
-            if not self._id:
+            if not self._heard.id:
                 raise
         finally:
             await stream.close()
@@ -99,30 +100,28 @@ class Talk:
             print(json.dumps(event, ensure_ascii=False), flush=True)
         else:
             self._teller.hear(event)
-        for member, name in (("task", "id"), ("statusUpdate", "taskId"),
-                             ("artifactUpdate", "taskId")):  # fmt: skip
-            if isinstance(said := event.get(member), dict):
-                self._id = str(said.get(name) or self._id)
-                if "status" in said:
-                    self._answer = {"task": said}
-        if "message" in event:
-            self._answer = event
+        self._heard.hear(event)
 
     @property
+    def _answer(self) -> Mapping[str, Any]:
+        return self._heard.answer
+
     def _is_settled(self) -> bool:
         if "message" in self._answer:
             return True
         return state_of(self._answer.get("task", {})) in (*ENDED, *WAITING)
 
     async def _settle(self, last: str | None) -> None:
-        """By its stream again where that broke, else by asking; then the whole task once more."""
+        """By its stream again where that broke, else by asking. A task that has ended is asked for
+        only where nothing was heard of what came of it: agents need not keep it."""
         from dragoman.assembly import A2aError
 
         client, url = self._agent.client, self._agent.url
         fruitless = 0
-        while not self._is_settled and self._id and fruitless < RESUMES:
+        id = self._heard.id
+        while not self._is_settled() and id and fruitless < RESUMES:
             try:
-                stream = await client.subscribe(url, self._id, last)
+                stream = await client.subscribe(url, id, last)
             except (Unreachable, TimedOut):
                 fruitless += 1
                 await asyncio.sleep(min(0.2 * 2**fruitless, LONGEST_POLL))
@@ -132,13 +131,16 @@ class Talk:
             fruitless = 0 if await self._hear(stream) and stream.last_id != last else fruitless + 1
             last = stream.last_id or last
         pause = FIRST_POLL
-        while self._id and "message" not in self._answer:
-            self._answer = {"task": await client.get(url, self._id)}
-            if self._is_settled:
+        while id and not self._is_settled():
+            self._heard.hear({"task": await client.get(url, id)})
+            if self._is_settled():
                 return
             self._teller.hear(self._answer)
             await asyncio.sleep(pause)
             pause = min(pause * 1.6, LONGEST_POLL)
+        if id and "message" not in self._answer and not self._heard.has_content:
+            with contextlib.suppress(A2aError, HubError):
+                self._heard.hear({"task": await client.get(url, id)})
 
     # --- asking --------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from dragoman.cli.output import (
     print_json,
     table,
 )
+from dragoman.core.conversations import CONTEXT
+from dragoman.core.conversations import META as CONTEXT_META
 
 MAX_BYTES = 10 * 1024 * 1024
 """What a message of the hub may have."""
@@ -154,6 +156,8 @@ def call(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool)
     with connected(home) as hub:
         values = given if isinstance(given, dict) else _typed(given, hub, name)
         result = _called(hub, name, values, asking.can_ask() if not as_json else [])
+        if not as_json:
+            _say_context(result, hub, name)
     if as_json:
         print_json(result)
     else:
@@ -175,6 +179,8 @@ def _called(hub: HubClient, name: str, values: dict[str, Any], can: list[str]) -
 
 
 # --- what a tool takes --------------------------------------------------------------------------
+
+_NO_TOOL: Mapping[str, Any] = {"definition": {}}
 
 
 def _schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -255,6 +261,13 @@ def _value(text: str, about: Mapping[str, Any]) -> Any:
 # --- what came of it ----------------------------------------------------------------------------
 
 
+def _say_context(result: dict[str, Any], hub: HubClient, name: str) -> None:
+    """How to go on with the conversation, where there is one and the tool takes its id."""
+    context = result.get("extra", {}).get("_meta", {}).get(CONTEXT_META)
+    if isinstance(context, str) and CONTEXT in _properties(hub.known_tool(name) or _NO_TOOL):
+        say(f"to go on with this conversation, add context={clean(context)}")
+
+
 def _print(result: dict[str, Any]) -> None:
     out = sys.stderr if result["failed"] else sys.stdout
     for block in result["content"]:
@@ -262,7 +275,8 @@ def _print(result: dict[str, Any]) -> None:
         if kind == "text":
             print(output_text(str(block.get("text", "")), out), file=out)
         elif kind in ("image", "audio"):
-            size = len(block.get("data", "")) * 3 // 4
+            data = str(block.get("data", ""))
+            size = len(data) * 3 // 4 - data[-2:].count("=")
             print(
                 f"[{kind}, {clean(block.get('mimeType'))}, {size} bytes; --json has it]", file=out
             )

@@ -20,6 +20,7 @@ from dragoman.core.call import (
     Wanted,
     discard,
 )
+from dragoman.core.conversations import SESSION
 from dragoman.core.errors import HubError, InvalidInput, WorkFailed
 from dragoman.core.hub import Hub
 from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere
@@ -75,7 +76,9 @@ class Calling:
             return rpc.error(id, rpc.INVALID_PARAMS, said)
         features, level, answers, handle = said
         updates, wanted = updates_of(params, level, revision, push)
-        extra = {"_meta": meta_to_pass(params)}
+        # Each modern request stands alone, whatever connection it came by.
+        session = peer.client if revision < R2607 else ""
+        extra = {"_meta": meta_to_pass(params), SESSION: session}
         try:
             if kind == TOOL and _may_last(params, features, revision):
                 how = _how(kind, peer, carried, extra, updates, wanted, features)

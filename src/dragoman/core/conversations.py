@@ -1,0 +1,192 @@
+"""The conversations that callers hold with one agent.
+
+Callers know a conversation by an id that the hub makes; the agent's own context id stays inside.
+So an id is worth nothing to another principal. Conversations are bounded in number, for each
+principal and altogether, and end when they are idle for too long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from secrets import token_hex
+from time import monotonic
+from typing import Any, NamedTuple
+
+from dragoman.core.call import Call, Result
+from dragoman.core.errors import InvalidInput
+from dragoman.core.principal import Principal
+
+CONTEXT = "context"
+"""The argument that names a conversation."""
+META = "dragoman.hub/context"
+"""The same in the `_meta` of a request and of a result."""
+NEW = "new"
+"""In the place of an id: begins another conversation."""
+SESSION = "session"
+"""In `Call.extra`: the client's session, in which a conversation goes on by itself. Empty for an
+MCP client that has none, and absent for callers of other protocols."""
+
+_ID = re.compile(r"ctx-[0-9a-f]{16}")
+
+
+def new_conversation_id() -> str:
+    return f"ctx-{token_hex(8)}"
+
+
+def is_conversation_id(value: Any) -> bool:
+    """Whether the hub may have made it: an id, or the word for a new conversation."""
+    return isinstance(value, str) and (value == NEW or _ID.fullmatch(value) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationLimits:
+    of_principal: int = 1_000
+    total: int = 10_000
+    idle_seconds: float = 24 * 3600.0
+
+
+class Conversation(NamedTuple):
+    id: str = ""
+    """What the caller knows it by; empty for one that has just begun."""
+    context: str = ""
+    """The agent's own id of it; empty where the agent has not named one yet."""
+    asked: bool = False
+    """Whether the caller named it, rather than its session or its protocol."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    context: str
+    used: float
+
+
+class _Own:
+    """The conversations of one principal, the one that was used longest ago first."""
+
+    __slots__ = ("kept", "sessions")
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[str, _Kept] = OrderedDict()
+        self.sessions: OrderedDict[str, str] = OrderedDict()
+        """The conversation that is under way in each session."""
+
+
+class Conversations:
+    def __init__(
+        self,
+        agent: str,
+        limits: ConversationLimits | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`agent` is its name, for messages."""
+        self._agent = agent
+        self._limits = limits or ConversationLimits()
+        self._clock = clock
+        self._of: dict[Principal, _Own] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, call: Call, asked: str = "") -> Conversation:
+        """The conversation that a call goes on with: the one it asks for, else the one that its
+        protocol names, else the one of its session. Raises `InvalidInput` for an id that is not
+        among the caller's."""
+        own = self._of.get(call.caller)
+        if asked == NEW:
+            return Conversation(asked=True)
+        if asked:
+            kept = self._live(own, asked) if own is not None else None
+            if kept is None:
+                raise InvalidInput(
+                    f'there is no conversation "{asked[:60]}" of yours with agent "{self._agent}": '
+                    f'it may have ended. Leave "{CONTEXT}" out, or pass "{NEW}", to begin another'
+                )
+            return Conversation(asked, kept.context, asked=True)
+        if own is None:
+            return Conversation(_protocol_id(call))
+        id = _protocol_id(call) or own.sessions.get(call.extra.get(SESSION) or "", "")
+        kept = self._live(own, id) if id else None
+        if kept is None:
+            return Conversation(_protocol_id(call))
+        return Conversation(id, kept.context)
+
+    def keep(self, call: Call, conversation: Conversation, context: str) -> str:
+        """Records the agent's own id of a conversation, and returns the caller's. Empty where the
+        agent keeps none."""
+        context = context or conversation.context
+        if not context:
+            return conversation.id
+        own = self._of.get(call.caller)
+        if own is None:
+            own = self._of[call.caller] = _Own()
+        id = conversation.id or new_conversation_id()
+        if own.kept.pop(id, None) is None:
+            self._count += 1
+        own.kept[id] = _Kept(context, self._clock())
+        session = call.extra.get(SESSION)
+        if session:
+            own.sessions[session] = id
+            own.sessions.move_to_end(session)
+        self._make_room(own)
+        return id
+
+    def end(self, call: Call, conversation: Conversation) -> None:
+        """The agent does not know it any more: the next call begins another."""
+        own = self._of.get(call.caller)
+        if own is None:
+            return
+        own.sessions.pop(call.extra.get(SESSION) or "", None)
+        if own.kept.pop(conversation.id, None) is not None:
+            self._count -= 1
+
+    def _live(self, own: _Own, id: str) -> _Kept | None:
+        kept = own.kept.get(id)
+        if kept is not None and self._clock() - kept.used > self._limits.idle_seconds:
+            del own.kept[id]
+            self._count -= 1
+            return None
+        return kept
+
+    def _make_room(self, own: _Own) -> None:
+        while len(own.sessions) > self._limits.of_principal:
+            own.sessions.popitem(last=False)
+        if len(own.kept) > self._limits.of_principal:
+            self._drop_oldest(own)
+        if self._count > self._limits.total:
+            self._drop_oldest(max(self._of.values(), key=lambda one: len(one.kept)))
+            for principal in [one for one, held in self._of.items() if not held.kept]:
+                del self._of[principal]
+
+    def _drop_oldest(self, own: _Own) -> None:
+        own.kept.popitem(last=False)
+        self._count -= 1
+
+
+def _protocol_id(call: Call) -> str:
+    """The conversation that the caller's protocol has a member for, as A2A has."""
+    context = call.extra.get(CONTEXT)
+    return f"a2a {context}" if isinstance(context, str) and context else ""
+
+
+def context_in_meta(call: Call) -> str:
+    meta = call.extra.get("_meta")
+    value = meta.get(META) if meta else None
+    return value if isinstance(value, str) else ""
+
+
+def add_context(result: Result, call: Call, id: str, *, shown: bool) -> Result:
+    """The result with the conversation's id in its `_meta`. A client without a session can only go
+    on by the id: where `shown`, its model is told, in a block behind the answer."""
+    if not id or CONTEXT in call.extra:
+        return result
+    meta = result.extra.get("_meta")
+    extra = {**result.extra, "_meta": {**(meta if isinstance(meta, dict) else {}), META: id}}
+    if not shown or call.extra.get(SESSION) != "":
+        return replace(result, extra=extra)
+    words = f'[To go on with this conversation, pass "{CONTEXT}": "{id}".]'
+    note = {"type": "text", "text": words, "annotations": {"audience": ["assistant"]}}
+    return replace(result, extra=extra, content=[*result.content, note])

@@ -1,0 +1,90 @@
+"""Conversations are bounded in number and age, and one principal cannot push out another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dragoman.core.call import Call
+from dragoman.core.conversations import (
+    SESSION,
+    Conversation,
+    ConversationLimits,
+    Conversations,
+    is_conversation_id,
+)
+from dragoman.core.errors import InvalidInput
+from dragoman.core.principal import Principal
+from dragoman.core.tool import unknown
+from dragoman.core.trace import new_trace
+
+ANN, BOB = Principal("key", "ann"), Principal("key", "bob")
+
+
+def call_by(caller: Principal, **extra: Any) -> Call:
+    return Call(
+        caller=caller,
+        tool=unknown("a.message"),
+        asked_as="a.message",
+        arguments={},
+        trace=new_trace(),
+        door="mcp-http",
+        extra=extra,
+    )
+
+
+def test_one_principal_cannot_push_out_the_conversations_of_another() -> None:
+    kept = Conversations("a", ConversationLimits(of_principal=3, total=4))
+    first = kept.keep(call_by(ANN), Conversation(), "far")
+    many = [kept.keep(call_by(BOB), Conversation(), f"far {n}") for n in range(10)]
+    assert len(kept) == 4 and len(set(many)) == 10
+    assert kept.find(call_by(ANN), first).context == "far"
+    assert kept.find(call_by(BOB), many[-1]).context == "far 9"
+    for id in (many[0], first):
+        with pytest.raises(InvalidInput, match="no conversation"):
+            kept.find(call_by(BOB), id)
+
+
+def test_sessions_of_one_principal_are_bounded_too() -> None:
+    kept = Conversations("a", ConversationLimits(of_principal=2))
+    for n in range(5):
+        kept.keep(call_by(ANN, **{SESSION: f"s{n}"}), Conversation(), f"far {n}")
+    found = [kept.find(call_by(ANN, **{SESSION: f"s{n}"})).context for n in range(5)]
+    assert found == ["", "", "", "far 3", "far 4"]
+
+
+def test_a_conversation_that_is_idle_for_too_long_has_ended() -> None:
+    now = 0.0
+    kept = Conversations("a", ConversationLimits(idle_seconds=10), clock=lambda: now)
+    call = call_by(ANN, **{SESSION: "s"})
+    id = kept.keep(call, Conversation(), "far")
+    now = 9.0
+    assert kept.find(call) == Conversation(id, "far")
+    kept.keep(call, kept.find(call), "far")
+    now = 18.0
+    assert kept.find(call).context == "far"
+    now = 28.5
+    assert kept.find(call) == Conversation() and len(kept) == 0
+    with pytest.raises(InvalidInput):
+        kept.find(call, id)
+
+
+def test_what_an_agent_does_not_know_any_more_is_not_gone_on_with() -> None:
+    kept = Conversations("a")
+    call = call_by(ANN, **{SESSION: "s"})
+    kept.keep(call, Conversation(), "far")
+    kept.end(call, kept.find(call))
+    assert kept.find(call) == Conversation() and len(kept) == 0
+
+
+def test_an_agent_that_names_no_context_has_no_conversation() -> None:
+    kept = Conversations("a")
+    assert kept.keep(call_by(ANN, **{SESSION: "s"}), Conversation(), "") == ""
+    assert len(kept) == 0
+
+
+@pytest.mark.parametrize("value", ["", "ctx-", "ctx-0123", "a word", 3, None, {"id": "new"}])
+def test_other_values_are_no_ids_of_conversations(value: Any) -> None:
+    assert not is_conversation_id(value)
+    assert is_conversation_id("new") and is_conversation_id("ctx-0123456789abcdef")

@@ -1,0 +1,203 @@
+"""Conversations with agents from MCP clients: within a session, by id, with files and data. One hub
+beside agents of the official SDK: `both` takes text and JSON and reads text, `plain` takes text and
+refuses everything else; `own` is a function of the hub's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.bridge_grounds import external
+from tests.live.conftest import RunningHub
+from tests.live.lasting import lasting_hub, text_of, until
+from tests.peers import wire
+from tests.peers.process import HttpPeer, read_log
+
+pytestmark = pytest.mark.timeout(60)
+
+KEY = "k-0123456789abcdef"
+CONTEXT = "dragoman.hub/context"
+PNG = base64.b64encode(b"\x89PNG\r\n").decode()
+OWN = """
+[[agents]]
+name = "own"
+function = "tests.peers.agents_module:mirror"
+input_modes = ["text/plain", "application/json", "image/*"]
+"""
+
+
+@pytest.fixture(scope="module")
+def ground() -> Iterator[tuple[RunningHub, Path]]:
+    folder = Path(tempfile.mkdtemp(prefix="dgc", dir="/tmp"))
+    try:
+        with (
+            HttpPeer("a2a_sdk_agent", "--declare", "JSONRPC:1.0", "--log", folder / "both") as both,
+            HttpPeer("a2a_skill_agent", "--text-only", "--declare", "JSONRPC:1.0") as plain,
+        ):
+            agents = external("both", both.url) + external("plain", plain.url)
+            config = f'api_key = "{KEY}"\n[a2a]\nenabled = true\n{OWN}{agents}'
+            with lasting_hub([], config) as hub:
+                until(lambda: {"both.echo", "plain.echo"} <= names(hub))
+                yield hub, folder / "both"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def names(hub: RunningHub) -> set[str]:
+    return {tool["name"] for tool in hub.rpc("tools/list")["result"]["tools"]}
+
+
+def call(
+    where: Any, tool: str, arguments: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The result of a call in a session, or in one request of the modern revision."""
+    params: dict[str, Any] = {"name": tool, "arguments": dict(arguments)}
+    if meta:
+        params["_meta"] = dict(meta)
+    answer = (where.rpc if isinstance(where, RunningHub) else where.request)("tools/call", params)
+    assert "result" in answer, answer
+    return dict(answer["result"])
+
+
+def said(result: Mapping[str, Any]) -> str:
+    assert not result.get("isError"), result
+    return str(result["content"][0]["text"])
+
+
+def context_of(result: Mapping[str, Any]) -> str:
+    return str(result["_meta"][CONTEXT])
+
+
+def test_a_conversation_goes_on_within_a_session_and_not_in_another(
+    ground: tuple[RunningHub, Path],
+) -> None:
+    hub, log = ground
+    session, other = (wire.Session(hub.mcp_url, headers=hub.headers) for _ in range(2))
+    first = call(session, "dragoman_agent_both", {"message": "turn"})
+    assert said(first) == "echo: turn 1" and len(first["content"]) == 1
+    assert said(call(session, "both.echo", {"text": "turn"})) == "echo: turn 2"
+    assert said(call(other, "dragoman_agent_both", {"message": "turn"})) == "echo: turn 1"
+    new = call(session, "dragoman_agent_both", {"message": "turn", "context": "new"})
+    assert said(new) == "echo: turn 1" and context_of(new) != context_of(first)
+    assert said(call(session, "dragoman_agent_both", {"message": "turn"})) == "echo: turn 2"
+    named = {"message": "turn", "context": context_of(first)}
+    again = call(session, "dragoman_agent_both", named)
+    assert said(again) == "echo: turn 3" and context_of(again) == context_of(first)
+    known = {one["context"] for one in read_log(log) if "context" in one}
+    assert context_of(first) not in known, "the agent's own id stays in the hub"
+
+
+def test_modern_requests_go_on_by_the_id_that_they_were_given(
+    ground: tuple[RunningHub, Path],
+) -> None:
+    hub, _ = ground
+    first = call(hub, "dragoman_agent_both", {"message": "turn"})
+    id = context_of(first)
+    answer, note = first["content"]
+    assert answer["text"] == "echo: turn 1" and id in note["text"]
+    assert note["annotations"] == {"audience": ["assistant"]}
+    assert said(call(hub, "dragoman_agent_both", {"message": "turn"})) == "echo: turn 1"
+    second = call(hub, "dragoman_agent_both", {"message": "turn", "context": id})
+    assert said(second) == "echo: turn 2"
+    third = call(hub, "both.echo", {"text": "turn"}, {CONTEXT: id})
+    assert said(third) == "echo: turn 3" and len(third["content"]) == 1
+    assert said(call(hub, "both.echo", {"text": "turn", "context": id})) == "echo: turn 4"
+    # An argument of the skill's own that happens to be called so.
+    heard = call(hub, "both.echo", {"text": "x", "context": "some word"})
+    assert said(heard) == 'echo: word"}', "it was sent as JSON, whole"
+
+
+def test_a_conversation_belongs_to_its_principal_and_to_its_agent(
+    ground: tuple[RunningHub, Path],
+) -> None:
+    hub, _ = ground
+    id = context_of(call(hub, "dragoman_agent_both", {"message": "turn"}))
+    with hub.relay() as owner:
+        owner.initialize()
+        stolen = call(owner, "dragoman_agent_both", {"message": "turn", "context": id})
+        assert stolen["isError"] and "no conversation" in stolen["content"][0]["text"]
+        assert said(call(owner, "dragoman_agent_both", {"message": "turn"})) == "echo: turn 1"
+        assert said(call(owner, "dragoman_agent_both", {"message": "turn"})) == "echo: turn 2"
+    elsewhere = call(hub, "dragoman_agent_plain", {"message": "turn", "context": id})
+    assert elsewhere["isError"] and '"new"' in elsewhere["content"][0]["text"]
+    assert said(call(hub, "dragoman_agent_both", {"message": "turn", "context": id})) == (
+        "echo: turn 2"
+    )
+
+
+def test_files_and_data_reach_the_agent_with_the_message(ground: tuple[RunningHub, Path]) -> None:
+    hub, _ = ground
+    sent = {
+        "message": "parts",
+        "data": {"n": 1},
+        "files": [
+            {"name": "a.png", "mediaType": "image/png", "data": PNG},
+            {"name": "b.pdf", "mediaType": "application/pdf", "data": "AAEC"},
+            {"url": "https://files.example/c.csv", "mediaType": "text/csv"},
+        ],
+    }
+    heard = call(hub, "dragoman_agent_both", sent)["structuredContent"]["parts"]
+    assert heard == [
+        {"text": "parts"},
+        {"data": {"n": 1.0}, "mediaType": "application/json"},
+        {"raw": PNG, "filename": "a.png", "mediaType": "image/png"},
+        {"raw": "AAEC", "filename": "b.pdf", "mediaType": "application/pdf"},
+        {"url": "https://files.example/c.csv", "mediaType": "text/csv"},
+    ]
+    schema = next(
+        tool["inputSchema"]
+        for tool in hub.rpc("tools/list")["result"]["tools"]
+        if tool["name"] == "dragoman_agent_both"
+    )
+    assert {"message", "context", "data", "files"} == set(schema["properties"])
+    for bad, why in (
+        ({"data": "no base64!"}, "not base64"),
+        ({"url": "file:///etc/passwd"}, "no http:// or https://"),
+        ({"name": "x"}, "either"),
+        ({"data": "A" * ((7 << 20) * 4 // 3 + 8)}, "7 MB"),
+    ):
+        refused = call(hub, "dragoman_agent_both", {"message": "parts", "files": [bad]})
+        assert refused["isError"] and why in refused["content"][0]["text"], bad
+
+
+def test_an_agent_of_the_hub_has_conversations_and_files_too(
+    ground: tuple[RunningHub, Path],
+) -> None:
+    hub, _ = ground
+    session = wire.Session(hub.mcp_url, headers=hub.headers)
+    image = {"name": "a.png", "mediaType": "image/png", "data": PNG}
+    first = call(session, "dragoman_agent_own", {"message": "hi", "files": [image]})
+    heard = first["structuredContent"]
+    assert heard["context"] == context_of(first)
+    assert [part["type"] for part in heard["parts"]] == ["text", "image"]
+    second = call(session, "dragoman_agent_own", {"message": "hi"})
+    assert second["structuredContent"]["context"] == heard["context"]
+    modern = call(hub, "dragoman_agent_own", {"message": "hi", "context": heard["context"]})
+    assert modern["structuredContent"]["context"] == heard["context"]
+    pdf = {"mediaType": "application/pdf", "data": "AAEC"}
+    refused = call(session, "dragoman_agent_own", {"message": "hi", "files": [pdf]})
+    assert refused["isError"] and "does not take" in refused["content"][0]["text"]
+
+
+def test_skills_are_sent_what_their_agent_takes(ground: tuple[RunningHub, Path]) -> None:
+    hub, _ = ground
+    assert text_of(hub.call("plain.echo", {"text": "hello"})) == "echo: hello"
+    assert text_of(hub.call("both.echo", {"text": "hello"})) == "echo: hello"
+
+
+def test_the_command_line_goes_on_with_a_conversation(ground: tuple[RunningHub, Path]) -> None:
+    hub, _ = ground
+    first = hub.command("call", "dragoman_agent_both", "message=turn")
+    assert first.stdout == "echo: turn 1\n", first.stderr
+    (hint,) = [line for line in first.stderr.splitlines() if "context=" in line]
+    given = hint.split()[-1]
+    second = hub.command("call", "dragoman_agent_both", "message=turn", given, "--json")
+    result = json.loads(second.stdout)
+    assert result["content"][0]["text"] == "echo: turn 2"
+    assert result["extra"]["_meta"][CONTEXT] == given.removeprefix("context=")
