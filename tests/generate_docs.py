@@ -112,12 +112,22 @@ def keys() -> list[tuple[str, str, str, str]]:
 
 
 def keys_table() -> str:
+    from dragoman.config import is_live
+    from dragoman.settings import variable_of
+
     toml = {"True": "true", "False": "false"}
     rows = [
-        (f"`{path}`", f"`{kind}`", f"`{toml.get(default, default)}`", meaning)
+        (
+            f"`{path}`",
+            f"`{kind}`",
+            f"`{toml.get(default, default)}`",
+            "yes" if is_live(path) else "",
+            meaning,
+            f"`{variable_of(path)}`",
+        )
         for path, kind, default, meaning in keys()
     ]
-    return _table(("key", "type", "default", "meaning"), rows)
+    return _table(("key", "type", "default", "live", "meaning", "environment"), rows)
 
 
 def configuration_page() -> str:

@@ -39,8 +39,15 @@ PACKAGE = {"dragoman.core", "dragoman.wire"}
 OURS: dict[str, set[str]] = {
     "dragoman.core": set(),
     "dragoman.wire": set(),
-    "dragoman.config": {"dragoman.core", "dragoman.*.config"},
-    "dragoman.cli": {"dragoman.config", "dragoman.assembly", "dragoman.home", "dragoman.core"},
+    "dragoman.config": {"dragoman.core", "dragoman.*.config", "dragoman.settings"},
+    "dragoman.settings": {"dragoman.core"},
+    "dragoman.cli": {
+        "dragoman.config",
+        "dragoman.settings",
+        "dragoman.assembly",
+        "dragoman.home",
+        "dragoman.core",
+    },
     "dragoman.assembly": {"dragoman"},
     "dragoman.agent_side": {"dragoman"},  # parts of assembly, as are the next
     "dragoman.guard_side": {"dragoman"},
@@ -49,7 +56,7 @@ OURS: dict[str, set[str]] = {
     "dragoman.policy_answers": {"dragoman"},
     "dragoman.bus_side": {"dragoman"},
     "dragoman.store_side": {"dragoman"},
-    "dragoman.place": {"dragoman.config", "dragoman.core"},
+    "dragoman.place": {"dragoman.config", "dragoman.settings", "dragoman.core"},
     "dragoman.agent": {"dragoman.agents"},  # the names that functions import
     "dragoman.process": set(),
     "dragoman.testing": {"dragoman"},
@@ -64,6 +71,7 @@ HOMES: dict[str, set[str]] = {
     "msgspec": {
         "dragoman.wire",
         "dragoman.config",
+        "dragoman.settings",
         "dragoman.*.config",
         "dragoman.stores",
         "dragoman.guards",

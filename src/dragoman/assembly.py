@@ -11,10 +11,9 @@ import hashlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from dragoman.a2a.client import A2aClient
 from dragoman.a2a.errors import A2aError
 from dragoman.agent_side import AgentSide, Authenticate
 from dragoman.bus_side import BusSide
-from dragoman.config import Config, load, with_port
+from dragoman.config import Config, find_frozen_changes, load
 from dragoman.core.calllog import CallLog
 from dragoman.core.errors import ConfigError, Full
 from dragoman.core.events import REMOVED, AgentChanged
-from dragoman.core.logs import start_logging
+from dragoman.core.logs import OUTPUT, LogFile, start_logging
 from dragoman.core.principal import Principal
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
@@ -50,6 +49,7 @@ from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
 from dragoman.place import ConfigWatch, look_again_and_again, lookup_of, refuse_exposed
 from dragoman.policy.pinning import HOLD, OFF, STRICT
+from dragoman.settings import Given
 from dragoman.store_side import (
     ADMIN_DENIED,
     AUTH_FAILED,
@@ -116,7 +116,8 @@ LAST_SECONDS = 0.3
 class Instance:
     """One hub on one home. Made inside a running loop, with the home held."""
 
-    def __init__(self, place: Path, config: Config, mode: str) -> None:
+    def __init__(self, place: Path, config: Config, mode: str, given: Sequence[Given] = ()) -> None:
+        """`given` is the command line's part of `config`, which changes of the file leave alone."""
         self.place = place
         self.config = config
         self.mode = mode
@@ -125,7 +126,7 @@ class Instance:
         self._begun = time.time()
         self._up_since = time.monotonic()
         """The same for measuring: the clock may be set."""
-        self.watch = ConfigWatch(place)
+        self.watch = ConfigWatch(place, given)
         self._lookup = lookup_of(place)
 
         with contextlib.ExitStack() as undo:  # this process may try again
@@ -153,7 +154,7 @@ class Instance:
         # A line a call is information: `up --quiet` goes without, and so does a hub that a command
         # runs for itself.
         told = log.isEnabledFor(logging.INFO)
-        self.calls = CallLog(self.bus, sys.stderr.write) if told else None
+        self.calls = CallLog(self.bus, OUTPUT.write, OUTPUT.format) if told else None
         self._peers = Peers(DESCENDANTS.find_server, DESCENDANTS.find_socket)
         self._stdio: set[Connection] = set()
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
@@ -418,9 +419,8 @@ class Instance:
         self._lookup.update(lookup)
         old, self.config = self.config, config
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
-        for part in ("api_key", "server", "limits", "audit", "a2a", "agents", "bridge", "bus"):
-            if getattr(old, part) != getattr(config, part):
-                log.warning('"%s" has changed; that is used from the next start on', part)
+        for path in find_frozen_changes(old, config):
+            log.warning('"%s" has changed; that is used from the next start on', path)
         self.guards.policies.apply(config)
         self.stores.apply(config.mcp_servers)
         await self.servers.apply(config.mcp_servers)
@@ -514,15 +514,20 @@ class Instance:
 # --- ways to run it -------------------------------------------------------------------------------
 
 
-def run(place: Path, ready: Callable[[Instance], None], port: int | None) -> None:
-    """Holds the home and runs a hub until a signal ends it; `port` None is the configuration's."""
-    _run(place, "daemon", ready, None, port)
+def run(
+    place: Path,
+    ready: Callable[[Instance], None],
+    given: Sequence[Given] = (),
+    log_file: str | None = None,
+) -> None:
+    """Holds the home and runs a hub until a signal ends it. Logs to `log_file`, else to stderr."""
+    _run(place, "daemon", ready, None, given, log_file)
 
 
 def host(place: str, stop: threading.Event) -> None:
     """The hub inside a `dragoman mcp`, until `stop` is set."""
     start_logging(logging.WARNING)
-    _run(Path(place), "mcp", lambda _: None, stop, None)
+    _run(Path(place), "mcp", lambda _: None, stop)
 
 
 def _run(
@@ -530,19 +535,27 @@ def _run(
     mode: str,
     ready: Callable[[Instance], None],
     stop: threading.Event | None,
-    port: int | None,
+    given: Sequence[Given] = (),
+    log_file: str | None = None,
 ) -> None:
     home.prepare(str(place))
     with home.hold(str(place)):
-        config = load(place / "config.toml")
+        config = load(place / "config.toml", given)
         refuse_exposed(place, config)
-        if port is not None:
-            config = with_port(config, port)
+        _start_logging(config, log_file)
         process.protect()
         DESCENDANTS.adopts = True
         process.raise_file_limit()
         with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
-            runner.run(_serve(place, config, mode, ready, stop))
+            runner.run(_serve(place, config, mode, ready, stop, given))
+
+
+def _start_logging(config: Config, path: str | None) -> None:
+    settings = config.log
+    file = None
+    if path is not None:
+        file = LogFile(path, int(settings.megabytes * 1024 * 1024), settings.files)
+    start_logging(logging.getLevelNamesMapping()[settings.level.upper()], settings.format, file)
 
 
 async def _serve(
@@ -551,6 +564,7 @@ async def _serve(
     mode: str,
     ready: Callable[[Instance], None],
     stop: threading.Event | None,
+    given: Sequence[Given],
 ) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -568,7 +582,7 @@ async def _serve(
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
                 loop.add_signal_handler(number, ended.set)
     with _naming_damage(place):
-        instance = Instance(place, config, mode)
+        instance = Instance(place, config, mode, given)
     try:
         with _naming_damage(place):
             await instance.start()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,10 +22,19 @@ from dragoman.mcp.config import (
     McpSettings,
     ServerEntry,
     StdioTransport,
-    header_pairs,
     namespace,
 )
+from dragoman.mcp.config import header_pairs as header_pairs
 from dragoman.policy.config import PolicySettings
+from dragoman.settings import (
+    Given,
+    Origins,
+    Step,
+    fields_of,
+    list_settings,
+    merge_layers,
+    structs_in,
+)
 from dragoman.stores.config import AuditSettings
 from dragoman.web.config import ServerSettings
 
@@ -32,8 +42,26 @@ RESERVED = PATHS | {HUB}
 """What no agent can be called."""
 TAKEN_PATHS = frozenset({"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz"})
 
-Step = str | int
 Path_ = tuple[Step, ...]
+
+
+class LogSettings(Struct, frozen=True, kw_only=True):
+    format: Annotated[
+        Literal["text", "json"],
+        Meta(description="How a record is written: a line of text, or a line of JSON."),
+    ] = "text"
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least that is written; calls are information."),
+    ] = "info"
+    megabytes: Annotated[
+        float,
+        Meta(gt=0, le=100_000, description="Megabytes of hub.log after which a new one begins."),
+    ] = 10
+    files: Annotated[
+        int,
+        Meta(ge=1, le=1_000, description="Older files kept: hub.log.1 is the newest of them."),
+    ] = 5
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -42,6 +70,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="The key every caller must show; without one, loopback only."),
     ] = None
     server: ServerSettings = ServerSettings()
+    log: LogSettings = LogSettings()
     mcp: McpSettings = McpSettings()
     limits: Limits = Limits()
     audit: AuditSettings = AuditSettings()
@@ -53,39 +82,75 @@ class Config(Struct, frozen=True, kw_only=True):
     agents: list[AgentEntry] = []
 
 
-def load(file: Path) -> Config:
-    """What the file says; all defaults where there is no file."""
+class Source:
+    """The texts that a configuration was read from."""
+
+    def __init__(self, text: str, name: str, raw: Mapping[str, Any], origins: Origins) -> None:
+        """`raw` is all layers together."""
+        self._text = text
+        self._name = name
+        self._raw = raw
+        self._origins = origins
+
+    def where(self, at: Path_) -> str:
+        """The variable or option that sets `at`, or the file and the line."""
+        if origin := self._origins.find(at):
+            return origin
+        line = line_of(self._text, at)
+        return f"{self._name}, line {line}" if line else self._name
+
+    def origin(self, at: Path_) -> str:
+        """Where the value at `at` comes from, "default" included."""
+        here: Any = self._raw
+        for step in at:
+            try:
+                here = here[step]
+            except (KeyError, IndexError, TypeError):
+                return "default"
+        return self.where(at)
+
+
+def load(file: Path, given: Sequence[Given] = ()) -> Config:
+    """What the command line, the environment and the file say, in this order; defaults for the
+    rest. There need not be a file."""
+    return load_with_source(file, given)[0]
+
+
+def load_with_source(file: Path, given: Sequence[Given] = ()) -> tuple[Config, Source]:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Config()
+        text = ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-    return parse(text, str(file))
+    return _parse(text, str(file), os.environ, given)
 
 
 def parse(text: str, name: str = "config.toml") -> Config:
+    """What the text alone says."""
+    return _parse(text, name, {}, ())[0]
+
+
+def _parse(
+    text: str, name: str, environ: Mapping[str, str], given: Sequence[Given]
+) -> tuple[Config, Source]:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply") from None
-    _refuse_unknown(raw, Config, (), text, name)
+    source = Source(text, name, raw, merge_layers(raw, Config, environ, given))
+    _refuse_unknown(raw, Config, (), source)
     try:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), raw, text, name)) from None
-    _check_servers(config, text, name)
-    _check_agents(config, text, name)
-    _check_prefixes(config, text, name)
-    _check_key(config, text, name)
-    return config
-
-
-def with_port(config: Config, port: int) -> Config:
-    server = msgspec.structs.replace(config.server, port=port)
-    return msgspec.structs.replace(config, server=server)
+        raise ConfigError(_explain(str(error), raw, source)) from None
+    _check_servers(config, source)
+    _check_agents(config, source)
+    _check_prefixes(config, source)
+    _check_key(config, source)
+    return config, source
 
 
 def whereabouts(entry: ServerEntry) -> str:
@@ -116,43 +181,43 @@ def _check_name(kind: str, called: str, where: str, seen: dict[str, str], more: 
     seen[key] = called
 
 
-def _check_agents(config: Config, text: str, name: str) -> None:
+def _check_agents(config: Config, source: Source) -> None:
     seen: dict[str, str] = {}
     for server in config.mcp_servers:
-        _check_name("server", server.name, name, seen)
+        _check_name("server", server.name, source.where(("mcp_servers",)), seen)
     for index, agent in enumerate(config.agents):
-        where = _where(text, ("agents", index, "name"), name)
+        where = source.where(("agents", index, "name"))
         _check_name("agent", agent.name, where, seen)
         if agent.name in RESERVED:
             raise ConfigError(_reserved(where, agent.name))
     a2a = config.a2a
     for index, far in enumerate(a2a.external_agents):
         at: Path_ = ("a2a", "external_agents", index)
-        where = _where(text, (*at, "name"), name)
+        where = source.where((*at, "name"))
         _check_name("agent", far.name, where, seen, "()")
         if far.name in RESERVED:
             raise ConfigError(_reserved(where, far.name))
         if not re.match(r"https?://[^/]", far.url):
             raise ConfigError(
-                f'{_where(text, (*at, "url"), name)}: the url of agent "{far.name}" must begin '
+                f'{source.where((*at, "url"))}: the url of agent "{far.name}" must begin '
                 f'with http:// or https://, not "{render_origin(far.url)}"'
             )
-        _check_headers(far.headers, f'{_where(text, (*at, "headers"), name)}: agent "{far.name}"')
+        _check_headers(far.headers, f'{source.where((*at, "headers"))}: agent "{far.name}"')
     if not re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", a2a.listen_path) or a2a.listen_path in TAKEN_PATHS:
         raise ConfigError(
-            f"{_where(text, ('a2a', 'listen_path'), name)}: listen_path must be a path of its own "
+            f"{source.where(('a2a', 'listen_path'))}: listen_path must be a path of its own "
             f'such as "/a2a", not "{a2a.listen_path[:60]}"'
         )
     known = [agent.name for agent in config.agents]
     known += [far.name for far in a2a.external_agents]
     if a2a.default_agent is not None and a2a.default_agent not in known:
         raise ConfigError(
-            f"{_where(text, ('a2a', 'default_agent'), name)}: there is no agent "
+            f"{source.where(('a2a', 'default_agent'))}: there is no agent "
             f'"{a2a.default_agent}"; known: {", ".join(known) or "none"}'
         )
 
 
-def _check_prefixes(config: Config, text: str, name: str) -> None:
+def _check_prefixes(config: Config, source: Source) -> None:
     """Refuses two targets whose tools would be listed under the same prefix in some style."""
     seen: dict[str, tuple[str, str | None]] = {}
     for path, called, prefix in _listed_targets(config):
@@ -163,7 +228,7 @@ def _check_prefixes(config: Config, text: str, name: str) -> None:
             # A prefix that both were given is meant.
             if other != called and (prefix is None or prefix != chosen):
                 raise ConfigError(
-                    f'{_where(text, path, name)}: tools of "{called}" and of "{other}" would both '
+                    f'{source.where(path)}: tools of "{called}" and of "{other}" would both '
                     f'be listed as "{listed}…"; rename one of the two, or give it another prefix'
                 )
 
@@ -197,33 +262,33 @@ def _reserved(where: str, called: str) -> str:
     )
 
 
-def _check_servers(config: Config, text: str, name: str) -> None:
+def _check_servers(config: Config, source: Source) -> None:
     seen: dict[str, str] = {}
     for index, entry in enumerate(config.mcp_servers):
         at: Path_ = ("mcp_servers", index, "name")
-        _check_name("server", entry.name, _where(text, at, name), seen)
-        _check_env(entry, f"{_where(text, ('mcp_servers', index, 'env'), name)}")
+        _check_name("server", entry.name, source.where(at), seen)
+        _check_env(entry, f"{source.where(('mcp_servers', index, 'env'))}")
         transport = entry.transport
         at = ("mcp_servers", index, "transport")
         if isinstance(transport, StdioTransport):
             if any("\0" in part for part in (transport.command, *transport.args)):
                 raise ConfigError(
-                    f'{_where(text, at, name)}: the command of server "{entry.name}" has a NUL '
+                    f'{source.where(at)}: the command of server "{entry.name}" has a NUL '
                     "character in it, which no program can be given"
                 )
             if ".." in transport.command.replace("\\", "/").split("/"):
                 raise ConfigError(
-                    f"{_where(text, (*at, 'command'), name)}: the command of server "
+                    f"{source.where((*at, 'command'))}: the command of server "
                     f'"{entry.name}" has ".." in it; give the program\'s real path'
                 )
         else:
             if not re.match(r"https?://[^/]", transport.url):
                 raise ConfigError(
-                    f'{_where(text, (*at, "url"), name)}: the url of server "{entry.name}" must '
+                    f'{source.where((*at, "url"))}: the url of server "{entry.name}" must '
                     f'begin with http:// or https://, not "{render_origin(transport.url)}"'
                 )
             _check_headers(
-                transport.headers, f'{_where(text, (*at, "headers"), name)}: server "{entry.name}"'
+                transport.headers, f'{source.where((*at, "headers"))}: server "{entry.name}"'
             )
 
 
@@ -249,26 +314,15 @@ def _check_headers(headers: dict[str, str] | list[str], where: str) -> None:
             raise ConfigError(f'{where}: the value of header "{header}" has a control character')
 
 
-def _check_key(config: Config, text: str, name: str) -> None:
+def _check_key(config: Config, source: Source) -> None:
     if config.api_key is not None and len(config.api_key) < 16:
         raise ConfigError(
-            f"{_where(text, ('api_key',), name)}: api_key is shorter than 16 characters and could "
+            f"{source.where(('api_key',))}: api_key is shorter than 16 characters and could "
             "be guessed; make one with: python3 -c 'import secrets; print(secrets.token_urlsafe())'"
         )
 
 
 # --- unknown keys, and where things stand -------------------------------------------------------
-
-
-def _structs(hint: Any) -> list[type[Struct]]:
-    """The struct types inside an annotation."""
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        return [hint]
-    return [struct for arg in get_args(hint) for struct in _structs(arg)]
-
-
-def _fields(struct: type[Struct]) -> dict[str, Any]:
-    return get_type_hints(struct, include_extras=True)
 
 
 def _choose(structs: list[type[Struct]], value: Any) -> type[Struct] | None:
@@ -279,30 +333,30 @@ def _choose(structs: list[type[Struct]], value: Any) -> type[Struct] | None:
 
 
 def _refuse_unknown(
-    raw: Mapping[str, Any], struct: type[Struct], at: Path_, text: str, name: str
+    raw: Mapping[str, Any], struct: type[Struct], at: Path_, source: Source
 ) -> None:
-    fields = _fields(struct)
+    fields = fields_of(struct)
     tag_field = struct.__struct_config__.tag_field
     for key, value in raw.items():
         if key == tag_field:
             continue
         if key not in fields:
             known = [*fields, *([tag_field] if tag_field else [])]
-            raise ConfigError(_unknown(key, known, at, text, name))
-        structs = _structs(fields[key])
+            raise ConfigError(_unknown(key, known, at, source))
+        structs = structs_in(fields[key])
         items = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
         for index, item in items:
             inner = _choose(structs, item)
             if inner is not None and isinstance(item, dict):
                 place = (*at, key) if index is None else (*at, key, index)
-                _refuse_unknown(item, inner, place, text, name)
+                _refuse_unknown(item, inner, place, source)
 
 
-def _unknown(key: str, known: list[str], at: Path_, text: str, name: str) -> str:
+def _unknown(key: str, known: list[str], at: Path_, source: Source) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     table = f"in {_table(at)}" if at else "at the top of the file"
     hint = f'did you mean "{near[0]}"?' if near else f"known here: {', '.join(sorted(known))}"
-    return f'{_where(text, (*at, key), name)}: unknown key "{key}" {table}; {hint}'
+    return f'{source.where((*at, key))}: unknown key "{key}" {table}; {hint}'
 
 
 def _table(at: Path_) -> str:
@@ -310,7 +364,7 @@ def _table(at: Path_) -> str:
     return f"[[{names}]]" if at and isinstance(at[-1], int) else f"[{names}]"
 
 
-def _explain(problem: str, raw: Any, text: str, name: str) -> str:
+def _explain(problem: str, raw: Any, source: Source) -> str:
     """msgspec's words in ours: `Expected `int`, got `str` - at `$.server.port``."""
     found = re.match(r"(.*?)(?: - at `\$(.*)`)?$", problem, re.DOTALL)
     words, path = (found.group(1), found.group(2) or "") if found else (problem, "")
@@ -322,19 +376,17 @@ def _explain(problem: str, raw: Any, text: str, name: str) -> str:
     missing = re.match(r"Object missing required field `(.*)`", words)
     if missing:
         if missing.group(1) == "type":
-            return (
-                f'{_where(text, at, name)}: {_table(at)} needs a "type": "stdio", "http" or "sse"'
-            )
-        return f'{_where(text, at, name)}: {_table(at)} needs a "{missing.group(1)}"'
+            return f'{source.where(at)}: {_table(at)} needs a "type": "stdio", "http" or "sse"'
+        return f'{source.where(at)}: {_table(at)} needs a "{missing.group(1)}"'
     if words.startswith("Invalid value '") and at and at[-1] == "type":
-        return f'{_where(text, at, name)}: type must be "stdio", "http" or "sse"'
+        return f'{source.where(at)}: type must be "stdio", "http" or "sse"'
     if at == ("mcp_servers",):
-        return f"{_where(text, at, name)}: each server begins with [[mcp_servers]], in two brackets"
+        return f"{source.where(at)}: each server begins with [[mcp_servers]], in two brackets"
     key = ".".join(str(step) for step in at if isinstance(step, str))
     if words.startswith("Invalid enum value"):
         choices = ", ".join(f'"{choice}"' for choice in _choices(Config, at))
-        return f'{_where(text, at, name)}: "{key}" is not right: choose one of {choices}'
-    return f'{_where(text, at, name)}: "{key}" is not right: {_demand(words)}'
+        return f'{source.where(at)}: "{key}" is not right: choose one of {choices}'
+    return f'{source.where(at)}: "{key}" is not right: {_demand(words)}'
 
 
 def _choices(struct: type[Struct], at: Path_) -> list[str]:
@@ -342,8 +394,8 @@ def _choices(struct: type[Struct], at: Path_) -> list[str]:
     for step in at:
         if isinstance(step, int):
             continue
-        hint = _fields(struct).get(step)
-        inner = _structs(hint)
+        hint = fields_of(struct).get(step)
+        inner = structs_in(hint)
         if not inner:
             return list(_literals(hint))
         struct = inner[0]
@@ -384,11 +436,6 @@ def _demand(words: str) -> str:
         bound = bound.removesuffix(".0")
         must += f" {_BOUNDS[sign]} {bound}" + (" characters" if length else "")
     return must + (f", not {_TYPES.get(got, got)}" if got else "")
-
-
-def _where(text: str, at: Path_, name: str) -> str:
-    line = line_of(text, at)
-    return f"{name}, line {line}" if line else name
 
 
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
@@ -437,48 +484,44 @@ def _header_path(dotted: str, is_array: bool, counts: dict[str, int]) -> Path_:
 
 def keys() -> list[tuple[str, str, str, str]]:
     """Every key with its type, default and meaning."""
-    return list(_keys(Config, ""))
+    return list(list_settings(Config))
 
 
-def _keys(struct: type[Struct], prefix: str) -> Iterator[tuple[str, str, str, str]]:
-    hints = _fields(struct)
-    for field in msgspec.structs.fields(struct):
-        hint = hints[field.name]
-        inner = _structs(hint)
-        path = f"{prefix}{field.name}"
-        if not inner:
-            yield path, _type_name(hint), _default(field), _meaning(hint)
+LIVE = (
+    "mcp_servers",
+    "mcp.stdio_expose",
+    "mcp.names",
+    "mcp.names_for",
+    "policy.mode",
+    "policy.additions",
+    "audit.keep_days",
+    "audit.max_entries",
+)
+"""What a running hub uses at once when it changes; all else from the next start on."""
+
+
+def is_live(path: str) -> bool:
+    """Whether a running hub takes up a change of this setting, written as in `keys`."""
+    return any(path == one or path.startswith((f"{one}.", f"{one}[")) for one in LIVE)
+
+
+def find_frozen_changes(old: Config, new: Config) -> list[str]:
+    """The settings that differ and are used from the next start on: `section.key`."""
+    found = []
+    for name in old.__struct_fields__:
+        before, after = getattr(old, name), getattr(new, name)
+        if before == after or is_live(name):
             continue
-        listed = "[]" if get_origin(_bare(hint)) is list else ""
-        for choice in inner:
-            tag = choice.__struct_config__.tag
-            kind = f"({tag})" if isinstance(tag, str) else ""
-            yield from _keys(choice, f"{path}{listed}{kind}.")
-
-
-def _bare(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-def _meaning(hint: Any) -> str:
-    for arg in get_args(hint):
-        if isinstance(arg, Meta) and arg.description:
-            return arg.description
-    return ""
-
-
-def _type_name(hint: Any) -> str:
-    bare = _bare(hint)
-    text = bare.__name__ if isinstance(bare, type) and not get_args(bare) else str(bare)
-    return text.replace("typing.", "").replace(" | None", "")
-
-
-def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.default_factory is not msgspec.NODEFAULT:
-        return str(field.default_factory())
-    if field.default is msgspec.NODEFAULT:
-        return "required"
-    return "none" if field.default is None else str(field.default)
+        if not isinstance(before, Struct):
+            found.append(name)
+            continue
+        paths = [
+            f"{name}.{key}"
+            for key in before.__struct_fields__
+            if getattr(before, key) != getattr(after, key)
+        ]
+        found += [path for path in paths if not is_live(path)]
+    return found
 
 
 # --- the env file beside it ---------------------------------------------------------------------

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from dragoman.config import Config, load, read_env
 from dragoman.core.errors import ConfigError
 from dragoman.core.modes import find_exposures, find_exposures_in
+from dragoman.settings import Given
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,10 @@ Apply = Callable[[Config, Mapping[str, str]], Awaitable[None]]
 
 
 class ConfigWatch:
-    def __init__(self, place: Path) -> None:
-        """Made before the files are read: what changes meanwhile is seen too."""
+    def __init__(self, place: Path, given: Sequence[Given] = ()) -> None:
+        """Made before the files are read: what changes meanwhile is seen too. `given` is what the
+        command line said, which the files do not change."""
+        self._given = given
         self.problem: str | None = None
         """Why what stands in the files now is not used."""
         self._place = place
@@ -89,7 +92,7 @@ class ConfigWatch:
             log.error("%s", self.problem)
             return
         try:
-            config, lookup = load(file), lookup_of(self._place)
+            config, lookup = load(file, self._given), lookup_of(self._place)
             refuse_exposed(self._place, config)
         except ConfigError as error:
             self.problem = str(error)

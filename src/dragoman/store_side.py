@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from dragoman.config import Config
 from dragoman.core.errors import ConfigError, Full, HubError
 from dragoman.core.recorded import Tally, record_done
+from dragoman.settings import variable_of
 from dragoman.stores.audit import SqliteAudit, compact
 from dragoman.stores.chain import DATABASE
 from dragoman.stores.clock import SteadyClock
@@ -36,6 +38,7 @@ CONFIG_CHANGE, AUTH_FAILED, ADMIN_DENIED = "config.change", "auth.failed", "admi
 FILES = "files"
 """Who did it, where somebody has changed a file."""
 MAX_NAMES = 100
+API_KEY_VARIABLE = variable_of("api_key")
 
 
 class StoreSide:
@@ -215,7 +218,10 @@ def prune_offline(place: Path, settings: AuditSettings, by: str) -> int:
 
 def refuse_lost_config(place: Path, record: Record | None = None) -> None:
     """Raises `ConfigError` for a home whose config.toml had a key and is lost: to take that for a
-    file without a key would let everybody in. Reads the record where it is not given."""
+    file without a key would let everybody in. Reads the record where it is not given. A key in the
+    environment is as good as one in the file."""
+    if os.environ.get(API_KEY_VARIABLE):
+        return
     file = place / "config.toml"
     try:
         how = "" if file.stat().st_size else "is empty"

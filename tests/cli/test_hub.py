@@ -244,3 +244,24 @@ def test_stop_leaves_a_hub_alone_that_lives_in_an_ide(terminal: Terminal) -> Non
             done = terminal.run(*words)
             assert done.code == 3 and "IDEs that share it" in done.err
         assert terminal.run("status").code == 0
+
+
+def test_the_log_of_a_detached_hub_is_rotated_and_loses_nothing(terminal: Terminal) -> None:
+    terminal.configure(config="[server]\nport = 0\n[log]\nmegabytes = 0.002\nfiles = 90\n")
+    log = terminal.home / "hub.log"
+    log.write_text("from before\n", encoding="utf-8")
+    log.chmod(0o644)
+    up = terminal.run("up", "--detach", "--host", "::1", "--log-level", "info", "--json").json()
+    assert up["url"].startswith("http://[::1]:")
+    for number in range(150):
+        wire.modern_request(up["mcp_url"], "tools/call", {"name": f"nowhere.{number}"})
+    assert terminal.run("stop").code == 0
+    older = [int(one.suffix[1:]) for one in terminal.home.glob("hub.log.*")]
+    assert len(older) >= 2  # one for what was there, and one at least for the calls
+    files = [*(log.with_name(f"hub.log.{number}") for number in sorted(older, reverse=True)), log]
+    whole = "".join(one.read_text(encoding="utf-8") for one in files)
+    assert whole.startswith("from before\n")
+    calls = re.findall(r"^\d{4}-\d\d-\d\dT\S+Z INFO call nowhere\.(\d+) ", whole, re.MULTILINE)
+    assert calls == [str(number) for number in range(150)]
+    for one in files:
+        assert one.stat().st_mode & 0o777 == 0o600

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -35,9 +36,13 @@ async def test_a_line_says_verb_caller_outcome_time_depth_and_trace_and_no_argum
     bus.emit(ended("files.read"))
     bus.emit(ended("files.read", TimedOut("hunter2")))
     await asyncio.wait_for(there.wait(), 5)
-    assert written == [
-        "call files.read by owner:owner -> completed 0.0 ms depth 1 trace 01234567\n"
-        "call files.read by owner:owner -> failed (TimedOut) 12.3 ms depth 1 trace 01234567\n"
+    lines = "".join(written).splitlines()
+    assert all(
+        re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO call ", line) for line in lines
+    )
+    assert [line.partition(" INFO ")[2] for line in lines] == [
+        "call files.read by owner:owner -> completed 0.0 ms depth 1 trace 01234567",
+        "call files.read by owner:owner -> failed (TimedOut) 12.3 ms depth 1 trace 01234567",
     ]
 
 

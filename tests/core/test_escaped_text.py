@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from dragoman.core.logs import LOG_FORMAT, LineFormatter
+from dragoman.core.logs import LineFormatter
 from dragoman.core.text import escape_controls, escape_json, escape_line
 
 ODD = "a\x1b[2J\x07\x7f\x9b\x85\r\u034f\u200b\u202e\u2028\ufeff\U000e0041\ud800é中\u3000\tb\nc"
@@ -29,7 +29,7 @@ def test_json_stays_the_same_value() -> None:
 
 
 def test_a_record_is_one_line_and_its_traceback_is_indented() -> None:
-    formatter = LineFormatter(LOG_FORMAT)
+    formatter = LineFormatter()
     try:
         raise ValueError("x\n2026-01-01 00:00:00,000 INFO forged\x1b[2J")
     except ValueError:

@@ -246,7 +246,7 @@ def test_metrics_count_every_call(hub: RunningHub) -> None:
 
 
 def test_what_is_not_there_is_said_to_be_so(hub: RunningHub) -> None:
-    for path in ("/", "/api", "/api/tools/", "/api/tools/a/b", "/mcp/", "/MCP", "/healthz/"):
+    for path in ("/api", "/api/tools/", "/api/tools/a/b", "/mcp/", "/MCP", "/healthz/"):
         answer = hub.get(path)
         assert answer.status == 404, path
         assert "/openapi.json" in answer.json()["error"]["message"]
@@ -255,7 +255,18 @@ def test_what_is_not_there_is_said_to_be_so(hub: RunningHub) -> None:
     assert hub.get("/api/tools/s.echo/call").headers["allow"] == "POST"
 
 
-PLAIN = {"/healthz", "/readyz", "/metrics", "/api/events"}
+PLAIN = {"/", "/healthz", "/readyz", "/metrics", "/api/events"}
+
+
+def test_a_browser_is_told_what_it_has_found(hub: RunningHub) -> None:
+    page = hub.get("/", {"Accept": "text/html,*/*;q=0.8"})
+    assert page.status == 200 and page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"] == "default-src 'none'"
+    text = hub.get("/")
+    assert text.headers["content-type"].startswith("text/plain")
+    for answer in (page, text):
+        assert b"/mcp" in answer.body and b"dragoman status" in answer.body
+        assert str(hub.home).encode() not in answer.body
 
 
 def test_answers_are_what_the_openapi_document_says(hub: RunningHub) -> None:

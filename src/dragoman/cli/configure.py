@@ -1,18 +1,22 @@
-"""`init` and `config check`: the configuration file."""
+"""`init`, `config check` and `config show`: the configuration."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dragoman import home as homes
 from dragoman.cli.client import place_of
-from dragoman.cli.errors import stop, stop_for
-from dragoman.cli.output import home_option, json_option, print_json
+from dragoman.cli.errors import say, stop, stop_for
+from dragoman.cli.output import clean, home_option, json_option, print_json, table
+from dragoman.config import header_pairs
 from dragoman.core.errors import ConfigError
-from dragoman.core.urls import render_origin
+from dragoman.core.urls import render_arguments, render_origin
 
 FIRST_CONFIG = """\
 # Dragoman's configuration. Changes are applied while the hub runs; `dragoman config check`
@@ -99,15 +103,16 @@ def init(home: str | None) -> None:
 
 @click.group()
 def config() -> None:
-    """The configuration file."""
+    """The configuration: config.toml, and variables such as DRAGOMAN_SERVER__PORT."""
 
 
 @config.command()
 @home_option
 @json_option
 def check(home: str | None, as_json: bool) -> None:
-    """Read config.toml as the hub would, and say what it means or what is wrong."""
-    from dragoman.config import load, whereabouts
+    """Read the configuration as the hub would, and say what it means or what is wrong."""
+    from dragoman.config import Config, load, whereabouts
+    from dragoman.settings import find_near_misses
 
     file = Path(place_of(home)) / "config.toml"
     try:
@@ -121,10 +126,16 @@ def check(home: str | None, as_json: bool) -> None:
         {"name": entry.name, "enabled": entry.enabled, "where": whereabouts(entry)}
         for entry in found.mcp_servers
     ]
+    ignored = [
+        f"environment variable {name} sets nothing; did you mean {meant}?"
+        for name, meant in find_near_misses(Config, os.environ)
+    ]
     if as_json:
-        print_json({"ok": True, "file": str(file), "servers": servers})
+        print_json({"ok": True, "file": str(file), "servers": servers, "warnings": ignored})
         return
     print(f"{file} is fine" if file.exists() else f"there is no {file}; defaults are used")
+    for variable in list_used_variables():
+        print(f"  environment  {variable}")
     print(f"  listens on   {found.server.host} port {found.server.port}")
     print(f"  key          {'api_key is set' if found.api_key else 'none: loopback only'}")
     nothing = "agents only, no tools and no skills (no [mcp] stdio_expose)"
@@ -138,3 +149,80 @@ def check(home: str | None, as_json: bool) -> None:
     for server in servers:
         off = "" if server["enabled"] else " (switched off)"
         print(f"  server       {server['name']}: {server['where']}{off}")
+    for warning in ignored:
+        say(warning)
+
+
+def list_used_variables() -> list[str]:
+    """The environment variables that set something."""
+    from dragoman.config import Config
+    from dragoman.settings import list_variables
+
+    return list_variables(Config, os.environ)
+
+
+@config.command()
+@click.option("--all", "everything", is_flag=True, help="Show defaults too.")
+@home_option
+@json_option
+def show(everything: bool, home: str | None, as_json: bool) -> None:
+    """Show each setting that is not a default, and where it comes from.
+
+    The command line of `dragoman up` counts before environment variables
+    (DRAGOMAN_SERVER__PORT=8000), these before config.toml, and that before the defaults. Keys,
+    values of headers and whatever else may be secret are shown as "…".
+    """
+    from dragoman.config import load_with_source
+
+    file = Path(place_of(home)) / "config.toml"
+    try:
+        found, source = load_with_source(file)
+    except ConfigError as error:
+        stop_for(error)
+    rows = [
+        {"setting": name, "value": value, "from": source.origin(path).removeprefix(f"{file}, ")}
+        for path, name, value in _list_values(found, ())
+    ]
+    if not everything:
+        rows = [row for row in rows if row["from"] != "default"]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        print("every setting has its default (dragoman config show --all)")
+        return
+    table(["SETTING", "VALUE", "FROM"], [list(row.values()) for row in rows])
+
+
+SHOWN_TABLES = ("names_for",)
+"""Tables of free keys whose values are no secrets."""
+
+
+def _list_values(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str, str]]:
+    """The path of every single value, as it is written and as it may be shown."""
+    names = getattr(value, "__struct_fields__", None)
+    if names is not None:
+        for name in names:
+            yield from _list_values(getattr(value, name), (*path, name))
+    elif isinstance(value, list) and value and hasattr(value[0], "__struct_fields__"):
+        for index, one in enumerate(value):
+            yield from _list_values(one, (*path, index))
+    else:
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+        yield path, "".join(steps).removeprefix("."), clean(_render_value(path[-1], value))
+
+
+def _render_value(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if name == "api_key":
+        return "…"
+    if name in ("url", "public_url"):
+        return render_origin(value)
+    if name == "args":
+        value = render_arguments(value)
+    elif name == "headers":
+        value = [f"{header}: …" for header, _ in header_pairs(value)]
+    elif isinstance(value, dict) and name not in SHOWN_TABLES:
+        value = dict.fromkeys(value, "…")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,10 +20,12 @@ from dragoman.cli.client import HubClient, place_of, running
 from dragoman.cli.errors import FAILED, NO_HUB, stop, stop_for
 from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json
 from dragoman.core.errors import HubError
-from dragoman.core.logs import start_logging
+from dragoman.settings import Given
 
 if TYPE_CHECKING:
     from dragoman.assembly import Instance
+
+log = logging.getLogger(__name__)
 
 DETACH_SECONDS = 20.0
 STOP_SECONDS = 15.0
@@ -31,13 +33,21 @@ STOP_SECONDS = 15.0
 
 @click.command()
 @home_option
+@click.option("--host", metavar="ADDRESS", help="Listen there instead of [server] host.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen here instead of [server] port.")
 @click.option(
     "--detach", is_flag=True, help="Run in the background; the log is hub.log in the home."
 )
-@click.option("--quiet", is_flag=True, help="Log warnings only.")
+@click.option("--quiet", is_flag=True, help="Log warnings only; the same as --log-level warning.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Instead of [log] format.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="The least that is logged, instead of [log] level.",
+)
+@click.option("--log-file", hidden=True, help="Where stdout and stderr go; rotated.")
 @json_option
-def up(home: str | None, port: int | None, detach: bool, quiet: bool, as_json: bool) -> None:
+def up(home: str | None, detach: bool, log_file: str | None, as_json: bool, **options: Any) -> None:
     """Run the hub until it is stopped (Ctrl-C, SIGTERM or `dragoman stop`).
 
     \b
@@ -47,26 +57,54 @@ def up(home: str | None, port: int | None, detach: bool, quiet: bool, as_json: b
 
     The first run writes a commented config.toml into the home. Changes of that file, and of the
     file env beside it, are applied while the hub runs. One hub holds a home at a time.
+
+    An option counts before the environment (DRAGOMAN_SERVER__PORT=8000), and that before the file.
     """
     place = place_of(home)
+    if options["quiet"]:
+        options["log_level"] = "warning"
     if detach:
-        _detach(place, port, quiet, as_json)
+        _detach(place, [*_words(options)], as_json)
         return
-    _serve(place, port, quiet, as_json)
+    _serve(place, [*_given(options)], options["quiet"], as_json, log_file)
 
 
-def _serve(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
+SETTINGS: dict[str, tuple[str, str]] = {
+    "host": ("server", "host"),
+    "port": ("server", "port"),
+    "log_format": ("log", "format"),
+    "log_level": ("log", "level"),
+}
+"""What each option of `up` sets."""
+
+
+def _given(options: Mapping[str, Any]) -> Iterator[Given]:
+    for name, path in SETTINGS.items():
+        if options[name] is not None:
+            yield Given(path, options[name], f"--{name.replace('_', '-')}")
+
+
+def _words(options: Mapping[str, Any]) -> Iterator[str]:
+    """The same options for another process."""
+    for one in _given(options):
+        yield from (one.option, str(one.value))
+    if options["quiet"]:
+        yield "--quiet"
+
+
+def _serve(
+    place: str, given: Sequence[Given], quiet: bool, as_json: bool, log_file: str | None
+) -> None:
     from dragoman import assembly
     from dragoman.cli.configure import write_first_config
 
-    level = logging.WARNING if quiet else logging.INFO
-    start_logging(level)
     try:
         home.prepare(place)
         assembly.refuse_lost_config(Path(place))  # or a new one would be written in its place
-        if write_first_config(Path(place)):
-            print(f"wrote {place}/config.toml", file=sys.stderr)
-        assembly.run(Path(place), lambda hub: _announce(hub, quiet, as_json), port)
+        is_first = write_first_config(Path(place))
+        assembly.run(
+            Path(place), lambda hub: _announce(hub, is_first, quiet, as_json), given, log_file
+        )
     except home.Held as held:
         stop(str(held), NO_HUB)
     except home.Unfit as unfit:
@@ -75,11 +113,16 @@ def _serve(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
         stop_for(error)
 
 
-def _announce(hub: Instance, quiet: bool, as_json: bool) -> None:
+def _announce(hub: Instance, is_first: bool, quiet: bool, as_json: bool) -> None:
+    in_json = hub.config.log.format == "json"
+    if is_first and not in_json:
+        print(f"wrote {hub.place}/config.toml", file=sys.stderr)
     if as_json:
         # One line: whoever reads it waits for this line, not for the end.
         print(json.dumps(_up(os.getpid(), hub.url, str(hub.place))), flush=True)
-    if quiet or as_json:
+    if in_json:  # nothing else may be among its lines
+        log.info("dragoman %s is up: %s, home %s", __version__, hub.url, hub.place)
+    if quiet or as_json or in_json:
         return
     count = len(hub.config.mcp_servers)
     if count:
@@ -129,7 +172,7 @@ def _up(pid: int, url: str | None, place: str, **more: str) -> dict[str, object]
     return {"pid": pid, "url": url, "mcp_url": f"{url}/mcp" if url else None, "home": place, **more}
 
 
-def _detach(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
+def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
     daemon = running(place)
     if daemon is not None:
         inside = "inside a `dragoman mcp`; it ends with the IDEs that share it"
@@ -138,11 +181,10 @@ def _detach(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
         home.prepare(place)
     except home.Unfit as unfit:
         stop(str(unfit))
-    command = [sys.executable, "-m", "dragoman", "up", "--home", place]
-    command += ["--port", str(port)] if port is not None else []
-    command += ["--quiet"] if quiet else []
     log = os.path.join(place, "hub.log")
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    command = [sys.executable, "-m", "dragoman", "up", "--home", place, "--log-file", log, *options]
+    # The hub opens it itself; this one takes what it says if it does not come so far.
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     begun = os.fstat(fd).st_size
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, start_new_session=True
@@ -172,7 +214,7 @@ def _detach(place: str, port: int | None, quiet: bool, as_json: bool) -> None:
 def _explain(code: int, log: str, begun: int) -> NoReturn:
     """Its last words, with its exit code."""
     with open(log, "rb") as file:
-        file.seek(begun)
+        file.seek(begun if begun <= os.fstat(file.fileno()).st_size else 0)  # or it began anew
         last = file.read(64_000).decode("utf-8", "replace").strip().splitlines()
     words = last[-1].removeprefix("dragoman: ") if last else f"it said nothing; see {log}"
     stop(f"the hub did not start: {words}", code if code > 0 else FAILED)

@@ -22,7 +22,7 @@ COMMANDS = {
     "stop": ("dragoman.cli.hub", "stop_command", "Stop it; what is under way may finish."),
     "status": ("dragoman.cli.hub", "status", "Whether one runs, and what it has."),
     "init": ("dragoman.cli.configure", "init", "Write a commented config.toml."),
-    "config": ("dragoman.cli.configure", "config", "Check config.toml."),
+    "config": ("dragoman.cli.configure", "config", "Check and show the configuration."),
     "import": ("dragoman.cli.import_", "import_command", "Take over the servers of an IDE."),
     "install": ("dragoman.cli.install", "install", "Put the hub into an IDE, or take it out."),
     "servers": ("dragoman.cli.servers", "servers", "The servers, and what is wrong with them."),

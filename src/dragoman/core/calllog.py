@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from dragoman.core.bus import Bus
 from dragoman.core.events import PostVerb
+from dragoman.core.logs import JSON, TEXT, render_json, render_time
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import render_name
 from dragoman.core.tool import TOOL
@@ -16,10 +18,15 @@ FLUSH_SECONDS = 0.1
 FLUSH_LINES = 1_000
 
 
+End = tuple[float, str, Principal, Trace, str, str, float]
+"""When a call ended, its verb, caller and trace, the outcome, the kind of error, milliseconds."""
+
+
 class CallLog:
-    def __init__(self, bus: Bus, write: Callable[[str], object]) -> None:
+    def __init__(self, bus: Bus, write: Callable[[str], object], format: str = TEXT) -> None:
         self._write = write
-        self._ends: list[tuple[str, Principal, Trace, str, str, float]] = []
+        self._render = _render_json if format == JSON else _render_text
+        self._ends: list[End] = []
         self._timer: asyncio.TimerHandle | None = None
         bus.observe(PostVerb, self._ended)
 
@@ -28,7 +35,9 @@ class CallLog:
         tool = call.tool
         verb = tool.name if tool.kind == TOOL else render_name(tool.name, tool.kind)
         error = event.error.kind if event.error is not None else ""
-        self._ends.append((verb, call.caller, call.trace, event.outcome, error, event.duration_ms))
+        self._ends.append(
+            (time.time(), verb, call.caller, call.trace, event.outcome, error, event.duration_ms)
+        )
         if len(self._ends) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:
@@ -41,17 +50,34 @@ class CallLog:
             self._timer = None
         ends, self._ends = self._ends, []
         if ends:
-            self._write("".join(_line(*end) for end in ends))
+            self._write("".join(map(self._render, ends)))
 
 
-def _line(
-    verb: str, caller: Principal, trace: Trace, outcome: str, error: str, duration_ms: float
-) -> str:
+def _render_text(end: End) -> str:
+    return f"{render_time(end[0])} INFO {_render_message(end)}\n"
+
+
+def _render_message(end: End) -> str:
+    _, verb, caller, trace, outcome, error, duration_ms = end
     why = f" ({error})" if error else ""
     return (
         f"call {_plain(verb)} by {caller.label} -> {outcome}{why} {duration_ms:.1f} ms "
-        f"depth {trace.depth} trace {trace.id[:8]}\n"
+        f"depth {trace.depth} trace {trace.id[:8]}"
     )
+
+
+def _render_json(end: End) -> str:
+    at, verb, caller, trace, outcome, error, duration_ms = end
+    fields = {
+        "verb": _plain(verb),
+        "caller": caller.label,
+        "outcome": outcome,
+        "error": error or None,
+        "duration_ms": round(duration_ms, 3),
+        "depth": trace.depth,
+        "trace": trace.id,
+    }
+    return render_json(at, "info", "dragoman.calls", _render_message(end), fields)
 
 
 def _plain(name: str) -> str:

@@ -1,23 +1,58 @@
-"""The hub's log: one line a record, whatever the record says."""
+"""The hub's log: one line a record, as text or as JSON, to stderr or to a file that is rotated."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
+import re
 import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import TracebackType
+from typing import Any
 
 from dragoman.core.text import escape_line
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 )
+TEXT, JSON = "text", "json"
+EXTRA_FIELDS = ("trace",)
+"""What a record may carry beside its message, by `extra=`."""
+
+
+def render_time(seconds: float) -> str:
+    """UTC with milliseconds: `2026-01-31T12:00:00.123Z`."""
+    whole = int(seconds)
+    return f"{_render_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
+
+
+@lru_cache(maxsize=8)
+def _render_second(whole: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
+
+
+def render_json(
+    seconds: float, level: str, logger: str, message: str, more: Mapping[str, Any]
+) -> str:
+    """One line with the fields that every record has first."""
+    record = {"time": render_time(seconds), "level": level, "logger": logger, "message": message}
+    return json.dumps({**record, **more}).replace("\x7f", "\\u007f") + "\n"
 
 
 class LineFormatter(logging.Formatter):
     """Names and errors come from outside: a line break in one must not begin another record. The
     lines of a traceback follow its record, indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return render_time(record.created)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = escape_line(record.message)
@@ -30,12 +65,139 @@ class LineFormatter(logging.Formatter):
         return _indent(super().formatStack(stack_info))
 
 
-def start_logging(level: int) -> None:
-    """Writes records of `level` and above to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(LOG_FORMAT))
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        found = vars(record)
+        more = {name: found[name] for name in EXTRA_FIELDS if name in found}
+        if record.exc_info:
+            more["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            more["stack"] = record.stack_info
+        level = record.levelname.lower()
+        line = render_json(record.created, level, record.name, record.getMessage(), more)
+        return line.removesuffix("\n")
+
+
+class LogFile:
+    """A log file that begins anew when it has grown, and that stdout and stderr of this process
+    lead to: what a crash of the interpreter writes is in it too."""
+
+    def __init__(self, path: str, max_bytes: int, keep: int) -> None:
+        """`keep` older files stay: `path.1` is the newest of them."""
+        self._path = path
+        self._max_bytes = max_bytes
+        self._keep = keep
+        self._redirect(_open(path, os.O_CREAT))
+
+    def make_room(self, count: int) -> None:
+        """Before so many bytes are written. Where no new file can be made, the old one grows."""
+        if 0 < os.fstat(2).st_size > self._max_bytes - count:
+            with contextlib.suppress(OSError):
+                self._rotate()
+
+    def _rotate(self) -> None:
+        new = f"{self._path}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        fd = _open(new, os.O_CREAT | os.O_EXCL)  # first: if this fails, nothing has changed
+        try:
+            for number in range(self._keep - 1, 0, -1):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(f"{self._path}.{number}", f"{self._path}.{number + 1}")
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self._path, f"{self._path}.1")
+            os.rename(new, self._path)
+        except OSError:
+            os.close(fd)
+            raise
+        self._redirect(fd)
+
+    def _redirect(self, fd: int) -> None:
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+
+def _open(path: str, flags: int) -> int:
+    flags |= os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+class LogOutput:
+    """Where lines go. There is one, as there is one stderr."""
+
+    def __init__(self) -> None:
+        self.format = TEXT
+        self.file: LogFile | None = None
+        self._lock = threading.Lock()
+
+    def write(self, lines: str) -> None:
+        """A log that cannot be written must not stop what is logged."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self.file is not None:
+                self.file.make_room(len(lines))
+            sys.stderr.write(lines)
+            sys.stderr.flush()
+
+
+OUTPUT = LogOutput()
+
+
+class OutputHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            OUTPUT.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
+
+
+def start_logging(level: int, format: str = TEXT, file: LogFile | None = None) -> None:
+    """Writes records of `level` and above to stderr, or to `file`. The first call counts."""
+    if logging.getLogger().handlers:
+        return
+    OUTPUT.format, OUTPUT.file = format, file
+    handler = OutputHandler()
+    handler.setFormatter(JsonFormatter() if format == JSON else LineFormatter())
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def _indent(text: str) -> str:
     return "\n".join(f"  {escape_line(line)}" for line in text.split("\n"))
+
+
+class RepeatedFailure:
+    """Thins out a failure that stays the same: it is logged at once, then after pauses that grow,
+    with how often it has happened. Numbers in it make no difference."""
+
+    FIRST_SECONDS = 60.0
+    GROWTH = 4.0
+    LONGEST_SECONDS = 6 * 3600.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._shape = ""
+        self._count = 0
+        self._since = 0.0
+        self._logged_at = 0.0
+        self._pause = 0.0
+
+    def note(self, text: str) -> str | None:
+        """What to log now; None if it was logged lately."""
+        now = self._clock()
+        shape = re.sub(r"\d+", "0", text)
+        if shape != self._shape or not self._count:
+            self._shape, self._count = shape, 1
+            self._since, self._logged_at, self._pause = time.time(), now, self.FIRST_SECONDS
+            return text
+        self._count += 1
+        if now - self._logged_at < self._pause:
+            return None
+        self._logged_at = now
+        self._pause = min(self._pause * self.GROWTH, self.LONGEST_SECONDS)
+        return f"{text} (unchanged, {self._count} times since {render_time(self._since)})"
+
+    def clear(self) -> None:
+        """It works again: the next failure is a new one."""
+        self._count = 0

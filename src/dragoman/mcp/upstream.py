@@ -20,6 +20,7 @@ from dragoman.core.call import NOTHING, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, Quarantined, TimedOut, Unreachable
 from dragoman.core.events import ResourceUpdated, ServerChanged
+from dragoman.core.logs import RepeatedFailure
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
 from dragoman.mcp.client import Session
@@ -78,10 +79,10 @@ class Upstream:
     # More than 30 attributes in a dictionary would cost the fast path to all of them.
     __slots__ = (
         "__weakref__", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed", "_connect",
-        "_dirty", "_failed_at", "_in_flight", "_leaving", "_listing", "_settled", "_stop_secs",
-        "_stopping", "_task", "_used_at", "_wake", "entry", "facts", "followed", "may_last",
-        "modern", "name", "offers", "personal", "reason", "restarts", "session", "state",
-        "stderr", "tasks", "way",
+        "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_listing", "_settled",
+        "_stop_secs", "_stopping", "_task", "_used_at", "_wake", "entry", "facts", "followed",
+        "may_last", "modern", "name", "offers", "personal", "reason", "restarts", "session",
+        "state", "stderr", "tasks", "way",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +111,7 @@ class Upstream:
         )
         self.state = "starting"
         self.reason = ""
+        self._failure = RepeatedFailure()
         self.stderr = Ring()
         """What it wrote there, and the lines of its log that are nobody's."""
         self.session: Session | None = None
@@ -514,7 +516,11 @@ class Upstream:
             return
         self.state, self.reason = state, reason
         if state == "failed":
-            log.warning('server "%s" is not connected: %s', self.name, reason)
+            said = self._failure.note(reason)
+            level = logging.DEBUG if said is None else logging.WARNING
+            log.log(level, 'server "%s" is not connected: %s', self.name, said or reason)
+        elif state == "connected":
+            self._failure.clear()
         self._bus.emit(ServerChanged(self.name, state, reason))
 
 

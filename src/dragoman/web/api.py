@@ -75,6 +75,20 @@ class Request:
     """What follows the question mark; where something is named twice, the last."""
 
 
+WELCOME_TEXT = b"""This is a Dragoman hub: MCP servers and A2A agents behind one endpoint.
+
+MCP clients     /mcp (Streamable HTTP)
+HTTP API        /openapi.json describes it
+on the machine  dragoman status, dragoman servers, dragoman docs
+"""
+"""For somebody who opens the hub's address in a browser."""
+WELCOME_PAGE = (
+    b"<!doctype html><meta charset=utf-8><title>Dragoman</title>\n<pre>"
+    + WELCOME_TEXT.replace(b"/openapi.json", b"<a href=/openapi.json>/openapi.json</a>")
+    + b"</pre>\n"
+)
+
+
 Respond = Callable[[Request], Awaitable[Response]]
 Route = tuple[str, str, Respond]
 """A method, the pattern of a path, and what answers."""
@@ -106,6 +120,7 @@ class Api:
         self._routes: list[tuple[str, re.Pattern[str], Respond]] = [
             (method, re.compile(path), respond)
             for method, path, respond in (
+                ("GET", r"/", self._welcome),
                 ("GET", r"/healthz", self._healthz),
                 ("GET", r"/readyz", self._readyz),
                 ("GET", r"/metrics", self._metrics),
@@ -150,6 +165,12 @@ class Api:
                 405, problem(405, f"use {' or '.join(sorted(allowed))}").body, headers=[allow]
             )
         return problem(404, "there is nothing here; see /openapi.json for what there is")
+
+    async def _welcome(self, request: Request) -> Response:
+        if b"text/html" in request.fields.get(b"accept", b""):
+            policy = (b"content-security-policy", b"default-src 'none'")
+            return Response(200, WELCOME_PAGE, "text/html; charset=utf-8", headers=[policy])
+        return Response(200, WELCOME_TEXT, "text/plain; charset=utf-8")
 
     async def _healthz(self, request: Request) -> Response:
         return Response(200, b"ok\n", "text/plain")

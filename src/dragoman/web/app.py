@@ -40,8 +40,9 @@ class Under:
         return path == self.prefix or path.startswith(f"{self.prefix}/")
 
 
-OPEN = frozenset({"/healthz", "/readyz"})
-"""Paths that need no key."""
+PROBES = frozenset({"/healthz", "/readyz"})
+"""Paths that answer under any Host: a load balancer or the kubelet calls by an address. They say
+whether the hub runs, and nothing of it. They need no key."""
 ONCE = frozenset(
     {
         *(b"host", b"origin", b"authorization", b"content-type"),
@@ -88,9 +89,7 @@ class App:
             return problem(400, f"the header {min(twice).decode('latin-1')} is named twice")
         host = fields.get(b"host")
         if host is None or not self._names.knows_host(host):
-            return problem(
-                421, "the Host header names no host of this hub; see [server] allowed_hosts"
-            )
+            return None if _is_probe(request) else _UNKNOWN_HOST
         if (origin := fields.get(b"origin")) is not None:
             if not self._names.allows_origin(origin, host):
                 return problem(
@@ -120,7 +119,7 @@ class App:
         return None
 
     def _is_open(self, path: str) -> bool:
-        return path in OPEN or any(one.has(path) and one.is_open(path) for one in self._under)
+        return path in PROBES or any(one.has(path) and one.is_open(path) for one in self._under)
 
     def answer(self, request: Request) -> Awaitable[None]:
         return serve(request, self._mounts, self._api, self._under)
@@ -222,6 +221,10 @@ def reply(request: Request, response: Response) -> None:
     request.reply(response.status, headers, response.body)
 
 
+def _is_probe(request: Request) -> bool:
+    return request.path in PROBES and request.method in ("GET", "HEAD")
+
+
 def _twice(repeated: frozenset[bytes]) -> set[bytes]:
     return {name for name in repeated if name in ONCE or name.startswith(MIRRORED)}
 
@@ -229,6 +232,10 @@ def _twice(repeated: frozenset[bytes]) -> set[bytes]:
 def _is_plain(fields: Mapping[bytes, bytes]) -> bool:
     return fields[b"content-encoding"].lower() in (b"", b"identity")
 
+
+_UNKNOWN_HOST = problem(
+    421, "the Host header names no host of this hub; see [server] allowed_hosts"
+)
 
 _ENCODED = Response(
     415,

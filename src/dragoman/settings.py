@@ -1,0 +1,304 @@
+"""The layers of the configuration: command line, environment, file. Walks any tree of `Struct`s and
+knows no setting by name.
+
+`DRAGOMAN_SERVER__PORT=8000` sets `[server] port`: two underscores separate the steps of a path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dragoman.core.errors import ConfigError
+
+Step = str | int
+Path = tuple[Step, ...]
+
+PREFIX = "DRAGOMAN_"
+CREDENTIALS = "DRAGOMAN_AGENT_"
+"""How variables begin that hold credentials of agents; they may have any name after this."""
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A setting from the command line."""
+
+    path: Path
+    value: Any
+    option: str
+
+
+@dataclass(slots=True)
+class Origins:
+    """Where each value comes from that is not the file's."""
+
+    names: dict[Path, str] = field(default_factory=dict)
+
+    def find(self, at: Path) -> str | None:
+        """The variable or option that set `at`, or something around it or below it."""
+        for length in range(len(at), 0, -1):
+            if at[:length] in self.names:
+                return self.names[at[:length]]
+        return next((name for path, name in self.names.items() if path[: len(at)] == at), None)
+
+
+def merge_layers(
+    raw: dict[str, Any], struct: type[Struct], environ: Mapping[str, str], given: Iterable[Given]
+) -> Origins:
+    """Puts the environment, and over it the command line, into what the file says."""
+    origins = Origins()
+    for name in sorted(list_variables(struct, environ), key=_order):
+        path, value = _read_variable(name, environ, struct, raw)
+        _put(raw, path, value, f"environment variable {name}")
+        origins.names[path] = f"environment variable {name}"
+    for one in given:
+        _put(raw, one.path, one.value, one.option)
+        origins.names[one.path] = one.option
+    return origins
+
+
+def list_variables(struct: type[Struct], environ: Mapping[str, str]) -> list[str]:
+    """The variables that set something."""
+    return sorted(filter(_is_setting(struct), environ))
+
+
+def variable_of(path: str) -> str:
+    """The variable for a setting as `list_settings` writes it; `N` stands for a number."""
+    steps = []
+    for part in path.split("."):
+        name, listed, rest = part.partition("[]")
+        steps.append(name.partition("(")[0])
+        if listed:
+            steps.append("n")
+        assert not rest or rest.startswith("(")
+    return PREFIX + "__".join(steps).upper()
+
+
+def find_near_misses(struct: type[Struct], environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables that set nothing and look as if they should, each with the right name. They are no
+    error: Kubernetes and Docker set `DRAGOMAN_SERVER_PORT` for a service called dragoman-server."""
+    known = {variable_of(path) for path, *_ in list_settings(struct)}
+    meant = {name.replace("__", "_"): name for name in sorted(known) if "__" in name}
+    return [
+        (name, meant[name])
+        for name, value in sorted(environ.items())
+        if name in meant and not value.startswith(("tcp://", "udp://"))
+    ]
+
+
+# --- variables ------------------------------------------------------------------------------------
+
+
+def _is_setting(struct: type[Struct]) -> Any:
+    """A name without two underscores is a setting only if it is one at the top of the file."""
+    tops = {
+        PREFIX + name.upper()
+        for name, hint in fields_of(struct).items()
+        if not structs_in(hint) or is_list(hint)
+    }
+
+    def decide(name: str) -> bool:
+        if not name.startswith(PREFIX) or name.startswith(CREDENTIALS):
+            return False
+        return "__" in name or name in tops
+
+    return decide
+
+
+def _order(name: str) -> list[tuple[int, int, str]]:
+    """A list before its elements, and these by number."""
+    steps = name.split("__")
+    return [(0, int(step), "") if step.isdecimal() else (1, 0, step) for step in steps]
+
+
+def _read_variable(
+    name: str, environ: Mapping[str, str], struct: type[Struct], raw: dict[str, Any]
+) -> tuple[Path, Any]:
+    steps = name.removeprefix(PREFIX).split("__")
+    path: list[Step] = []
+    value: Any = raw
+    hint: Any = struct
+    for count, step in enumerate(steps, 1):
+        structs = structs_in(hint)
+        if is_list(hint) and structs and not (path and isinstance(path[-1], int)):
+            if not (step.isdecimal() and len(step) < 5):
+                raise ConfigError(f"environment variable {name}: {_needs_number(name, count)}")
+            path.append(int(step))
+            value = value[int(step)] if isinstance(value, list) and len(value) > int(step) else {}
+            continue
+        if not structs:
+            whole = PREFIX + "__".join(steps[: count - 1])
+            raise ConfigError(
+                f"environment variable {name}: {whole} is a single value; nothing stands below it"
+            )
+        chosen = _choose(structs, value, environ.get(PREFIX + "__".join([*steps[:-1], "TYPE"])))
+        hint = _find_field(name, steps, count - 1, chosen)
+        path.append(step.lower())
+        value = value.get(step.lower(), {}) if isinstance(value, dict) else {}
+    if structs_in(hint) and not (is_list(hint) and not isinstance(path[-1], int)):
+        raise ConfigError(f"environment variable {name} is a table; set {name}__… instead")
+    return tuple(path), _parse_value(name, environ[name], hint)
+
+
+def _needs_number(name: str, count: int) -> str:
+    steps = name.split("__")
+    return f"{'__'.join(steps[: count - 1])} is a list; write {'__'.join(steps[: count - 1])}__0__…"
+
+
+def _choose(structs: list[type[Struct]], value: Any, tag: str | None) -> list[type[Struct]]:
+    """Of several kinds of a table the one that the environment or the file names; else all."""
+    if tag is None and isinstance(value, dict):
+        tag = value.get("type")
+    return [one for one in structs if one.__struct_config__.tag == tag] or structs
+
+
+def _find_field(name: str, steps: list[str], at: int, structs: list[type[Struct]]) -> Any:
+    known: dict[str, Any] = {}
+    for struct in structs:
+        known |= fields_of(struct)
+        if tag_field := struct.__struct_config__.tag_field:
+            known[tag_field] = str
+    step = steps[at]
+    if step.isupper() and step.lower() in known:
+        return known[step.lower()]
+    upper = [one.upper() for one in known]
+    near = difflib.get_close_matches(step.upper(), upper, n=1, cutoff=0.5)
+    if near:
+        hint = f"did you mean {PREFIX}{'__'.join([*steps[:at], near[0], *steps[at + 1 :]])}?"
+    else:
+        hint = f"known there: {', '.join(sorted(upper))}"
+    raise ConfigError(f'environment variable {name}: there is no setting "{step.lower()}"; {hint}')
+
+
+def _parse_value(name: str, text: str, hint: Any) -> Any:
+    """The text as the setting's type. Text that does not fit stays text: the shape refuses it."""
+    kinds = set(_kinds(hint))
+    if kinds & {list, dict}:
+        return _parse_container(name, text, kinds)
+    if str in kinds:
+        return text
+    if bool in kinds:
+        return _BOOLEANS.get(text.strip().lower(), text)
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text.strip())
+            except ValueError:
+                continue
+    return text
+
+
+def _parse_container(name: str, text: str, kinds: set[Any]) -> Any:
+    if text.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"environment variable {name} is not valid JSON") from None
+    if list in kinds and Struct not in kinds:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    example = '[{"name": …}]' if list in kinds else '{"name": "value"}'
+    raise ConfigError(f"environment variable {name} must be JSON such as {example}")
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        yield from _kinds(get_args(hint)[0])
+    elif origin is Literal:
+        yield str
+    elif origin in (list, dict):
+        yield origin
+        if structs_in(hint):
+            yield Struct
+    elif origin is not None:
+        for arg in get_args(hint):
+            yield from _kinds(arg)
+    else:
+        yield hint
+
+
+def _put(raw: dict[str, Any], path: Path, value: Any, origin: str) -> None:
+    """A step that is a number leads to that element of a list, or to a new one at its end."""
+    here: Any = raw
+    for step, next_step in zip(path, [*path[1:], None], strict=True):
+        empty: Any = value if next_step is None else [] if isinstance(next_step, int) else {}
+        if isinstance(step, int):
+            if not isinstance(here, list) or step > len(here):
+                has = len(here) if isinstance(here, list) else 0
+                raise ConfigError(
+                    f"{origin}: the list has {has} elements, so the next new one is {has}"
+                )
+            if step == len(here):
+                here.append(empty)
+        elif not isinstance(here, dict):
+            raise ConfigError(f"{origin}: the file has something else than a table around it")
+        elif next_step is None or step not in here:
+            here[step] = empty
+        here = here[step]
+
+
+# --- the tree of settings -------------------------------------------------------------------------
+
+
+def structs_in(hint: Any) -> list[type[Struct]]:
+    """The struct types inside an annotation."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return [hint]
+    return [struct for arg in get_args(hint) for struct in structs_in(arg)]
+
+
+def fields_of(struct: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(struct, include_extras=True)
+
+
+def is_list(hint: Any) -> bool:
+    return get_origin(_bare(hint)) is list
+
+
+def list_settings(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Every setting with its type, default and meaning."""
+    hints = fields_of(struct)
+    for one in msgspec.structs.fields(struct):
+        hint = hints[one.name]
+        inner = structs_in(hint)
+        path = f"{prefix}{one.name}"
+        if not inner:
+            yield path, _type_name(hint), _default(one), _meaning(hint)
+            continue
+        listed = "[]" if is_list(hint) else ""
+        for choice in inner:
+            tag = choice.__struct_config__.tag
+            kind = f"({tag})" if isinstance(tag, str) else ""
+            yield from list_settings(choice, f"{path}{listed}{kind}.")
+
+
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _meaning(hint: Any) -> str:
+    for arg in get_args(hint):
+        if isinstance(arg, Meta) and arg.description:
+            return arg.description
+    return ""
+
+
+def _type_name(hint: Any) -> str:
+    bare = _bare(hint)
+    text = bare.__name__ if isinstance(bare, type) and not get_args(bare) else str(bare)
+    return text.replace("typing.", "").replace(" | None", "")
+
+
+def _default(one: msgspec.structs.FieldInfo) -> str:
+    if one.default_factory is not msgspec.NODEFAULT:
+        return str(one.default_factory())
+    if one.default is msgspec.NODEFAULT:
+        return "required"
+    return "none" if one.default is None else str(one.default)
