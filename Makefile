@@ -28,7 +28,8 @@ fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff check --fix src tests bench conformance faults examples
 bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
-conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-conformance/mcp-source/.done .venv-references/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done  ## the official suites; writes docs/conformance.md
+FRAMEWORKS := adk beeai crewai langgraph strands
+conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-conformance/mcp-source/.done .venv-references/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done $(FRAMEWORKS:%=.venv-%/.done)  ## the official suites; writes docs/conformance.md
 	$(VENV)/bin/python -m conformance
 BEFORE ?= HEAD
 compare: $(VENV)/.core .venv-bench/.done  ## CPU of a call beside the commit BEFORE=..., interleaved
@@ -53,6 +54,11 @@ lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group a2a-sdk-03 -o locks/a2asdk03.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group a2a-sdk-02 -o locks/a2asdk02.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group python-a2a -o locks/pythona2a.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group adk -o locks/adk.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group beeai -o locks/beeai.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group crewai -o locks/crewai.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group langgraph -o locks/langgraph.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group strands -o locks/strands.lock
 clean:  ## remove what was installed here; your hub's home stays
 	rm -rf .venv .venv-* $(BOOT) conformance/node_modules conformance/build
 

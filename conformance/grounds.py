@@ -48,10 +48,10 @@ def remote(url: str, kind: str = "http") -> str:
     return f'type = "{kind}"\nurl = "{url}"\nallow_private = true\n'
 
 
-def child(command: Command) -> str:
+def child(command: Command, folder: Path = ROOT) -> str:
     program, *arguments = (str(part) for part in command)
     return (
-        f'type = "stdio"\ncommand = "{program}"\nargs = {json.dumps(arguments)}\ncwd = "{ROOT}"\n'
+        f'type = "stdio"\ncommand = "{program}"\nargs = {json.dumps(arguments)}\ncwd = "{folder}"\n'
     )
 
 

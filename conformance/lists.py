@@ -32,6 +32,7 @@ Object = dict[str, Any]
 class Comparison:
     name: str
     problem: str | None
+    reason: str | None = None  # why the difference is intended
 
 
 class Wire:

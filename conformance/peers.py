@@ -3,12 +3,11 @@
 import contextlib
 import json
 import re
-import socket
 from dataclasses import dataclass
 
 from conformance.grounds import FIXTURE, child, fixture, hub, remote
 from conformance.places import EVERYTHING, HUB, INSPECTOR, NODE, PYTHON
-from conformance.processes import Command, free_port, run, started, wait_for
+from conformance.processes import Command, free_port, reachable, run, started, wait_for
 
 SECONDS = 60.0
 ERAS = ("legacy", "modern")
@@ -45,11 +44,6 @@ def everything_over_http(only: str) -> list[Result]:
         wait_for(process, lambda: reachable(port))
         with hub("everything-http", remote(f"http://127.0.0.1:{port}/mcp")) as (url, _):
             return use_everything(name, url)
-
-
-def reachable(port: int) -> str:
-    with socket.create_connection(("127.0.0.1", port), timeout=1):
-        return "yes"
 
 
 def use_everything(name: str, url: str) -> list[Result]:

@@ -109,6 +109,11 @@ def free_port() -> int:
         return port
 
 
+def reachable(port: int) -> str:
+    with socket.create_connection(("127.0.0.1", port), timeout=1):
+        return "yes"
+
+
 def run(
     name: str,
     command: Command,

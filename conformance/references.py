@@ -328,7 +328,8 @@ def compare_looks(
             problem = first_difference(one, other, "$") if other is not ... else "is missing"
             if one is ...:
                 problem = f"is there through the hub only: {shown(other)}"
-        results.append(Comparison(f"{title}: {what}", problem))
+        name = f"{title}: {what}"
+        results.append(Comparison(name, problem, reason_for(name) if problem else None))
     return results
 
 
