@@ -1,9 +1,9 @@
 """A stdio MCP server that offers what a file says; the standard library only.
 
 `python told_server.py FILE`: FILE holds `tools`, `prompts`, `resources` and `resourceTemplates` as
-JSON, and may hold `instructions`, more `capabilities`, and `results` of tools by their names. The
-tool `look`, which is always there, says that all lists have changed; `leave` ends the server. Every
-other call is answered with the name that arrived.
+JSON, and may hold `instructions`, more `capabilities`, `results` of tools by name, and what a
+read `reads` before the address. The tool `look`, which is always there, says that all lists have
+changed; `leave` ends the server. Every other call is answered with the name that arrived.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
             return dict(result)
         return {"content": [{"type": "text", "text": f"arrived: {params['name']}"}]}
     if method == "resources/read":
-        return {"contents": [{"uri": params["uri"], "text": f"contents of {params['uri']}"}]}
+        text = f"{told('reads', 'contents of')} {params['uri']}"
+        return {"contents": [{"uri": params["uri"], "text": text}]}
     if method == "prompts/get":
         return {"messages": [{"role": "user", "content": {"type": "text", "text": "a prompt"}}]}
     return {} if method == "ping" else None

@@ -183,8 +183,9 @@ class Catalog:
 
     def shown(self, tool: Tool, style: str = "") -> str:
         """What a list calls it in that style of naming. Where that name is another's, it is one
-        that is this one's alone: `{style}!` if there is such, else the canonical."""
-        for name in (tool.other_names.get(style, tool.alias), tool.other_names.get(f"{style}!")):
+        that is this one's alone: `{style}!` or `own` if there is such, else the canonical."""
+        names = tool.other_names
+        for name in (names.get(style, tool.alias), names.get(f"{style}!"), names.get("own")):
             if name is not None and self._leads_to(name, tool):
                 return name
         return tool.name

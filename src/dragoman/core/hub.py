@@ -6,6 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dragoman.core.addresses import (
+    LINK,
+    LINKING,
+    Mentions,
+    address_in,
+    has_resources,
+    own_address,
+    with_address,
+)
 from dragoman.core.bus import Bus
 from dragoman.core.call import NO_UPDATES, NOTHING, Call, Result, Updates, Wanted, discard
 from dragoman.core.catalog import Catalog
@@ -25,6 +34,7 @@ from dragoman.core.tool import (
     TEMPLATE,
     TOOL,
     Nowhere,
+    Target,
     Tool,
     anything,
     tool_nowhere,
@@ -32,16 +42,6 @@ from dragoman.core.tool import (
 )
 from dragoman.core.trace import Carried
 from dragoman.core.view import EVERYTHING, View
-
-
-async def _run(call: Call) -> Result:
-    """The end of the road. What a target raises that is no `HubError` is still its failure."""
-    try:
-        return await call.tool.target.run(call)
-    except HubError:
-        raise
-    except Exception as error:
-        raise WorkFailed(f'"{call.tool.name}" failed: {error!r}') from error
 
 
 def _is_unknown(tool: Tool) -> bool:
@@ -75,9 +75,10 @@ class Hub:
         self.bus = bus
         self.startup: Startup | None = None
         """Set where targets are connected after the hub has begun to serve."""
-        self._owners_at = (-1, -1), Owners((), ())
+        self._owners_at: tuple[tuple[int, ...], Owners] = (), Owners((), ())
         """Whose the addresses of resources are, at these versions of the catalogs."""
-        self._road = compose(stages, _run)
+        self._mentions = Mentions()
+        self._road = compose(stages, self._run)
 
     async def call(
         self,
@@ -123,6 +124,19 @@ class Hub:
         except HubError as error:
             error.trace = trace.id
             raise
+
+    async def _run(self, call: Call) -> Result:
+        """The end of the road. What a target raises that is no `HubError` is still its failure."""
+        try:
+            result = await call.tool.target.run(call)
+        except HubError:
+            raise
+        except Exception as error:
+            raise WorkFailed(f'"{call.tool.name}" failed: {error!r}') from error
+        for block in result.content:
+            if isinstance(block, dict) and block.get("type") in LINKING:
+                return self._with_links(call, result)
+        return result
 
     async def _find_starting(
         self, startup: Startup, caller: Principal, name: str, view: View, kind: str
@@ -198,27 +212,68 @@ class Hub:
                 return unlisted
         return tool
 
+    # --- resources that no list has ------------------------------------------------------------
+
     def _unlisted(self, uri: str) -> Tool | None:
-        """A resource need not be listed to be read: a template may have led to it."""
-        owner = self._owners().of(uri)
-        if owner is None:
+        """A resource need not be listed to be read: a template may have led to it, a tool may name
+        it, a result may have had a link to it."""
+        found = self._owners().of(uri, self._mentions.owner(uri))
+        if found is None:
             return None
-        prefix = f"{owner.target.name}."
-        remote = uri.removeprefix(prefix) if owner.name.startswith(prefix) else uri
+        target, remote = found
+        name = f"{target.name}.{remote}"
         claimed = self.catalogs[RESOURCE].claims.owner(RESOURCE, uri)
-        if claimed is not None and claimed != f"{prefix}{remote}":
+        if claimed is not None and claimed != name:
             return None  # another's, though that is away
-        return Tool(
-            name=f"{prefix}{remote}",
-            alias=uri,
-            remote_name=remote,
-            kind=RESOURCE,
-            target=owner.target,
-        )
+        listed = self.catalogs[RESOURCE].find(name)  # by an address that names its server
+        if not _is_unknown(listed):
+            return listed
+        return Tool(name=name, alias=uri, remote_name=remote, kind=RESOURCE, target=target)
 
     def _owners(self) -> Owners:
-        templates, resources = self.catalogs[TEMPLATE], self.catalogs[RESOURCE]
-        version = templates.version, resources.version
+        version = tuple(catalog.version for catalog in self.catalogs.values())
         if self._owners_at[0] != version:
-            self._owners_at = version, Owners(templates.tools(), resources.targets())
+            templates, resources = self.catalogs[TEMPLATE], self.catalogs[RESOURCE]
+            listing = [tool.target for tool in resources.targets()]
+            others = [one.target for each in self.catalogs.values() for one in each.targets()]
+            tools = [tool for tool in self.catalog.tools() if tool.resources]
+            self._owners_at = version, Owners(templates.tools(), listing, others, tools)
         return self._owners_at[1]
+
+    def readable_address(self, target: Target, uri: str) -> str:
+        """The address under which callers can read what `target` calls `uri`: the same, unless
+        that is another's."""
+        if self._leads_to(uri, target):
+            return uri
+        own = own_address(target.name, uri)
+        return own if self._leads_to(own, target) else f"{target.name}.{uri}"
+
+    def _leads_to(self, uri: str, target: Target) -> bool:
+        found = self.find(uri, EVERYTHING, RESOURCE).target
+        if isinstance(found, Nowhere):
+            return any(one.target.name == target.name for one in found.stands_for)
+        return found.name == target.name
+
+    def _with_links(self, call: Call, result: Result) -> Result:
+        """Remembers the addresses that a server returned, and has links lead to that server."""
+        tool, content = call.tool, list(result.content)
+        for place, block in enumerate(content):
+            uri = address_in(block)
+            if not uri:
+                continue
+            shown = uri
+            if tool.kind == RESOURCE and uri == tool.remote_name:
+                shown = call.asked_as
+            elif has_resources(tool.target):
+                self._mention(tool.target, uri)
+                if block["type"] == LINK:
+                    shown = self.readable_address(tool.target, uri)
+            if shown != uri:
+                content[place] = with_address(block, shown)
+        return replace(result, content=content)
+
+    def _mention(self, target: Target, uri: str) -> None:
+        owner = self._mentions.owner(uri)
+        if owner is not None and self._owners().find(owner) is None:
+            self._mentions.forget(owner)  # that server is gone
+        self._mentions.add(target.name, uri)

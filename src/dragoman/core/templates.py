@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from dragoman.core.tool import Tool
+from dragoman.core.addresses import MAX_URI, has_resources, inner_address
+from dragoman.core.tool import Target, Tool
 
-MAX_URI = 8_192
 _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _ACROSS = frozenset("+#/?&;")
 """Operators whose expansion may hold a slash."""
@@ -26,42 +26,61 @@ class Owners:
     """Whose an address is. Made once of what is offered: reading a template takes longer than all
     the rest."""
 
-    def __init__(self, templates: Iterable[Tool], others: Iterable[Tool]) -> None:
-        """`others` are resources, one of each target that has any."""
+    def __init__(
+        self,
+        templates: Iterable[Tool],
+        listing: Iterable[Target],
+        others: Iterable[Target] = (),
+        tools: Iterable[Tool] = (),
+    ) -> None:
+        """`listing` are the servers that list resources, `others` all of them, and `tools` may
+        name resources that belong to them."""
         read = [(tool, *_parts(tool.alias)) for tool in templates]
         weighed = [(sum(map(len, one[1])), *one) for one in read]
         self._templates = sorted(weighed, key=lambda one: -one[0])
-        self._others = {tool.target.name: tool for tool in others}
+        self._listing = {target.name: target for target in listing}
+        self._all = {target.name: target for target in others} | self._listing
+        self._declared: dict[str, dict[str, Target]] = {}
+        for tool in tools:
+            for uri in tool.resources:
+                self._declared.setdefault(uri, {})[tool.target.name] = tool.target
 
-    def of(self, uri: str) -> Tool | None:
-        """A template or resource whose target is the one to ask for `uri`.
+    def of(self, uri: str, mentioned_by: str | None = None) -> tuple[Target, str] | None:
+        """The server to ask for `uri`, and what it calls that.
 
-        The template that says the most fits best; without any, the only server that has resources
-        at all is asked. Where several could be meant nobody is: a read must not go round.
+        An address that names its server is that server's. Else the template that says the most
+        fits best; then comes the server whose tools name the address, then the one that returned
+        it (`mentioned_by`), then the only one that lists resources or can have any. Where several
+        could be meant nobody is asked: a read must not go round.
         """
         if len(uri) > MAX_URI:
             return None
-        best: tuple[int, Tool] | None = None
+        able = {name: one for name, one in self._all.items() if has_resources(one)}
+        able |= self._listing
+        named = [one for one in able.values() if inner_address(one.name, uri)]
+        if len(named) == 1:
+            return named[0], inner_address(named[0].name, uri)
+        best: tuple[int, Target, str] | None = None
         for weight, tool, literals, operators in self._templates:
             if best is not None and weight < best[0]:
                 break
-            if _fits(literals, operators, uri) or _fits(literals, operators, _own(uri, tool)):
-                if best is not None and best[1].target is not tool.target:
-                    return None
-                best = best or (weight, tool)
+            for inner in (uri, inner_address(tool.target.name, uri)):
+                if _fits(literals, operators, inner):
+                    if best is not None and best[1] is not tool.target:
+                        return None
+                    best = best or (weight, tool.target, inner)
+                    break
         if best is not None:
-            return best[1]
-        named = [one for one in self._others.values() if _own(uri, one)]
-        found = named or list(self._others.values())
-        return found[0] if len(found) == 1 else None
+            return best[1], best[2]
+        found = self._declared.get(uri, {})
+        if not found and mentioned_by is not None and mentioned_by in self._all:
+            found = {mentioned_by: self._all[mentioned_by]}
+        if not found:
+            found = self._listing or able
+        return (next(iter(found.values())), uri) if len(found) == 1 else None
 
-
-def _own(uri: str, tool: Tool) -> str:
-    """What stands behind the name of the tool's server; nothing where that does not stand there."""
-    server = tool.target.name
-    if not uri.startswith(server) or uri[len(server) : len(server) + 1] != ".":
-        return ""
-    return uri[len(server) + 1 :]
+    def find(self, name: str) -> Target | None:
+        return self._all.get(name)
 
 
 def _parts(template: str) -> tuple[list[str], list[str]]:

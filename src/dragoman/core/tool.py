@@ -121,6 +121,8 @@ class Tool:
     """Where what goes into it may end: `exec`, `write`, `net`, `agent`."""
     destructive: bool = False
     """Whether it says of itself that it may destroy."""
+    resources: tuple[str, ...] = ()
+    """Addresses of resources that belong to it, which need not be listed."""
     target: Target
 
 

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from dragoman.core.addresses import MAX_URI
 from dragoman.core.errors import Full, HubError, InvalidInput
-from dragoman.core.templates import MAX_URI
 from dragoman.mcp.client import Session
 
 MAX_URIS = 1_000

@@ -12,6 +12,7 @@ import binascii
 import hmac
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from dragoman.core.hub import Hub
@@ -19,6 +20,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.view import View
 from dragoman.mcp.revisions import list_tail, shape_prompt, shape_resource, shape_tool
+from dragoman.mcp.translate import with_ui_addresses
 from dragoman.wire.json import encode
 
 PAGE_BYTES = 8 * 1024 * 1024
@@ -68,7 +70,9 @@ class Lists:
             kind: OrderedDict() for kind in _MEMBER
         }
         """What each was shown last."""
-        self._kept_of = dict.fromkeys(_MEMBER, (-1, -1))
+        self._kept_of: dict[str, Hashable] = {}
+        self._refers = -1, False
+        """At which version of the catalog it was found out whether tools name resources."""
 
     def page(
         self,
@@ -93,9 +97,9 @@ class Lists:
         self, kind: str, caller: Principal, view: View, revision: int, style: str, door: str = ""
     ) -> Pages:
         judge = self._hub.authorizer
-        version = self._hub.catalogs[kind].version, judge.version
+        version = self._version(kind), judge.version
         kept = self._kept[kind]
-        if self._kept_of[kind] != version or len(kept) > MAX_KEPT:
+        if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
             kept.clear()
             self._kept_of[kind] = version
         key = (judge.group(caller), door, view, revision, style)
@@ -115,6 +119,18 @@ class Lists:
             sights.popitem(last=False)
         return found[0]
 
+    def _version(self, kind: str) -> Hashable:
+        """Of all that a list is made from. The address of a tool's user interface depends on which
+        resources there are; most hubs have no such tool."""
+        catalog = self._hub.catalogs[kind]
+        if kind != TOOL:
+            return catalog.version
+        if self._refers[0] != catalog.version:
+            self._refers = catalog.version, any(tool.resources for tool in catalog.tools())
+        if not self._refers[1]:
+            return catalog.version
+        return tuple(one.version for one in self._hub.catalogs.values())
+
     def differs(self, kind: str, caller: Principal, door: str, view: View) -> bool:
         """Whether it would see something else than the last time, which at first was nothing."""
         before = self._sights[kind].get((caller, door, view), ())
@@ -129,7 +145,10 @@ class Lists:
             yield alias
 
     def _shown(self, tool: Tool, shown: str, kind: str, revision: int) -> dict[str, Any]:
-        definition = {"name": shown, **tool.definition, _NAMED[kind]: shown}
+        said = tool.definition
+        if tool.resources:
+            said = with_ui_addresses(said, partial(self._hub.readable_address, tool.target))
+        definition = {"name": shown, **said, _NAMED[kind]: shown}
         if tool.description or kind == TOOL:
             definition["description"] = tool.description
         return _SHAPE[kind](definition, revision)

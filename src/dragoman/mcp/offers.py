@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
+from dragoman.core.addresses import MAX_URI, own_address
 from dragoman.core.call import NOTHING
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
 from dragoman.core.ports import SchemaCompiler
-from dragoman.core.templates import MAX_URI
 from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
@@ -106,6 +106,10 @@ class Offers:
         """As the server put it. Lists are offered even where nothing is in them: what comes later
         is an addition."""
         self._instructions: str | None = None
+        self.has_resources = False
+        """Whether the server says that it has resources, whether or not it lists any."""
+        self.extensions: Mapping[str, Any] = NOTHING
+        """Those that the server declares."""
         self._checked = False
         """Whether the tools that are offered were looked through for headers to send."""
         self._problems: dict[str, list[str]] = {kind: [] for kind in KINDS}
@@ -148,6 +152,9 @@ class Offers:
 
     async def offer(self, session: Session, lists: Lists) -> None:
         """Of a list that was not given what was offered stays."""
+        self.has_resources = session.features.get("resources") is not None
+        extensions = session.features.get("extensions")
+        self.extensions = extensions if isinstance(extensions, dict) else NOTHING
         changes: list[tuple[str, Made]] = []
         checked = session.modern and isinstance(session.wire, HttpWire)
         for kind, entries in lists.items():
@@ -287,9 +294,11 @@ def resource_from_definition(
         raise BadTool(f"its {member} has characters that no address has")
     if uri in taken:
         raise BadTool(f'"{uri[:200]}" is listed twice')
+    name = f"{target.name}.{uri}"
     return Tool(
-        name=f"{target.name}.{uri}",
+        name=name,
         alias=uri,
+        other_names={"own": own} if (own := own_address(target.name, uri)) != name else {},
         kind=kind,
         remote_name=uri,
         description=_description(definition, uri),

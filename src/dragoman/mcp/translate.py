@@ -5,9 +5,10 @@ Pure. What is wrong with an answer and can be put right is put right here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from dragoman.core.addresses import MAX_URI
 from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.ports import SchemaCompiler
@@ -59,8 +60,39 @@ def tool_from_definition(
         definition=definition,
         validate=validate,
         destructive=_is_destructive(definition),
+        resources=tuple(uri for _, uri in ui_addresses(definition)),
         target=target,
     )
+
+
+UI_PLACES = (("ui", "resourceUri"), ("ui/resourceUri",), ("openai/outputTemplate",))
+"""Where the `_meta` of a tool names its user interface: MCP Apps, its older form, and the form of
+OpenAI's Apps SDK."""
+
+
+def ui_addresses(definition: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each place in `_meta` that names a resource of the tool's user interface, and the address."""
+    for place in UI_PLACES:
+        value: Any = definition.get("_meta")
+        for step in place:
+            value = value.get(step) if isinstance(value, dict) else None
+        if isinstance(value, str) and 0 < len(value) <= MAX_URI:
+            yield place, value
+
+
+def with_ui_addresses(
+    definition: Mapping[str, Any], readable: Callable[[str], str]
+) -> Mapping[str, Any]:
+    """With the addresses under which clients can read the tool's user interface."""
+    changed = [
+        (place, shown) for place, uri in ui_addresses(definition) if (shown := readable(uri)) != uri
+    ]
+    if not changed:
+        return definition
+    meta = dict(definition["_meta"])
+    for (first, *rest), shown in changed:
+        meta[first] = {**meta[first], rest[0]: shown} if rest else shown
+    return {**definition, "_meta": meta}
 
 
 def _is_destructive(definition: Mapping[str, Any]) -> bool:

@@ -271,6 +271,14 @@ class Upstream:
         return NAMES[self.session.revision] if self.session else None
 
     @property
+    def has_resources(self) -> bool:
+        return self.offers.has_resources
+
+    @property
+    def extensions(self) -> Mapping[str, Any]:
+        return self.offers.extensions
+
+    @property
     def problems(self) -> list[str]:
         """What of its lists is left out, and why."""
         return self.offers.problems
