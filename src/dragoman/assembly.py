@@ -33,6 +33,7 @@ from dragoman.core.tasks import Tasks
 from dragoman.core.through import seen_through
 from dragoman.core.view import View
 from dragoman.guard_side import GuardSide
+from dragoman.guards.config import Limits
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.connect import Connector
@@ -306,6 +307,7 @@ class Instance:
         )
         self._access.parts = [
             *(self.http_face, self.sse_face, self.tasks, self.listeners.streams, self.agents),
+            self.guards.kept,
             *self._listeners,
         ]
         # Each by itself: a server that takes long to stop delays no change of a policy.
@@ -421,6 +423,7 @@ class Instance:
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         for path in find_frozen_changes(old, config):
             log.warning('"%s" has changed; that is used from the next start on', path)
+        self._apply_limits(config.limits)
         self.guards.policies.apply(config)
         self.stores.apply(config.mcp_servers)
         await self.servers.apply(config.mcp_servers)
@@ -438,6 +441,10 @@ class Instance:
 
     async def restart_server(self, name: str) -> bool:
         return await seen_through(self.servers.restart(name))
+
+    def _apply_limits(self, limits: Limits) -> None:
+        self.guards.apply_limits(limits)
+        self.tasks.ttl = 2 * limits.task_timeout_secs
 
     def note_denied(self, principal: Principal | None, what: str) -> None:
         who = principal.label if principal is not None else "nobody"

@@ -24,7 +24,9 @@ from dragoman.core.events import PinAdded, PinHeld
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog, PinDecision
 from dragoman.core.questions import Handles
+from dragoman.core.results import KeptResults
 from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, Nowhere, Tool
+from dragoman.guards.config import Limits
 from dragoman.policy.approving import Approvals
 from dragoman.policy.pinning import Pins
 from dragoman.policy_side import PolicySide
@@ -66,7 +68,7 @@ class GuardSide:
             told_added=self._added,
         )
         self.approvals = Approvals(self.pins, self._approved, self._decided, self.release_names)
-        chains = Chains(
+        self._chains = chains = Chains(
             key,
             depth=limits.chain_depth,
             calls=limits.chain_calls,
@@ -76,9 +78,12 @@ class GuardSide:
         # Not the home's key: which handles were used is forgotten at the end, and so must they be.
         handles = Handles(os.urandom(32), limits.question_secs)
         judge = self.policies.policies
-        stages = guards.standard(audit, self.bus, limits, handles, chains, judge)
+        self.kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
+        stages = guards.standard(audit, self.bus, limits, handles, chains, judge, self.kept)
+        self._stages = stages
         catalog = Catalog(review=self.pins.review, claims=Claims(self._pin_store))
         self.hub = Hub(catalog, self.bus, stages, chains, judge)
+        self.hub.results = self.kept
         for kind in (PROMPT, RESOURCE, TEMPLATE, INSTRUCTIONS):
             self.hub.offered[kind].review = partial(self.pins.review, kind=kind)
         self._approve: Callable[[str], None] = lambda target: None
@@ -94,6 +99,9 @@ class GuardSide:
     @property
     def parts(self) -> list[Part]:
         return [PoliciesApi(self.hub, self.policies), PinsApi(self.hub, self.approvals)]
+
+    def apply_limits(self, limits: Limits) -> None:
+        guards.apply_limits(self._stages, self._chains, self.kept, limits)
 
     def review_again(self, target: str) -> None:
         for catalog in self.hub.offered.values():
@@ -151,6 +159,7 @@ class GuardSide:
             log.error("a decision about pins is not in the audit: %s", error)
 
     def close(self) -> None:
+        self.kept.close()
         self.policies.close()
         with contextlib.suppress(Full):
             self._pin_store.close()

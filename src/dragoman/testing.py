@@ -30,6 +30,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.ports import Reply
 from dragoman.core.principal import Principal
 from dragoman.core.questions import Handles
+from dragoman.core.results import KeptResults
 from dragoman.core.tool import Tool
 from dragoman.core.verbs import verb_event
 from dragoman.core.view import EVERYTHING
@@ -141,8 +142,11 @@ def build_a2a_skill_tool(
     )
     judge = _judge(policies, agent)
     handles, chains = Handles(os.urandom(32), SECONDS), Chains(os.urandom(32))
-    stages = guards.standard(_Unrecorded(), bus, Limits(), handles, chains, judge)
+    limits = Limits()
+    kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
+    stages = guards.standard(_Unrecorded(), bus, limits, handles, chains, judge, kept)
     hub = Hub(catalog, bus, stages, chains, judge)
+    hub.results = kept
     agent.offer(_peer(url, card, skill, wire), str(agent_row["id"]))
     (tool,) = [tool for tool in catalog.tools() if tool.bridged is not None]
     return SkillTool(hub, tool, Principal("owner", "owner", org, roles=("owner",)))

@@ -1,69 +1,88 @@
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dragoman.core.call import ABSENT, Call, Result
-from dragoman.core.errors import BadReply, NotFound, WorkFailed
+from dragoman.core.call import ABSENT, Artifact, Call, Result
+from dragoman.core.errors import NotFound, WorkFailed
 from dragoman.core.pipeline import compose
 from dragoman.core.principal import OWNER
+from dragoman.core.results import KeptResults
 from dragoman.core.tool import tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
 from dragoman.guards.cut import Cut
+from dragoman.wire.json import encode
 
 pytestmark = pytest.mark.promise("P2")
 
-CAP = Limits().result_chars
+LIMITS = Limits(result_chars=50_000, data_chars=60_000)
+CAP, DATA = LIMITS.result_chars, LIMITS.data_chars
 
 
-async def cut(*content: Any, structured: Any = ABSENT, size: int = -1) -> Result:
-    """What is left of a result that a target gives."""
-
-    async def target(call: Call) -> Result:
-        return Result(content=content, structured=structured, size=size)
-
-    call = Call(
+def a_call(**about: Any) -> Call:
+    return Call(
         caller=OWNER,
-        tool=tool_nowhere("files.read", NotFound("nowhere")),
+        tool=replace(tool_nowhere("files.read", NotFound("nowhere")), **about),
         asked_as="x",
         arguments={},
         trace=new_trace(),
         door="test",
         extra={},
     )
-    return await compose([Cut(CAP)], target)(call)
+
+
+async def cut(
+    *content: Any,
+    structured: Any = ABSENT,
+    size: int = -1,
+    schema: Any = None,
+    artifacts: Sequence[Artifact] = (),
+) -> Result:
+    """What is left of a result that a target gives, where nothing of it is kept."""
+
+    async def target(call: Call) -> Result:
+        return Result(content=content, structured=structured, size=size, artifacts=artifacts)
+
+    call = a_call(definition={"outputSchema": schema})
+    return await compose([Cut(LIMITS, KeptResults(0, 600))], target)(call)
+
+
+def marker(out: int, of: int, setting: str = "result_chars", most: int = CAP) -> str:
+    return f"[cut: {out} of {of} characters left out, by [limits] {setting} = {most}]"
 
 
 def text(words: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **more}
 
 
-def test_the_cap_is_fifty_thousand_unless_it_is_set() -> None:
-    assert CAP == 50_000
+def test_a_file_of_sixty_kilobytes_is_whole_unless_the_limit_is_set() -> None:
+    assert (Limits().result_chars, Limits().data_chars) == (100_000, 1_000_000)
 
 
 @pytest.mark.parametrize("character", ["x", "é", "🦉", "\n", '"'])
 async def test_text_is_cut_after_fifty_thousand_characters_with_a_marker(character: str) -> None:
     assert (await cut(text(character * CAP))).content == (text(character * CAP),)
-    marker = "\n[cut: 1 of 50001 characters left out]"
     (block,) = (await cut(text(character * (CAP + 1), _meta={"k": 1}))).content
-    assert block == text(character * CAP + marker, _meta={"k": 1})
+    assert block == text(f"{character * CAP}\n{marker(1, 50_001)}", _meta={"k": 1})
 
 
 async def test_each_text_is_cut_alone_and_the_order_stays() -> None:
     content = [text("a"), text("b" * 60_000), text("c")]
     result = await cut(*content)
     assert [block["text"][:1] for block in result.content] == ["a", "b", "c"]
-    assert result.content[1]["text"].endswith("[cut: 10000 of 60000 characters left out]")
+    assert result.content[1]["text"].endswith(marker(10_000, 60_000))
     assert len(content[1]["text"]) == 60_000  # what the target holds is not changed
 
 
 async def test_the_text_of_an_embedded_resource_is_cut_too() -> None:
     resource = {"uri": "test://x", "text": "x" * 50_001, "mimeType": "text/plain"}
     (block,) = (await cut({"type": "resource", "resource": resource})).content
-    assert block["resource"]["text"] == "x" * CAP + "\n[cut: 1 of 50001 characters left out]"
+    assert block["resource"]["text"] == f"{'x' * CAP}\n{marker(1, 50_001)}"
     assert block["resource"]["uri"] == "test://x"
 
 
@@ -81,20 +100,104 @@ async def test_what_is_no_text_is_not_cut(block: Any) -> None:
     assert (await cut(block)).content == (block,)
 
 
-async def test_a_structured_result_over_the_cap_is_refused_rather_than_broken() -> None:
-    fits = {"k": "x" * (CAP - len('{"k":""}'))}
-    assert (await cut(structured=fits)).structured == fits
-    with pytest.raises(BadReply) as raised:
-        await cut(text("short"), structured={"k": fits["k"] + "x"})
-    assert str(raised.value) == (
-        '"files.read" answered with a structured result of more than 50000 characters, which '
-        "cannot be cut; ask for less or raise [limits] result_chars"
-    )
+async def test_long_texts_in_structured_content_are_cut_and_the_rest_stays() -> None:
+    fits = {"k": "x" * (DATA - len('{"k":""}'))}
+    assert (await cut(text("short"), structured=fits)).structured == fits
+    value = {"long": "x" * 90_000, "also": ["y" * 30_000, 5, None], "short": "z", "n": 1.5}
+    shorter = (await cut(text("short"), structured=value)).structured
+    assert shorter.keys() == value.keys()
+    assert (shorter["short"], shorter["n"], shorter["also"][1:]) == ("z", 1.5, [5, None])
+    assert shorter["also"][0].strip("y") in ("", shorter["also"][0].lstrip("y"))
+    assert shorter["long"].lstrip("x").startswith("[cut: ")
+    assert DATA * 0.7 < len(encode(shorter)) <= DATA
+    assert len(value["long"]) == 90_000, "what the target holds is not changed"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "mode"),
+    [
+        ({}, "marked"),
+        ({"maxLength": 200_000}, "marked"),
+        ({"pattern": "^x*$"}, "bare"),
+        ({"enum": ["x" * 90_000]}, "whole"),
+        ({"minLength": 90_000}, "whole"),
+    ],
+)
+async def test_what_is_cut_still_fits_its_schema(keyword: dict[str, Any], mode: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"bound": {"type": "string", **keyword}, "free": {"type": "string"}},
+    }
+    value = {"bound": "x" * 90_000, "free": "y" * 200_000}
+    result = await cut(text("short"), structured=value, schema=schema)
+    if mode == "whole":  # which is more than may be passed on, and nothing else would fit
+        assert result.failed and result.structured is ABSENT
+        assert "has no texts that can be cut" in result.content[-1]["text"]
+        return
+    assert not result.failed
+    bound, free = result.structured["bound"], result.structured["free"]
+    assert ("[cut: " in bound) == (mode == "marked") and bound.startswith("x" * 200)
+    assert "[cut: " in free and len(encode(result.structured)) <= DATA
+
+
+async def test_a_text_that_its_schema_binds_stays_where_the_others_are_enough() -> None:
+    schema = {"properties": {"bound": {"enum": ["x" * 5_000]}}}
+    value = {"bound": "x" * 5_000, "free": "y" * 200_000}
+    shorter = (await cut(text("short"), structured=value, schema=schema)).structured
+    assert shorter["bound"] == "x" * 5_000 and "[cut: " in shorter["free"]
+
+
+async def test_what_never_fitted_its_schema_need_not_fit_it_shorter() -> None:
+    value = {"k": "x" * 90_000}
+    shorter = (await cut(text("s"), structured=value, schema={"required": ["no"]})).structured
+    assert "[cut: " in shorter["k"]
+
+
+async def test_binary_data_in_structured_content_does_not_count() -> None:
+    data = b64encode(bytes(n % 251 for n in range(300_000))).decode()
+    for value in (
+        {"content": [{"type": "image", "data": "A" * 100_000, "mimeType": "image/png"}]},
+        {"contents": [{"uri": "file:///x", "blob": "A" * 100_000}]},
+        {"picture": data},
+        {"picture": f"data:image/png;base64,{data}"},
+        {"picture": "\n".join(data[n : n + 76] for n in range(0, len(data), 76))},
+    ):
+        assert (await cut(text("short"), structured=value)).structured == value
+    both = {"picture": data, "log": "line\n" * 30_000}
+    shorter = (await cut(text("short"), structured=both)).structured
+    assert shorter["picture"] == data and "[cut: " in shorter["log"]
+
+
+async def test_structure_that_cannot_be_shortened_is_a_failure_that_says_so() -> None:
+    result = await cut(text("short"), structured=list(range(100_000)))
+    assert result.failed and result.structured is ABSENT
+    assert [block["text"][:40] for block in result.content] == [
+        "short",
+        '"files.read" has done its work, but its ',
+    ]
+    assert "raise the limit" in result.content[1]["text"]
+
+
+async def test_structured_content_alone_is_not_made_a_text_of_any_length() -> None:
+    result = await cut(structured={"k": "x y" * 18_000})
+    assert result.structured == {"k": "x y" * 18_000}
+    assert result.content[0]["text"].endswith(marker(4_008, 54_008))
+    assert (await cut(structured={"k": "x"})).content == ()
 
 
 async def test_a_structured_result_is_measured_in_characters_not_in_bytes() -> None:
-    owls = {"k": "🦉" * (CAP - len('{"k":""}'))}
-    assert (await cut(structured=owls)).structured == owls
+    owls = {"k": "🦉" * (DATA - len('{"k":""}'))}
+    assert (await cut(text("short"), structured=owls)).structured == owls
+
+
+async def test_artifacts_and_data_are_kept_to_the_same_sizes() -> None:
+    made = [text("x" * 60_000), {"type": "data", "data": {"k": "y z " * 30_000}}]
+    result = await cut(*made, artifacts=[Artifact(id="1", content=made)])
+    for blocks in (result.content, result.artifacts[0].content):
+        assert blocks[0]["text"].endswith(marker(10_000, 60_000))
+        assert len(encode(blocks[1]["data"])) <= DATA and "[cut: " in blocks[1]["data"]["k"]
+    (block,) = (await cut({"type": "data", "data": list(range(100_000))})).content
+    assert block["type"] == "text" and "has no texts that can be cut" in block["text"]
 
 
 async def test_null_is_a_structured_result_and_none_is_not() -> None:
@@ -113,22 +216,13 @@ async def test_an_error_of_the_far_side_is_kept_to_the_same_size() -> None:
         async def target(call: Call) -> Result:
             raise WorkFailed("no", native)
 
-        call = Call(
-            caller=OWNER,
-            tool=tool_nowhere("files.read", NotFound("nowhere")),
-            asked_as="x",
-            arguments={},
-            trace=new_trace(),
-            door="test",
-            extra={},
-        )
         with pytest.raises(WorkFailed) as error:
-            await compose([Cut(CAP)], target)(call)
+            await compose([Cut(LIMITS, KeptResults(0, 600))], target)(a_call())
         return error.value.native
 
     short = {"code": 7, "message": "no", "data": {"a": [1]}, "more": 1}
     assert await fail(short) == short
     long = await fail({"code": 7, "message": "x" * (CAP + 1), "data": ["y" * CAP]})
     assert long is not None and long["code"] == 7
-    assert long["message"] == "x" * CAP + "\n[cut: 1 of 50001 characters left out]"
+    assert long["message"] == f"{'x' * CAP}\n{marker(1, 50_001)}"
     assert long["data"] == "[cut: more than 50000 characters left out]"

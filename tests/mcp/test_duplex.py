@@ -14,6 +14,7 @@ from dragoman.core.call import Progress
 from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
 from dragoman.core.pace import PER_SECOND, Pace
 from dragoman.mcp.duplex import Duplex
+from dragoman.mcp.framing import TooLarge
 from dragoman.mcp.hearing import Listener
 
 
@@ -233,19 +234,27 @@ async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits_for_it
     await other
 
 
+def too_large(prefix: bytes, suffix: bytes) -> TooLarge:
+    return TooLarge(prefix, "line", 1_000, suffix)
+
+
 async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_other() -> None:
     far = Far()
     task, other = far.ask(), far.ask()
     await asyncio.sleep(0)
-    far.duplex.oversized(b'{"jsonrpc":"2.0","result":{"id":2,"x":[{"id": 1}],"text":"', 100)
+    far.duplex.oversized(
+        too_large(b'{"jsonrpc":"2.0","result":{"id":2,"x":[{"id": 1}],"text":"', b'"id":2}]}'), 100
+    )
     await asyncio.sleep(0)
     assert not task.done() and not other.done()
-    far.duplex.oversized(b'{"id": 2, "result": {"id": 1, "te', 100)
+    far.duplex.oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'), 100)
     with pytest.raises(BadReply, match='answered "tools/call" with more than 100 bytes'):
         await other
     assert not task.done()
-    far.say(id=1, result={})
-    await task
+    last = b'"}]},"jsonrpc":"2.0","id":1}'
+    far.duplex.oversized(too_large(b'{"result":{"content":[{"text":"id', last), 100)
+    with pytest.raises(BadReply, match="the most that the hub takes in one message"):
+        await task
 
 
 async def test_who_talks_too_much_is_to_be_read_more_slowly() -> None:

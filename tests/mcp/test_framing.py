@@ -9,6 +9,7 @@ from dragoman.mcp.framing import (
     HEADER_LIMIT,
     LIMIT,
     PREFIX,
+    SUFFIX,
     Deframer,
     Frame,
     Hopeless,
@@ -16,6 +17,7 @@ from dragoman.mcp.framing import (
     TooLarge,
     frame,
     peek,
+    peek_end,
 )
 
 
@@ -142,7 +144,7 @@ def test_a_body_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
     pieces = whole(stream, limit=100)
 
     assert [kind for kind, *_ in pieces] == ["Frame", "TooLarge", "Frame"]
-    assert pieces[1][-1] == 101
+    assert pieces[1][-2] == 101
 
 
 @pytest.mark.promise("F5")
@@ -328,3 +330,31 @@ def test_a_malformed_block_says_what_is_wrong_with_it():
 
     assert isinstance(piece, Malformed)
     assert piece.reason == "Content-Length b'five' is not a number of bytes"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "id"),
+    [
+        (b'"}]},"jsonrpc":"2.0","id":7}', 7),
+        (b'"}]}, "id" : "a-7" , "jsonrpc": "2.0" } ', "a-7"),
+        (b'"text":"x"}]},"id":-7}', -7),
+        (b'"x":{"id":7}}', None),
+        (b'"x":[{"id":7}]}', None),
+        (b'"a,\\"id":7}', None),
+        (b'"id":7.5}', None),
+        (b"", None),
+    ],
+)
+def test_the_id_at_the_end_of_a_message_is_found(suffix: bytes, id: object) -> None:
+    assert peek_end(suffix) == id
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 100_000])
+def test_the_end_of_a_message_that_is_too_large_is_kept(size: int) -> None:
+    message = b'{"result":"' + b"x" * 2_000 + b'","id":7}'
+    data = message + b"\n{}\n" + b"Content-Length: %d\r\n\r\n%b" % (len(message), message)
+    deframer, pieces = Deframer(1_000, 10_000), []
+    for at in range(0, len(data), size):
+        pieces += deframer.feed(data[at : at + size])
+    large = [piece for piece in pieces if isinstance(piece, TooLarge)]
+    assert [piece.suffix for piece in large] == [message[-SUFFIX:]] * 2

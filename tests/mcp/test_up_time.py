@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.mcp.ground import EVERYTHING_ASKED, Ground, ground, http, stdio, until
+from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio, until
 from tests.mcp.mini_http import Request, mini
 from tests.mcp.test_up_http import legacy
 from tests.peers.process import HttpPeer
 
-from dragoman.core.errors import TimedOut
+from dragoman.core.errors import BadReply, TimedOut
 from dragoman.guards.time import Time
 from open_road import open_hub
 
@@ -76,3 +76,15 @@ async def test_lists_are_not_waited_for_as_long_as_calls(short_tmp: Path) -> Non
     async with ground(short_tmp, answer_secs=0.3) as world, mini(handle) as server:
         await world.servers.apply([http("s", server.url)])
         await until(lambda: "within 0.3 s" in world.made["s"].reason)
+
+
+@pytest.mark.promise("B8", "P2")
+async def test_an_answer_that_is_too_large_is_said_to_be_so_wherever_its_id_stands(
+    short_tmp: Path,
+) -> None:
+    large = {"result": {"content": [{"type": "text", "text": "x" * 11_000_000}]}, "id": "$id"}
+    server = Scripted(short_tmp, "legacy", {"tools/call": {"first": [large], "content": []}})
+    async with ground(short_tmp) as world:
+        await world.add(server.entry())
+        with pytest.raises(BadReply, match="with more than 10485760 bytes, which is the most"):
+            await world.call("s.t")

@@ -24,6 +24,7 @@ from dragoman.core.events import PolicyChanged
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.questions import Handles
+from dragoman.core.results import KeptResults
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.core.view import EVERYTHING
 from dragoman.guards.config import Limits
@@ -72,7 +73,13 @@ class Hub_:
             raise
         chains = Chains(bytes(32))
         stages = guards.standard(
-            self.audit, self.bus, Limits(), Handles(bytes(32), 60), chains, self.side.policies
+            self.audit,
+            self.bus,
+            Limits(),
+            Handles(bytes(32), 60),
+            chains,
+            self.side.policies,
+            KeptResults(1, 60),
         )
         self.hub = Hub(catalog, self.bus, stages, chains, self.side.policies)
         work = Work()

@@ -35,7 +35,7 @@ stdio_expose = ["*"]
 
 [limits]
 tool_timeout_secs = 60     # seconds a tool may take; progress gives it more
-result_chars = 50000       # characters of text in a result
+result_chars = 100000      # characters of a text in a result; the rest can be read for a while
 
 # Agents, over A2A and as tools, are at the end; docs/a2a.md explains them. Who may call what is in
 # the folder policies: `dragoman policy init` writes it, docs/policies.md explains it.

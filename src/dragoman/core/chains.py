@@ -114,8 +114,7 @@ class Chains:
         self._keyed = blake2b(key=key, digest_size=MAC_BYTES)
         self._mark = f"{self._mac(b'the mark of this hub')[:8]}@dragoman="
         """How its own entry of a `tracestate` begins: other hubs have others."""
-        self.depth, self.calls, self.seconds, self.at_once = depth, calls, seconds, at_once
-        self._each = max(1, at_once // 2)
+        self.limit(depth, calls, seconds, at_once)
         self._clock = clock
         self._epoch = time() - clock()
         self._flights: dict[str, Flight] = {}
@@ -131,6 +130,11 @@ class Chains:
         enough."""
         self._random = b""
         self._used = 0
+
+    def limit(self, depth: int, calls: int, seconds: float, at_once: int) -> None:
+        """For calls from now on."""
+        self.depth, self.calls, self.seconds, self.at_once = depth, calls, seconds, at_once
+        self._each = max(1, at_once // 2)
 
     # --- where a call belongs ---------------------------------------------------------------------
 

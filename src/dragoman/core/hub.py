@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dragoman.core import results
 from dragoman.core.addresses import (
     LINK,
     LINKING,
@@ -23,6 +24,7 @@ from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.pipeline import Stage, compose
 from dragoman.core.ports import Authorizer
 from dragoman.core.principal import Principal
+from dragoman.core.results import KeptResult, KeptResults
 from dragoman.core.startup import Startup
 from dragoman.core.templates import Owners
 from dragoman.core.tool import (
@@ -73,6 +75,8 @@ class Hub:
         self.offered: Mapping[str, Catalog] = {**self.catalogs, INSTRUCTIONS: self.instructions}
         """All that a target may fill: what can be called, and its instructions."""
         self.bus = bus
+        self.results: KeptResults | None = None
+        """Set where results that were cut are kept."""
         self.startup: Startup | None = None
         """Set where targets are connected after the hub has begun to serve."""
         self._owners_at: tuple[tuple[int, ...], Owners] = (), Owners((), ())
@@ -205,11 +209,21 @@ class Hub:
             return self._in(TEMPLATE, name, view) if isinstance(tool.target, Nowhere) else tool
         if kind not in (RESOURCE, SUBSCRIPTION):
             return self._in(kind, name, view)
+        if name.startswith(results.PREFIX):  # the hub's own: no server is asked for such
+            return self._kept_result(name, view, kind)
         tool = self._in(RESOURCE, name, view)
         if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):
             unlisted = self._unlisted(name)
             if unlisted is not None and (view is EVERYTHING or view.includes(unlisted)):
                 return unlisted
+        return tool
+
+    def _kept_result(self, uri: str, view: View, kind: str) -> Tool:
+        if self.results is None or kind == SUBSCRIPTION:
+            return unknown(uri, kind)
+        tool = self.results.find(uri)
+        if isinstance(tool.target, KeptResult) and not view.includes(tool.target.origin):
+            return unknown(uri, kind)
         return tool
 
     # --- resources that no list has ------------------------------------------------------------

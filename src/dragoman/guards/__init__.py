@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dragoman.core.bus import Bus
     from dragoman.core.chains import Chains
     from dragoman.core.pipeline import Stage
     from dragoman.core.ports import AuditLog, Authorizer
     from dragoman.core.questions import Handles
+    from dragoman.core.results import KeptResults
     from dragoman.guards.config import Limits
 
 
@@ -20,6 +23,7 @@ def standard(
     handles: Handles,
     chains: Chains,
     authorizer: Authorizer,
+    kept: KeptResults,
 ) -> list[Stage]:
     # Imported here: whoever only reads `[limits]` need not load a schema engine.
     from dragoman.guards.announce import Announce
@@ -38,8 +42,29 @@ def standard(
         Authorize(authorizer),  # the policies; what they do not permit goes no further
         Validate(),  # arguments against the tool's schema, offline
         Questions(handles),  # before anything leaves; and what comes back may be a question
-        Cut(limits.result_chars),  # on the way back
+        Cut(limits, kept),  # on the way back
         Time(  # innermost: times the target, not the guards
             limits.tool_timeout_secs, limits.progress_timeout_secs, limits.task_timeout_secs
         ),
     ]
+
+
+def apply_limits(
+    stages: Sequence[Stage], chains: Chains, kept: KeptResults, limits: Limits
+) -> None:
+    """From here on these limits hold, for what begins from now on."""
+    from dragoman.guards.announce import Announce
+    from dragoman.guards.cut import Cut
+    from dragoman.guards.time import Time
+
+    for stage in stages:
+        if isinstance(stage, Announce):
+            stage.apply(limits.calls_in_flight)
+        elif isinstance(stage, Cut):
+            stage.apply(limits)
+        elif isinstance(stage, Time):
+            stage.apply(
+                limits.tool_timeout_secs, limits.progress_timeout_secs, limits.task_timeout_secs
+            )
+    chains.limit(chains.depth, limits.chain_calls, limits.chain_secs, limits.target_calls)
+    kept.limit(limits.kept_megabytes, limits.kept_secs)

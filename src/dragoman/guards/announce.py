@@ -27,12 +27,16 @@ from dragoman.core.redaction import numbers
 class Announce:
     def __init__(self, bus: Bus, in_flight: int) -> None:
         self.bus = bus
-        self.limit = in_flight
-        self.share = (in_flight + 1) // 2
-        """How many of them one caller may have."""
+        self.apply(in_flight)
         self.under_way = 0
         self._of: dict[str, int] = {}
         """How many each has, by its label: hashing a text costs less than hashing a principal."""
+
+    def apply(self, in_flight: int) -> None:
+        """For calls from now on."""
+        self.limit = in_flight
+        self.share = (in_flight + 1) // 2
+        """How many of them one caller may have."""
 
     async def __call__(self, call: Call, next: Next) -> Result:
         begun = perf_counter()

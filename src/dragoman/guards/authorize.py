@@ -7,12 +7,14 @@ thing.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from dataclasses import replace
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, NotFound
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
-from dragoman.core.tool import Nowhere
+from dragoman.core.results import KeptResult
+from dragoman.core.tool import RESOURCE, Nowhere
 
 PERMIT, DENY = "permit", "deny"
 
@@ -24,10 +26,13 @@ class Authorize:
     def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
         if isinstance(call.tool.target, Nowhere):
             return next(call)  # nothing is reached
-        decision = self._authorizer.decide(call)
+        judged = call
+        if call.tool.kind == RESOURCE and isinstance(call.tool.target, KeptResult):
+            judged = replace(call, tool=call.tool.target.origin)
+        decision = self._authorizer.decide(judged)
         _note(call, decision)
         if not decision.allowed:
-            raise self._refusal(call, decision)
+            raise self._refusal(judged, decision)
         return next(call)
 
     def _refusal(self, call: Call, decision: Decision) -> AuthorizationError | NotFound:

@@ -37,8 +37,38 @@ class Limits(Struct, frozen=True, kw_only=True):
     ] = 100
     result_chars: Annotated[
         int,
-        Meta(ge=1_000, description="Characters of a text in a result; what is longer is cut."),
-    ] = 50_000
+        Meta(
+            ge=1_000,
+            description="Characters of a text in a result or prompt; what is longer is cut, and "
+            "the whole of it kept for kept_secs.",
+        ),
+    ] = 100_000
+    data_chars: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            description="Characters of structured content, and of a resource that is read; long "
+            "texts in what is longer are cut. Binary data does not count.",
+        ),
+    ] = 1_000_000
+    kept_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds for which the whole of what was cut can be read by its caller, "
+            "as a resource dragoman://results/….",
+        ),
+    ] = 600
+    kept_megabytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Megabytes of memory for that; one caller has at most half, and what is "
+            "kept longest goes first. 0 keeps nothing.",
+        ),
+    ] = 64
     calls_in_flight: Annotated[
         int,
         Meta(

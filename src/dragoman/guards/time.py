@@ -21,16 +21,28 @@ MARGIN = 5.0
 """Seconds that the outer of two limits has more than the inner."""
 
 
+class _NamedDeadlines(Deadlines):
+    """Those that one setting is for."""
+
+    def __init__(self, seconds: float, setting: str) -> None:
+        super().__init__(seconds)
+        self.setting = setting
+
+
 class Time:
     def __init__(self, seconds: float, with_progress: float = 0.0, as_task: float = 0.0) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.apply(seconds, with_progress, as_task)
+
+    def apply(self, seconds: float, with_progress: float, as_task: float) -> None:
+        """For calls from now on; those under way keep the time that they were given."""
         self.seconds = seconds
         self.with_progress = max(with_progress, seconds)
         """In all, for a target that reports progress."""
         self.as_task = max(as_task, self.with_progress)
         """In all, for one that lasts."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._deadlines = Deadlines(seconds)
-        self._deadlines_as_task = Deadlines(self.as_task)
+        self._deadlines = _NamedDeadlines(seconds, "tool_timeout_secs")
+        self._deadlines_as_task = _NamedDeadlines(self.as_task, "task_timeout_secs")
 
     def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
         tool, wanted = call.tool, call.wanted
@@ -46,7 +58,7 @@ class Time:
             return _Clock(self).run(call, next)
         return self._within(self._deadlines, call, next)
 
-    async def _within(self, deadlines: Deadlines, call: Call, next: Next) -> Result:
+    async def _within(self, deadlines: _NamedDeadlines, call: Call, next: Next) -> Result:
         # What `asyncio.timeout` does, in a tenth of its time: this is on every call's way.
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         if task is None:
@@ -67,9 +79,7 @@ class Time:
         except asyncio.CancelledError:
             if not expired or task.uncancel() > pending:
                 raise
-            if deadlines is self._deadlines:
-                raise _too_long(call, self.seconds, "tool_timeout_secs") from None
-            raise _too_long(call, self.as_task, "task_timeout_secs") from None
+            raise _too_long(call, deadlines.seconds, deadlines.setting) from None
         finally:
             deadlines.end(deadline)
 

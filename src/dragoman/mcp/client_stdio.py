@@ -77,7 +77,7 @@ class StdioWire:
             if isinstance(frame, Frame):
                 self._duplex.receive(frame.payload)
             elif isinstance(frame, TooLarge):
-                self._duplex.oversized(frame.prefix, MAX_BYTES)
+                self._duplex.oversized(frame, MAX_BYTES)
             else:
                 self._duplex.complain(frame.reason)
         pause = self._pace.pause(self._duplex.unasked - before)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
-from dragoman.mcp.framing import PREFIX, peek
+from dragoman.mcp.framing import PREFIX, TooLarge, peek, peek_end
 from dragoman.mcp.hearing import (
     ACKNOWLEDGED,
     CANCELLED,
@@ -190,14 +190,20 @@ class Duplex:
                 pending.future.set_exception(error())
         self._pending.clear()
 
-    def oversized(self, prefix: bytes, limit: int) -> None:
-        """A message too large to keep was passed over; who waited for it is told."""
-        pending = self._waiting(peek(prefix)[0])
+    def oversized(self, message: TooLarge, limit: int) -> None:
+        """A message too large to keep was passed over; who waited for it is told. Some servers
+        write the id first, others last."""
+        id = peek(message.prefix)[0]
+        pending = self._waiting(peek_end(message.suffix) if id is None else id)
         if pending is None:
             self.complain("a message larger than what is taken")
             return
-        problem = f'server "{self.server}" answered "{pending.method}" with more than {limit} bytes'
-        pending.future.set_exception(BadReply(problem))
+        pending.future.set_exception(
+            BadReply(
+                f'server "{self.server}" answered "{pending.method}" with more than {limit} bytes, '
+                "which is the most that the hub takes in one message; ask it for less"
+            )
+        )
 
     def _waiting(self, id: Any) -> Pending | None:
         """Who waits for an answer under `id`. Python takes True for 1; JSON does not."""

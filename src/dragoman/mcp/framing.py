@@ -26,6 +26,7 @@ LIMIT = 10 * 1024 * 1024
 DRAIN_LIMIT = 256 * 1024 * 1024
 HEADER_LIMIT = 8 * 1024
 PREFIX = 4 * 1024
+SUFFIX = 256
 
 _BOM = b"\xef\xbb\xbf"
 _HEADER = re.compile(rb"([A-Za-z][A-Za-z0-9-]*)[ \t]*:(.*)")
@@ -45,14 +46,16 @@ class Frame:
 
 
 class TooLarge:
-    """A message over the limit, thrown away; `prefix` is its beginning, for `peek`."""
+    """A message over the limit, thrown away; `prefix` is its beginning, for `peek`, and `suffix`
+    its end, for `peek_end`."""
 
-    __slots__ = ("framing", "prefix", "size")
+    __slots__ = ("framing", "prefix", "size", "suffix")
 
-    def __init__(self, prefix: bytes, framing: Framing, size: int) -> None:
+    def __init__(self, prefix: bytes, framing: Framing, size: int, suffix: bytes = b"") -> None:
         self.prefix = prefix
         self.framing = framing
         self.size = size
+        self.suffix = suffix
 
 
 class Malformed:
@@ -104,6 +107,7 @@ class Deframer:
         self._left = 0
         self._size = 0
         self._prefix = b""
+        self._suffix = b""
 
     def feed(self, data: bytes) -> list[Piece]:
         out: list[Piece] = []
@@ -142,6 +146,7 @@ class Deframer:
             self._step = Deframer._header
             return start
         if end - at > self._limit:
+            self._note_end(buf, at, newline)
             self._oversize(bytes(buf[start : start + self._keep]), newline - at, out)
         else:
             payload = bytes(memoryview(buf)[start:end])
@@ -255,8 +260,9 @@ class Deframer:
         if len(self._prefix) < self._keep:
             self._prefix += buf[at : min(end, at + self._keep - len(self._prefix))]
         self._left -= end - at
+        self._note_end(buf, at, end)
         if not self._left:
-            out.append(TooLarge(self._prefix, LENGTH, self._length))
+            out.append(TooLarge(self._prefix, LENGTH, self._length, self._take_suffix()))
             self._step = Deframer._line
         return end
 
@@ -264,6 +270,7 @@ class Deframer:
         newline = buf.find(b"\n", at)
         end = newline if newline >= 0 else len(buf)
         self._size += end - at
+        self._note_end(buf, at, end)
         if newline < 0 and self._size <= self._drain_limit:
             return end
         self._step = Deframer._line
@@ -286,7 +293,15 @@ class Deframer:
         if size > self._drain_limit:
             self._give_up(prefix, LINE, out)
         else:
-            out.append(TooLarge(prefix, LINE, size))
+            out.append(TooLarge(prefix, LINE, size, self._take_suffix()))
+
+    def _note_end(self, buf: bytes | bytearray, at: int, end: int) -> None:
+        """One byte more than is needed: the last may be the carriage return of a line's end."""
+        self._suffix = (self._suffix + buf[max(at, end - SUFFIX - 1) : end])[-SUFFIX - 1 :]
+
+    def _take_suffix(self) -> bytes:
+        suffix, self._suffix = self._suffix, b""
+        return suffix.removeprefix(_BOM).removesuffix(b"\r")[-SUFFIX:]
 
     def _give_up(self, prefix: bytes, framing: Framing, out: list[Piece]) -> None:
         out.append(Hopeless(prefix, framing))
@@ -328,6 +343,18 @@ def peek(prefix: bytes) -> tuple[Id | None, bool]:
             found = _id_from(token) if key == b'"id"' else found
             key = b""
     return found, answer
+
+
+_LAST_ID = re.compile(
+    rb'[,{]\s*"id"\s*:\s*(-?\d{1,18}|"[^"\\]*")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?}\s*$'
+)
+
+
+def peek_end(suffix: bytes) -> Id | None:
+    """The id of the message that ends so, where its sender writes it last. What stands before the
+    last brace is a member of the outermost object."""
+    match = _LAST_ID.search(suffix)
+    return _id_from(match[1]) if match is not None else None
 
 
 def _id_from(token: bytes) -> Id | None:

@@ -1,0 +1,181 @@
+"""Whole results that were too long to be passed on, kept for a while to be read as resources.
+
+A kept text belongs to the caller whose call it came of: nobody else can read it, and reading it is
+judged as that call would be. It is in no list; its address cannot be guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from secrets import token_urlsafe
+from time import monotonic
+from urllib.parse import parse_qsl
+
+from dragoman.core.call import Call, Result
+from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.core.principal import Principal
+from dragoman.core.tool import RESOURCE, Tool, tool_nowhere
+
+PREFIX = "dragoman://results/"
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_MEGABYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """One text, whose it is, and the tool that gave it."""
+
+    owner: Principal
+    origin: Tool
+    text: str
+    mime_type: str
+    size: int
+    until: float
+
+
+class KeptResult:
+    """The target of reading one kept text."""
+
+    name = "results"
+
+    def __init__(self, kept: KeptText) -> None:
+        self._kept = kept
+
+    @property
+    def origin(self) -> Tool:
+        """The tool that gave the result: who may not call it may not read what it gave."""
+        return self._kept.origin
+
+    async def run(self, call: Call) -> Result:
+        kept, uri = self._kept, call.tool.remote_name
+        if call.caller != kept.owner:
+            raise _nothing_there(uri)
+        begin, end = _parse_range(uri)
+        text = kept.text[begin:end] if (begin, end) != (0, None) else kept.text
+        resource = {
+            "uri": uri,
+            "mimeType": kept.mime_type,
+            "text": text,
+            "_meta": {"dragoman.hub/total_chars": len(kept.text)},
+        }
+        return Result(content=[{"type": "resource", "resource": resource}])
+
+
+class KeptResults:
+    """Bounded in bytes. One caller has at most half of them, and what is kept longest goes first:
+    of the caller's own, and where all together have too much, of the one who has the most."""
+
+    def __init__(
+        self, megabytes: int, seconds: float, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.limit(megabytes, seconds)
+        self._clock = clock
+        self._kept: OrderedDict[str, KeptText] = OrderedDict()
+        self._sizes: dict[Principal, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def limit(self, megabytes: int, seconds: float) -> None:
+        """For what is kept from now on."""
+        self._bytes = megabytes * _MEGABYTE
+        self.seconds = seconds
+
+    @property
+    def size(self) -> int:
+        """Bytes kept now."""
+        return sum(self._sizes.values())
+
+    def keep(self, call: Call, text: str, mime_type: str) -> str | None:
+        """The address at which the caller can read `text`; None where there is no room for it."""
+        size, owner = sys.getsizeof(text), call.caller
+        if size > self._bytes // 2:
+            return None
+        self._forget_expired()
+        while self._sizes.get(owner, 0) + size > self._bytes // 2:
+            self._forget_oldest(owner)
+        while self.size + size > self._bytes:
+            self._forget_oldest(max(self._sizes, key=lambda one: self._sizes[one]))
+        id = token_urlsafe(18)
+        until = self._clock() + self.seconds
+        self._kept[id] = KeptText(owner, call.tool, text, mime_type, size, until)
+        self._sizes[owner] = self._sizes.get(owner, 0) + size
+        self._watch()
+        return PREFIX + id
+
+    def find(self, uri: str) -> Tool:
+        """What reading `uri` leads to; a tool nowhere where nothing is kept there."""
+        id = uri.removeprefix(PREFIX).partition("?")[0]
+        kept = self._kept.get(id)
+        if kept is None or kept.until <= self._clock():
+            return tool_nowhere(uri, _nothing_there(uri), RESOURCE)
+        return Tool(
+            name=f"{KeptResult.name}.{kept.origin.name}",
+            alias=uri,
+            remote_name=uri,
+            kind=RESOURCE,
+            sources=kept.origin.sources,
+            target=KeptResult(kept),
+        )
+
+    def end_callers(self, why_ended: Callable[[Principal], str | None]) -> None:
+        """Forgets what belongs to callers whose access has ended."""
+        for owner in [one for one in self._sizes if why_ended(one)]:
+            while owner in self._sizes:
+                self._forget_oldest(owner)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._kept.clear()
+        self._sizes.clear()
+
+    def _forget_oldest(self, owner: Principal) -> None:
+        self._forget(next(id for id, kept in self._kept.items() if kept.owner == owner))
+
+    def _forget(self, id: str) -> None:
+        kept = self._kept.pop(id)
+        left = self._sizes[kept.owner] - kept.size
+        if left:
+            self._sizes[kept.owner] = left
+        else:
+            del self._sizes[kept.owner]
+
+    def _forget_expired(self) -> None:
+        now = self._clock()
+        for id in [id for id, kept in self._kept.items() if kept.until <= now]:
+            self._forget(id)
+
+    def _watch(self) -> None:
+        """Memory is given back even where nobody calls any more."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.seconds + 0.01, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._forget_expired()
+        if self._kept:
+            self._watch()
+
+
+def _nothing_there(uri: str) -> NotFound:
+    return NotFound(
+        f'there is no resource "{uri[:200]}": a result is kept for a few minutes only, and for the '
+        "caller whose call it came of; call the tool again"
+    )
+
+
+def _parse_range(uri: str) -> tuple[int, int | None]:
+    """Where the part that is asked for begins and ends, in characters."""
+    found = dict(parse_qsl(uri.partition("?")[2], keep_blank_values=True))
+    offset, limit = found.pop("offset", "0"), found.pop("limit", None)
+    numbers = [offset] if limit is None else [offset, limit]
+    if found or not all(_NUMBER.fullmatch(number) for number in numbers):
+        raise InvalidInput(
+            f'"{uri[:200]}" is no part of a result: write ?offset=0&limit=50000, both in characters'
+        )
+    return int(offset), None if limit is None else int(offset) + int(limit)

@@ -1,0 +1,103 @@
+"""What is kept of results that were cut: bounded, and each for its caller alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.core.call import Call
+from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.core.principal import Principal
+from dragoman.core.results import KeptResults
+from dragoman.core.tool import Nowhere, tool_nowhere
+from dragoman.core.trace import new_trace
+
+pytestmark = pytest.mark.promise("P2")
+
+HALF = "x" * (512 * 1024 - 100)
+"""Half of what may be kept in the tests below, nearly."""
+
+
+def call_of(name: str) -> Call:
+    return Call(
+        caller=Principal("key", name),
+        tool=tool_nowhere("files.read", NotFound("nowhere")),
+        asked_as="x",
+        arguments={},
+        trace=new_trace(),
+        door="test",
+        extra={},
+    )
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def is_there(kept: KeptResults, uri: str | None) -> bool:
+    assert uri is not None
+    return not isinstance(kept.find(uri).target, Nowhere)
+
+
+async def test_one_caller_has_half_and_its_oldest_goes_first() -> None:
+    kept = KeptResults(1, 600)
+    other = kept.keep(call_of("other"), "short", "text/plain")
+    first, second = (kept.keep(call_of("one"), HALF + n, "text/plain") for n in "ab")
+    assert not is_there(kept, first)
+    assert is_there(kept, second) and is_there(kept, other)
+    assert kept.keep(call_of("one"), HALF * 2, "text/plain") is None
+    assert kept.size <= 1024 * 1024
+    kept.close()
+
+
+async def test_where_all_have_too_much_the_one_with_the_most_gives() -> None:
+    kept = KeptResults(1, 600)
+    small = kept.keep(call_of("small"), "x" * 1_000, "text/plain")
+    large = kept.keep(call_of("large"), HALF, "text/plain")
+    later = kept.keep(call_of("later"), HALF, "text/plain")
+    assert [is_there(kept, uri) for uri in (small, large, later)] == [True, False, True]
+    kept.close()
+
+
+async def test_it_ends_with_its_time_and_with_its_callers_access() -> None:
+    clock = Time()
+    kept = KeptResults(1, 600, clock)
+    first = kept.keep(call_of("one"), "a text", "text/plain")
+    clock.now = 599
+    second = kept.keep(call_of("two"), "a text", "text/plain")
+    assert is_there(kept, first) and first != second
+    clock.now = 600
+    assert not is_there(kept, first) and is_there(kept, second)
+    kept.end_callers(lambda one: "revoked" if one.id == "two" else None)
+    assert not is_there(kept, second)
+    kept.keep(call_of("two"), "a text", "text/plain")
+    assert kept.size < 1_000, "what has expired is not held any longer"
+    kept.close()
+    assert KeptResults(0, 600).keep(call_of("one"), "x", "text/plain") is None
+
+
+async def test_a_part_is_asked_for_in_characters_and_by_its_caller() -> None:
+    kept = KeptResults(1, 600)
+    uri = kept.keep(call_of("one"), "a🦉bc", "text/markdown")
+
+    async def read(query: str, caller: str = "one") -> str:
+        tool = kept.find(f"{uri}{query}")
+        call = call_of(caller)
+        object.__setattr__(call, "tool", tool)
+        (block,) = (await tool.target.run(call)).content
+        assert block["resource"]["mimeType"] == "text/markdown"
+        assert block["resource"]["_meta"] == {"dragoman.hub/total_chars": 4}
+        return str(block["resource"]["text"])
+
+    assert await read("") == "a🦉bc"
+    assert await read("?offset=1&limit=2") == "🦉b"
+    assert await read("?limit=1") == "a"
+    assert await read("?offset=9") == ""
+    for wrong in ("?offset=-1", "?offset=x", "?page=2", "?offset=1&limit=", "?offset=1e3"):
+        with pytest.raises(InvalidInput, match="both in characters"):
+            await read(wrong)
+    with pytest.raises(NotFound):
+        await read("", "two")
+    kept.close()
