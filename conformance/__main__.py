@@ -17,6 +17,7 @@ from conformance.a2a_kits import HOW, KIT_RUNS, NoKit, commit_of, find_kit, run_
 from conformance.a2a_peers import run_counterparts
 from conformance.clients import CLIENT_SETS, run_scenario
 from conformance.comparing import differences
+from conformance.frameworks import FRAMEWORKS, find_python, run_frameworks
 from conformance.grounds import DIRECT, FIXTURE, GROUNDS, OWN, TASKS, standing
 from conformance.lists import run_lists
 from conformance.official import OFFICIAL, how_to_get, is_there, version_of_fixture
@@ -40,7 +41,17 @@ from conformance.report import page
 from conformance.stories import run_stories
 from conformance.suites import SUITES, Outcome, run_suite
 
-PARTS = ("server", "lists", "client", "peers", "references", "stories", "a2a-peers", "a2a-kits")
+PARTS = (
+    "server",
+    "lists",
+    "client",
+    "peers",
+    "references",
+    "stories",
+    "a2a-peers",
+    "frameworks",
+    "a2a-kits",
+)
 Records = list[dict[str, Any]]
 
 
@@ -182,6 +193,7 @@ def plain_part(part: str, arguments: argparse.Namespace) -> Records:
         "references": run_references,
         "stories": run_stories,
         "a2a-peers": run_counterparts,
+        "frameworks": run_frameworks,
     }
     try:
         records = [vars(each) for each in runners[part](arguments.only)]
@@ -218,6 +230,7 @@ def versions() -> dict[str, str]:
         ),
         "official A2A SDK for JavaScript": version_of("@a2a-js/sdk"),
         "python-a2a": of(PYTHON_A2A, "python-a2a"),
+        **{one.title: of(find_python(name), one.package) for name, one in FRAMEWORKS.items()},
         "Python": python.strip(),
         **{
             f"{one.title}, commit": version_of_fixture(name)

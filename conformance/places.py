@@ -44,8 +44,11 @@ NOTHING_EXPECTED = HERE / "no-expected-failures.yml"
 def prepare() -> TextIO:
     """Empties what a former run left. No other run can begin while the file it gives is open."""
     programs = (HUB, PYTHON, NODE, KIT_PYTHON, SDK03_PYTHON, SDK02_PYTHON, PYTHON_A2A)
+    frameworks = [
+        ROOT / f".venv-{name}" for name in ("adk", "beeai", "crewai", "langgraph", "strands")
+    ]
     packages = (RELEASE, PRERELEASE, INSPECTOR, EVERYTHING, FILESYSTEM, MEMORY, PLAYWRIGHT)
-    for needed in (*programs, EXAMPLES, REFERENCES, *packages):
+    for needed in (*programs, *frameworks, EXAMPLES, REFERENCES, *packages):
         if not needed.exists():
             raise CannotRun(f"{needed.relative_to(ROOT)} is not there; run `make conformance`.")
     BUILD.mkdir(exist_ok=True)

@@ -5,7 +5,8 @@ from typing import Any
 
 from conformance.a2a_kits import KIT_RUNS
 from conformance.clients import CLIENT_SETS
-from conformance.grounds import GROUNDS
+from conformance.grounds import GROUNDS, OWN
+from conformance.stories import LEFT_OUT
 from conformance.suites import SUITES
 
 HEAD = (
@@ -15,7 +16,10 @@ HEAD = (
     "the official SDK, first on the fixture itself and then through the hub, with an empty list of "
     "expected failures: a SHOULD that is not met is a failure too. A check counts as different "
     "where it passes on the fixture and not through the hub; each such difference is listed with "
-    "its reason, and one without fails the run.\n"
+    "its reason, and one without fails the run.\n\n"
+    "The hub has the settings of a first run, with three exceptions: it listens on a port of its "
+    'own, a server in front of which a suite asks by name has `prefix = ""`, and a fixture on '
+    "loopback has `allow_private = true`. All tools are exposed to the stdio clients.\n"
 )
 
 
@@ -33,8 +37,12 @@ def versions(found: dict[str, str]) -> str:
     return table(["what", "version"], [[name, version] for name, version in found.items()])
 
 
-def server(records: list[dict[str, Any]]) -> str:
-    grounds = [name for name in GROUNDS if any(r["ground"] == name for r in records)]
+def server(records: list[dict[str, Any]], *, official: bool) -> str:
+    grounds = [
+        name
+        for name, ground in GROUNDS.items()
+        if (ground.fixture != OWN) == official and any(r["ground"] == name for r in records)
+    ]
     rows = []
     for suite in SUITES:
         cells: list[Any] = [SUITES[suite].title]
@@ -97,6 +105,34 @@ def plain(records: list[dict[str, Any]]) -> str:
     return table(["what", "result"], rows) + "\n"
 
 
+REFERENCES = (
+    "Reference servers imported from an IDE's file by `dragoman import`, beside the same servers "
+    "without a hub: lists, definitions, instructions and the results of calls, for clients of both "
+    "eras, with and without answers to questions. Names are compared without their prefix, "
+    "descriptions without the server's name before them, and `_meta` is left out.\n"
+)
+STORIES = (
+    "Self-verifying examples of the SDK: the unmodified client, the hub, the unmodified server, "
+    "which the hub reaches over HTTP and over stdio."
+)
+FRAMEWORKS = (
+    "Each agent is served by its framework, with a scripted model, and registered by `dragoman "
+    "agents add`. The second turn has to know the first, and a new conversation must not.\n"
+)
+
+
+def compared(records: list[dict[str, Any]]) -> str:
+    """How many are the same, and a row for each difference."""
+    same = sum(record["problem"] is None for record in records)
+    text = f"{same} of {len(records)} are the same.\n"
+    rows = [
+        [record["name"], record["problem"], record.get("reason") or "**to be mended**"]
+        for record in records
+        if record["problem"] is not None
+    ]
+    return f"{text}\n{table(['what', 'difference', 'why'], rows)}\n" if rows else text
+
+
 KITS = (
     "The official [kit](https://github.com/a2aproject/a2a-tck) against a running hub with the "
     "conformance agent (`tests/peers/conformance_agent.py`), over JSON-RPC, HTTP+JSON and gRPC. "
@@ -137,7 +173,13 @@ def known_kits(records: list[dict[str, Any]]) -> str:
 def page(results: dict[str, Any]) -> str:
     parts = [HEAD, versions(results["versions"])]
     if results.get("server"):
-        parts += ["## As a server", server(results["server"])]
+        parts += ["## As a server", server(results["server"], official=False)]
+        parts += [
+            "### Official fixtures",
+            "The everything-servers of the SDKs and of the suite, as they are. What such a server "
+            "does not pass itself is not expected through the hub.\n",
+            server(results["server"], official=True),
+        ]
         parts += ["### Differences", differences(results["server"])]
         parts.append(
             "The prefixed run goes through a small proxy that gives the suite back the names it "
@@ -158,6 +200,14 @@ def page(results: dict[str, Any]) -> str:
                   client(results["client"])]  # fmt: skip
     if results.get("peers"):
         parts += ["## Other people's programs", plain(results["peers"])]
+    if results.get("references"):
+        parts += ["## Servers from an IDE", REFERENCES, compared(results["references"])]
+    if results.get("stories"):
+        left_out = "; ".join(f"`{name}` ({why})" for name, why in LEFT_OUT.items())
+        parts += ["## The Python SDK's stories", f"{STORIES} Left out: {left_out}.\n",
+                  compared(results["stories"])]  # fmt: skip
+    if results.get("frameworks"):
+        parts += ["## Agents of frameworks", FRAMEWORKS, plain(results["frameworks"])]
     if results.get("a2a-kits"):
         parts += ["## A2A: the official kit", KITS, kits(results["a2a-kits"])]
         parts += ["### What is known", known_kits(results["a2a-kits"])]
