@@ -283,6 +283,7 @@ class Instance:
             lambda name: self.servers.find_absent(name) or self.agents.find_absent(name)
         )
         self.hub.startup = startup
+        self.hub.refresher = self.servers
         for listener in self._listeners:
             await listener.start()
         loop = asyncio.get_running_loop()

@@ -58,6 +58,7 @@ class Ground:
         self._answer_secs = answer_secs
         self.made: dict[str, Upstream] = {}
         self.servers = Servers(self._make, self.hub.catalogs, self.bus)
+        self.hub.refresher = self.servers
         self.updated: list[str] = []
         self.bus.observe(ResourceUpdated, lambda event: self.updated.append(event.name))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.mcp.ground import EVERYTHING_ASKED, ground, http, until
-from tests.mcp.mini_http import Request, legacy, mini, modern
+from tests.mcp.mini_http import Mini, Request, legacy, mini, modern
 
 from dragoman.core.call import Progress, Wanted
 from dragoman.core.errors import TimedOut, Unreachable, WorkFailed
@@ -23,6 +23,18 @@ def answer(request: Request | None, result: Any = DONE) -> dict[str, Any]:
     return {"id": request.message["id"], "result": result}
 
 
+def refuse_stream(request: Request) -> bool:
+    """Answers a GET for the stream of the session, of which there is none; whether it did."""
+    if request.method != "GET" or "last-event-id" in request.headers:
+        return False
+    request.reply(405)
+    return True
+
+
+def resumptions(server: Mini) -> list[Request]:
+    return [request for request in server.requests if "last-event-id" in request.headers]
+
+
 @pytest.mark.promise("B7")
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-11-25"])
 async def test_a_stream_that_ends_early_is_taken_up_again_where_it_ended(
@@ -33,7 +45,7 @@ async def test_a_stream_that_ends_early_is_taken_up_again_where_it_ended(
     clock = asyncio.get_running_loop().time
 
     def handle(request: Request) -> None:
-        if legacy(request, revision):
+        if legacy(request, revision) or refuse_stream(request):
             return
         request.stream()
         if request.asked == "tools/call":
@@ -59,7 +71,7 @@ async def test_a_stream_that_ends_early_is_taken_up_again_where_it_ended(
 
         assert result.content == DONE["content"]
         assert [one.progress for one in seen if isinstance(one, Progress)] == [1]
-        gets = [request for request in server.requests if request.method == "GET"]
+        gets = resumptions(server)
         assert [get.headers["last-event-id"] for get in gets] == ["e2", "e3", "e4"]
         assert all(get.headers["mcp-session-id"] == "s1" for get in gets)
         # The server says how long to wait, until it says otherwise.
@@ -71,7 +83,7 @@ async def test_a_stream_is_not_taken_up_for_ever(short_tmp: Path) -> None:
     refusing = False
 
     def handle(request: Request) -> None:
-        if legacy(request):
+        if legacy(request) or refuse_stream(request):
             return
         if request.method == "GET" and refusing:
             request.reply(405)
@@ -84,7 +96,7 @@ async def test_a_stream_is_not_taken_up_for_ever(short_tmp: Path) -> None:
 
         with pytest.raises(Unreachable, match="may or may not have been done"):
             await world.call("s.t")
-        gets = [request for request in server.requests if request.method == "GET"]
+        gets = resumptions(server)
         assert len(gets) == 10  # none of which brought anything new
         refusing = True
         with pytest.raises(Unreachable, match="does not let it be taken up again"):
@@ -97,7 +109,7 @@ async def test_the_time_of_a_request_holds_for_all_its_streams_together(short_tm
 
     def handle(request: Request) -> None:
         nonlocal number
-        if legacy(request):
+        if legacy(request) or refuse_stream(request):
             return
         number += 1
         request.stream()
@@ -116,7 +128,7 @@ async def test_a_stream_without_ids_and_one_of_the_new_era_are_lost_with_the_con
     short_tmp: Path,
 ) -> None:
     def old(request: Request) -> None:
-        if not legacy(request):
+        if not legacy(request) and not refuse_stream(request):
             request.stream()
 
     def new(request: Request) -> None:
@@ -129,7 +141,7 @@ async def test_a_stream_without_ids_and_one_of_the_new_era_are_lost_with_the_con
             await world.add(http("s", server.url))
             with pytest.raises(Unreachable, match="without an answer"):
                 await world.call("s.t")
-            assert not [request for request in server.requests if request.method == "GET"]
+            assert not resumptions(server)
 
 
 @pytest.mark.promise("B13")
@@ -147,8 +159,8 @@ async def test_a_question_on_the_stream_for_all_the_rest_is_the_newest_calls_of_
             streams.append(request)
             await open_.wait()
         elif request.asked == "tools/call":
-            await until(lambda: streams)  # it is opened in the background
-            streams[0].event({"id": 7, "method": "roots/list"})
+            await until(lambda: len(streams) == 2)  # it is opened in the background
+            streams[1].event({"id": 7, "method": "roots/list"})
             await answered.wait()
             request.result(DONE)
         else:  # an answer of ours
@@ -156,8 +168,8 @@ async def test_a_question_on_the_stream_for_all_the_rest_is_the_newest_calls_of_
             answered.set()
 
     async with ground(short_tmp) as world, mini(handle) as server:
-        upstream = await world.add(http("s", server.url, interactive=True))
-        assert upstream.session is not None and not streams  # the shared one needs no such stream
+        await world.add(http("s", server.url, interactive=True))
+        await until(lambda: streams)  # that of the shared session
         how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
 
         asking = await world.call("s.t", **how)

@@ -312,3 +312,16 @@ async def test_results_of_extensions_pass_where_both_ends_declare_the_same(short
         lists = server.sent("tools/list")
         key = "io.modelcontextprotocol/clientCapabilities"
         assert all(one["params"]["_meta"][key] == {} for one in lists)
+
+
+@pytest.mark.promise("B7")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_server_that_declares_nothing_and_has_no_tools_is_connected(
+    era: str, short_tmp: Path
+) -> None:
+    unknown = {"error": {"code": -32601, "message": "Method not found"}}
+    scripted = Scripted(short_tmp, era, {"tools/list": unknown}, capabilities={})
+    async with ground(short_tmp) as world:
+        upstream = await world.add(scripted.entry())
+        assert (upstream.state, upstream.problems) == ("connected", [])
+        assert not world.hub.catalog.tools()

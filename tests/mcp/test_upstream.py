@@ -43,6 +43,7 @@ class Crashing:
 
     def __init__(self) -> None:
         self.wire = Wire()
+        self.ttls: dict[str, float] = {}
         self.lists = 0
 
     def meta_for(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:

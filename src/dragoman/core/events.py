@@ -146,6 +146,15 @@ class ResourceUpdated(Event):
 
 
 @record(frozen=True, slots=True)
+class ListAnnounced(Event):
+    """`target` has said that its list of that kind has changed, and the list was read again. It may
+    be the same as before."""
+
+    target: str
+    kind: str
+
+
+@record(frozen=True, slots=True)
 class ClientGone(Event):
     """A client's session has ended; what was kept for it alone can go."""
 

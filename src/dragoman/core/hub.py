@@ -22,7 +22,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.chains import Chains
 from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.pipeline import Stage, compose
-from dragoman.core.ports import Authorizer
+from dragoman.core.ports import Authorizer, ListRefresher
 from dragoman.core.principal import Principal
 from dragoman.core.results import KeptResult, KeptResults
 from dragoman.core.startup import Startup
@@ -79,6 +79,8 @@ class Hub:
         """Set where results that were cut are kept."""
         self.startup: Startup | None = None
         """Set where targets are connected after the hub has begun to serve."""
+        self.refresher: ListRefresher | None = None
+        """Set where lists of targets may be older than what the targets offer."""
         self._owners_at: tuple[tuple[int, ...], Owners] = (), Owners((), ())
         """Whose the addresses of resources are, at these versions of the catalogs."""
         self._mentions = Mentions()
@@ -105,8 +107,8 @@ class Hub:
         """Faces, the command line and tests all come here; no target can be reached otherwise.
         `carried` is what the request brought of a trace."""
         tool = self.find_for(caller, name, view, kind)
-        if _is_unknown(tool) and self.startup is not None:
-            tool = await self._find_starting(self.startup, caller, name, view, kind)
+        if _is_unknown(tool):
+            tool = await self._find_late(tool, caller, name, view, kind)
         trace = self.chains.trace(caller, tool.name, tool.target.name, carried, handle)
         call = Call(
             caller=caller,
@@ -141,6 +143,18 @@ class Hub:
             if isinstance(block, dict) and block.get("type") in LINKING:
                 return self._with_links(call, result)
         return result
+
+    async def _find_late(
+        self, tool: Tool, caller: Principal, name: str, view: View, kind: str
+    ) -> Tool:
+        """What an unknown name stands for once targets that start have started, and lists that are
+        old were read again."""
+        if self.startup is not None:
+            tool = await self._find_starting(self.startup, caller, name, view, kind)
+        if self.refresher is None or not _is_unknown(tool):
+            return tool
+        again = await self.refresher.refresh_for(name, kind)
+        return self.find_for(caller, name, view, kind) if again else tool
 
     async def _find_starting(
         self, startup: Startup, caller: Principal, name: str, view: View, kind: str

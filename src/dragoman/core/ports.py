@@ -76,6 +76,21 @@ class Authorizer(Protocol):
         the caller's own."""
 
 
+class ListRefresher(Protocol):
+    """Reads again what targets offer, for callers who ask. Never often: what was read a moment ago
+    is not read again, whoever asks."""
+
+    def is_stale(self, kind: str) -> bool:
+        """Whether a list of that kind is to be read again before it is given to somebody."""
+
+    async def refresh(self, kind: str) -> None:
+        """Reads those lists again, and waits for that for a bounded time."""
+
+    async def refresh_for(self, name: str, kind: str) -> bool:
+        """The same for the lists that an unknown name may be in by now; False where there are
+        none to be read."""
+
+
 @record(frozen=True, slots=True)
 class StoredTask:
     """A task as it is stored, without its entries."""

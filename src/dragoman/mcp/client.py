@@ -78,6 +78,8 @@ class Session:
         self.features: dict[str, Any] = {}
         self.server_info: dict[str, Any] = {}
         self.instructions = ""
+        self.ttls: dict[str, float] = {}
+        """Seconds that lists hold, by method, as the server said when it gave them."""
         self.openings = 0
         """How often the server had to be greeted again."""
         self.unasked = Unasked(self, missed)
@@ -283,6 +285,7 @@ class Session:
         cursor: Any = None
         seen: set[str] = set()
         total = 0
+        self.ttls.pop(method, None)
         for _ in range(MAX_PAGES):
             params: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
             result, size = await self.request(method, params, timeout, meta=meta)
@@ -291,6 +294,7 @@ class Session:
             if not isinstance(page, list):
                 raise BadReply(f'server "{self.server}" answered "{method}" with no list')
             found += page
+            self._note_ttl(method, result.get("ttlMs"))
             following = result.get("nextCursor")
             if not isinstance(following, str):
                 return found[:MAX_ENTRIES]
@@ -307,6 +311,11 @@ class Session:
             MAX_LIST_BYTES,
         )
         return found[:MAX_ENTRIES]
+
+    def _note_ttl(self, method: str, ttl: Any) -> None:
+        """2026-07-28, caching: the shortest of all pages."""
+        if self.modern and isinstance(ttl, int | float) and not isinstance(ttl, bool) and ttl >= 0:
+            self.ttls[method] = min(ttl / 1000, self.ttls.get(method, ttl / 1000))
 
     async def is_known(self) -> bool:
         """Whether the server still knows the session. If not, that opens another, whose stream is

@@ -60,6 +60,15 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="Stop a stdio server unused for so long; 0 keeps it running."),
     ] = 0
+    refresh_secs: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="Seconds after which its lists are read again, while it is used, if it "
+            "does not announce changes of them; 0: never.",
+        ),
+    ] = 60
     enabled: Annotated[bool, Meta(description="Whether to connect to it at all.")] = True
     prefix: Annotated[
         Annotated[str, Meta(max_length=64)] | None,

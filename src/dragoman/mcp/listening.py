@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from dragoman.core.errors import Full, HubError
-from dragoman.core.events import ClientGone, ResourceUpdated
+from dragoman.core.events import ClientGone, ListAnnounced, ResourceUpdated
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 CHANGE_PAUSE = 0.05
 """Changes of a list that come together are told together."""
+ANNOUNCE_PAUSE = 1.0
+"""Seconds between two announcements of a list that is as it was."""
 RETRY_SECONDS = 1.0
 """When somebody is told again who did not read."""
 MAX_FOLLOWED = 1_000
@@ -119,7 +122,12 @@ class Listening:
             catalog.on_change(partial(self._on_change, kind))
             for kind, catalog in hub.catalogs.items()
         ]
+        self._announced: dict[str, set[str]] = {}
+        """Kinds and the targets that said that such a list has changed."""
+        self._told: dict[str, float] = {}
+        """When clients were last told so, by method."""
         hub.bus.observe(ResourceUpdated, self._updated)
+        hub.bus.observe(ListAnnounced, self._list_announced)
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -349,10 +357,19 @@ class Listening:
     def _on_change(self, kind: str) -> None:
         if self._joined or self._streams:
             self._changed.add(kind)
-            if self._telling is None:
-                loop = asyncio.get_running_loop()
-                pause = max(CHANGE_PAUSE, self._turns.owed)
-                self._telling = loop.call_later(pause, self._turns.take, self._tell_changes)
+            self._tell_soon(CHANGE_PAUSE)
+
+    def _list_announced(self, event: ListAnnounced) -> None:
+        """A server wants it said that its list has changed, even if that is as it was."""
+        if self._joined or self._streams:
+            self._announced.setdefault(event.kind, set()).add(event.target)
+            self._tell_soon(CHANGE_PAUSE)
+
+    def _tell_soon(self, pause: float) -> None:
+        if self._telling is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            pause = max(pause, self._turns.owed)
+            self._telling = loop.call_later(pause, self._turns.take, self._tell_changes)
 
     def _tell_changes(self) -> None:
         self._telling = None
@@ -367,13 +384,40 @@ class Listening:
             changed[_CHANGED[kind]] = changed.get(_CHANGED[kind], False) or other
         self._changed.clear()
         for method in sorted(changed):
-            concerns = _everybody if changed[method] else self._concerned(method)
-            for peer in tuple(self._joined):
-                if concerns(peer):
-                    peer.tell(_ENCODED[method])
-            for stream in tuple(self._streams):
-                if method in stream.kinds and stream.early is None and concerns(stream.peer):
-                    self._send(stream, stream.message(method))
+            self._tell_list(method, _everybody if changed[method] else self._concerned(method))
+        self._tell_announced(changed)
+
+    def _tell_list(self, method: str, concerns: Callable[[Peer], bool]) -> None:
+        self._told[method] = monotonic()
+        for peer in tuple(self._joined):
+            if concerns(peer):
+                peer.tell(_ENCODED[method])
+        for stream in tuple(self._streams):
+            if method in stream.kinds and stream.early is None and concerns(stream.peer):
+                self._send(stream, stream.message(method))
+
+    def _tell_announced(self, told: Collection[str]) -> None:
+        """Lists that are as they were although a server said that they changed: those who see
+        something of that server in them are told, but not often."""
+        announced, self._announced = self._announced, {}
+        for kind, targets in announced.items():
+            method = _CHANGED[kind]
+            if method in told:
+                continue
+            left = self._told.get(method, float("-inf")) + ANNOUNCE_PAUSE - monotonic()
+            if left > 0:
+                self._announced[kind] = targets
+                self._tell_soon(left)
+            else:
+                self._tell_list(method, partial(self._sees_any, kind, targets))
+
+    def _sees_any(self, kind: str, targets: Collection[str], peer: Peer) -> bool:
+        catalog, sees = self._hub.catalogs[kind], self._hub.authorizer.sees
+        return any(
+            peer.view.includes(tool) and sees(peer.principal, tool, peer.door)
+            for target in targets
+            for tool in catalog.offered_by(target)
+        )
 
     def _concerned(self, method: str) -> Callable[[Peer], bool]:
         """Who sees something else where nothing but the judgement has changed."""

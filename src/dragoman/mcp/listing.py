@@ -43,14 +43,18 @@ class Listing:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def refresh(self, session: Session, kinds: Iterable[str], seconds: float) -> None:
-        """As `Offers.refresh`; the other connection may take so long. Where it fails, what the
-        shared session lists is offered."""
+        """As `Offers.refresh`; the other connection may take so long, and none is opened for 0 s.
+        Where it fails, what the shared session lists is offered."""
         wanted = list(kinds)
         if session.modern:
             await self._offers.refresh(session, wanted, self._timeout)
             return
         if session is not self._session:
             self._session, self._known, self._more = session, {}, {}
+        if not seconds:
+            lists = await self._offers.listed(session, wanted, self._timeout)
+            await self._offer(session, lists)
+            return
         work = self._list_more(session.revision, wanted, min(seconds, LIST_SECONDS))
         listing_more = self._begin(work)
         try:
@@ -58,8 +62,11 @@ class Listing:
             problems = await listing_more
         finally:
             listing_more.cancel()
-        await self._offers.offer(session, {kind: self._whole(kind, lists[kind]) for kind in lists})
+        await self._offer(session, lists)
         self._offers.report("listing", problems)
+
+    async def _offer(self, session: Session, lists: Lists) -> None:
+        await self._offers.offer(session, {kind: self._whole(kind, lists[kind]) for kind in lists})
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

@@ -21,6 +21,7 @@ from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.param_headers import Path, header_params
 from dragoman.mcp.translate import MAX_NAME, BadTool, names_of, tool_from_definition
+from dragoman.wire.rpc import METHOD_NOT_FOUND
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,19 @@ KINDS = {
         "uriTemplate",
     ),
 }
+
+
+def is_offered(session: Session, kind: str) -> bool:
+    """Whether the server says that it has something of that kind. One that declares no capabilities
+    at all may still have tools."""
+    assumed = kind == TOOL and not session.features
+    return assumed or session.features.get(KINDS[kind].feature) is not None
+
+
+def is_announced(session: Session, kind: str) -> bool:
+    """Whether the server says that it announces changes of that list."""
+    offered = session.features.get(KINDS[kind].feature)
+    return isinstance(offered, dict) and offered.get("listChanged") is True
 
 
 def kinds_changed(method: str) -> list[str]:
@@ -188,9 +202,8 @@ class Offers:
 
     async def _list(self, session: Session, kind: str, timeout: float) -> list[Any] | HubError:
         """As the server put it, or why there is none. No other list keeps the tools waiting."""
-        feature, method, member, *_ = KINDS[kind]
-        assumed = kind == TOOL and not session.features
-        if session.features.get(feature) is None and not assumed:
+        _, method, member, *_ = KINDS[kind]
+        if not is_offered(session, kind):
             return []
         if kind == TOOL:
             within = None  # each of its pages has its time, and connecting as a whole
@@ -212,8 +225,10 @@ class Offers:
             return await session.entries(method, member, timeout, meta)
         except HubError as error:
             native = getattr(error, "native", None)
-            if kind == TEMPLATE and isinstance(native, dict) and native.get("code") == -32601:
-                return []  # many have resources and no templates
+            unknown = isinstance(native, dict) and native.get("code") == METHOD_NOT_FOUND
+            # Many have resources and no templates. One that declares nothing may have no tools.
+            if unknown and (kind == TEMPLATE or not session.features):
+                return []
             raise
 
     async def _made(self, kind: str, definitions: list[Any], checked: bool) -> Made:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dragoman.core.call import LEVELS
 from dragoman.core.hub import Hub
+from dragoman.core.ports import ListRefresher
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
 from dragoman.core.trace import carried_in
@@ -141,6 +142,9 @@ class Face:
             startup = self.hub.startup
             if startup is not None and not startup.is_settled:
                 return self._list_when_settled(startup, id, kind, params, peer, revision)
+            refresher = self.hub.refresher
+            if refresher is not None and "cursor" not in params and refresher.is_stale(kind):
+                return self._list_again(refresher, id, kind, params, peer, revision)
             return self._list(id, kind, params, peer, revision)
         if method == "initialize":
             return self._introduce(id, _shaken(params, peer), peer)
@@ -190,6 +194,18 @@ class Face:
     ) -> bytes:
         """Many clients list once and never again: the first list after a start is worth a wait."""
         await startup.wait()
+        return self._list(id, kind, params, peer, revision)
+
+    async def _list_again(
+        self,
+        refresher: ListRefresher,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+    ) -> bytes:
+        await refresher.refresh(kind)
         return self._list(id, kind, params, peer, revision)
 
     def _list(

@@ -22,6 +22,7 @@ from dragoman.mcp.config import (
     header_pairs,
     namespace,
 )
+from dragoman.mcp.freshness import WAIT_SECONDS
 from dragoman.mcp.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,31 @@ class Servers:
         for upstream in self._running.values():
             if upstream.restarts >= 0:
                 continue
-            spaces = {namespace(upstream.name), namespace(upstream.entry.prefix or upstream.name)}
-            starts = tuple(f"{space}{mark}" for space in spaces for mark in "._")
-            if folded.removeprefix("mcp_").startswith(starts):
+            if _is_in_namespace(upstream, folded.removeprefix("mcp_")):
                 state = f"not connected: {upstream.reason}" if upstream.reason else "still starting"
                 return upstream, f'server "{upstream.name}" is {state}'
         return None
+
+    # --- reading lists again (core.ports.ListRefresher) ----------------------------------------
+
+    def is_stale(self, kind: str) -> bool:
+        return any(upstream.fresh.is_stale(kind) for upstream in self._running.values())
+
+    async def refresh(self, kind: str) -> None:
+        stale = [one for one in self._running.values() if one.fresh.is_stale(kind)]
+        await _refresh_all(stale, kind)
+
+    async def refresh_for(self, name: str, kind: str) -> bool:
+        if kind not in (TOOL, PROMPT):  # resources need not be listed to be read
+            return False
+        folded = namespace(name).removeprefix("mcp_")
+        found = [
+            upstream
+            for upstream in self._running.values()
+            if upstream.fresh.may_read(kind) and _may_have(upstream, folded)
+        ]
+        await _refresh_all(found, kind)
+        return bool(found)
 
     def count(self, state: str) -> int:
         return sum(upstream.state == state for upstream in self._running.values())
@@ -158,6 +178,22 @@ class Servers:
         if upstream.problems:
             state["problems"] = upstream.problems
         return state
+
+
+def _is_in_namespace(upstream: Upstream, folded: str) -> bool:
+    spaces = {namespace(upstream.name), namespace(upstream.entry.prefix or upstream.name)}
+    return folded.startswith(tuple(f"{space}{mark}" for space in spaces for mark in "._"))
+
+
+def _may_have(upstream: Upstream, folded: str) -> bool:
+    """Whether the server may offer something that is called like this here."""
+    return upstream.entry.prefix == "" or _is_in_namespace(upstream, folded)
+
+
+async def _refresh_all(upstreams: Iterable[Upstream], kind: str) -> None:
+    reading = [upstream.refresh(kind) for upstream in upstreams]
+    if reading:
+        await asyncio.wait(reading, timeout=WAIT_SECONDS)
 
 
 async def _stop_all(upstreams: Iterable[Upstream]) -> None:

@@ -44,6 +44,15 @@ class Unasked:
         """Called where something may have been said while nobody listened."""
         self._keeper: asyncio.Task[None] | None = None
         self._wanted: frozenset[str] = frozenset()
+        self._streams = 0
+        """Over HTTP, those that are open."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what the server says unasked would be heard at this moment."""
+        if isinstance(self._session.wire, HttpWire):
+            return self._streams > 0
+        return not self._session.modern or self._keeper is not None
 
     def start(self) -> None:
         """Opens the stream where one is needed and offered."""
@@ -104,8 +113,9 @@ class Unasked:
             return False
         duplex = not isinstance(session.wire, HttpWire)
         if not session.modern:
-            # Where everything comes on one stream there is nothing to open.
-            return not duplex and (bool(session.declared) or self._follows() or bool(self._lists()))
+            # Where everything comes on one stream there is nothing to open. Over HTTP servers say
+            # more there than they declare: lines of their log, questions, changes of lists.
+            return not duplex
         return bool(uris) or bool(self._lists())
 
     def _follows(self) -> bool:
@@ -174,8 +184,9 @@ class Unasked:
                 lasted = loop.time() - begun > STEADY_SECONDS
                 failures = 0 if lasted else failures + 1
                 if failures >= LOST_AFTER:
-                    wire.lose(f"it cannot be reached: {error}")
-                    return
+                    if not await session.is_known():
+                        wire.lose(f"it cannot be reached: {error}")
+                    return  # else it has no such stream, and only breaks off where it should say so
             if loop.time() - begun > STEADY_SECONDS:
                 pause = FIRST_PAUSE
             await asyncio.sleep(pause)
@@ -184,14 +195,24 @@ class Unasked:
     async def _listen(
         self, wire: HttpWire, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None
     ) -> None:
+        announces = self._follows() or bool(self._lists())
+
+        is_open = False
+
         def opened() -> None:
-            if ready is None or ready.done():
+            nonlocal is_open
+            is_open = True
+            self._streams += 1
+            if announces and (ready is None or ready.done()):
                 self._missed()
 
-        if self._session.modern:
-            await wire.listen(LISTEN, self._params(uris), opened, self._listener(ready))
-        else:
-            await wire.listen("", None, opened)
+        try:
+            if self._session.modern:
+                await wire.listen(LISTEN, self._params(uris), opened, self._listener(ready))
+            else:
+                await wire.listen("", None, opened)
+        finally:
+            self._streams -= is_open
 
     async def _keep_duplex(
         self, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None

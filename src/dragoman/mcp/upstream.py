@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import NOTHING, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, Quarantined, TimedOut, Unreachable
-from dragoman.core.events import ResourceUpdated, ServerChanged
+from dragoman.core.events import ListAnnounced, ResourceUpdated, ServerChanged
 from dragoman.core.logs import RepeatedFailure
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
@@ -27,9 +27,10 @@ from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
+from dragoman.mcp.freshness import Freshness
 from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, line_of, note_of
 from dragoman.mcp.listing import ASKED, Listing
-from dragoman.mcp.offers import KINDS, Offers, kinds_changed
+from dragoman.mcp.offers import KINDS, Offers, is_announced, is_offered, kinds_changed
 from dragoman.mcp.personal import PersonalSessions
 from dragoman.mcp.questions import ASKING
 from dragoman.mcp.revisions import NAMES
@@ -78,11 +79,11 @@ class Upstream:
 
     # More than 30 attributes in a dictionary would cost the fast path to all of them.
     __slots__ = (
-        "__weakref__", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed", "_connect",
-        "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_listing", "_settled",
-        "_stop_secs", "_stopping", "_task", "_used_at", "_wake", "entry", "facts", "followed",
-        "may_last", "modern", "name", "offers", "personal", "reason", "restarts", "session",
-        "state", "stderr", "tasks", "way",
+        "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
+        "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_listing",
+        "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
+        "_wake", "entry", "facts", "followed", "fresh", "may_last", "modern", "name", "offers",
+        "personal", "reason", "restarts", "session", "state", "stderr", "tasks", "way",
     )  # fmt: skip
 
     def __init__(
@@ -152,6 +153,12 @@ class Upstream:
         self._changed = asyncio.Event()
         self._dirty: set[str] = set()
         """The kinds whose lists are to be looked at."""
+        self._announced: set[str] = set()
+        """Those of them that the server has said to have changed."""
+        self._stale: set[str] = set()
+        """The kinds whose lists are to be read again although nobody said that they changed."""
+        self._refreshing: asyncio.Future[None] | None = None
+        self.fresh = Freshness(entry.refresh_secs, self._hears)
         self._settled: asyncio.Future[None] | None = None
         self._failed_at = float("-inf")
         self._in_flight = 0
@@ -306,6 +313,7 @@ class Upstream:
         elif method == UPDATED:
             self.followed.told(params.get("uri"))
         elif kinds := kinds_changed(method):
+            self._announced.update(kinds)
             self._look_at(kinds)
 
     def missed(self) -> None:
@@ -316,6 +324,17 @@ class Upstream:
     def _look_at(self, kinds: Iterable[str]) -> None:
         self._dirty.update(kinds)
         self._changed.set()
+
+    def refresh(self, kind: str) -> asyncio.Future[None]:
+        """Reads that list again; done when it was read, or could not be."""
+        if self._refreshing is None:
+            self._refreshing = asyncio.get_running_loop().create_future()
+        self._stale.add(kind)
+        self._changed.set()
+        return self._refreshing
+
+    def _hears(self) -> bool:
+        return self.session is not None and self.session.unasked.is_open
 
     def _updated(self, uri: str) -> None:
         self._bus.emit(ResourceUpdated(f"{self.name}.{uri}"))
@@ -404,7 +423,8 @@ class Upstream:
             async with asyncio.timeout(seconds) as limit:
                 session = await self._connect(self, seconds, None)
                 self._changed.clear()
-                self._dirty.clear()
+                for kinds in (self._dirty, self._announced, self._stale):
+                    kinds.clear()
                 left = (limit.when() or 0.0) - asyncio.get_running_loop().time()
                 await self._list(session, ALL, left / 2)
         except BaseException as error:
@@ -435,12 +455,20 @@ class Upstream:
         child = isinstance(self.entry.transport, StdioTransport)
         return max(seconds, START_SECONDS) if child else seconds
 
-    async def _list(self, session: Session, kinds: Iterable[str], seconds: float) -> None:
+    async def _list(self, session: Session, kinds: Collection[str], seconds: float) -> None:
         """What it offers of these kinds. Another connection for that may take so long."""
-        if self.entry.interactive:
-            await self._listing.refresh(session, kinds, seconds)
-        else:
-            await self.offers.refresh(session, kinds, self._answer_secs)
+        begun = monotonic()
+        try:
+            if self.entry.interactive:
+                await self._listing.refresh(session, kinds, seconds)
+            else:
+                await self.offers.refresh(session, kinds, self._answer_secs)
+        finally:
+            for kind in kinds:
+                if is_offered(session, kind):
+                    ttl = session.ttls.get(KINDS[kind].method)
+                    announced = is_announced(session, kind)
+                    self.fresh.note(kind, begun, ttl, announced=announced)
 
     def _open_own(self, features: Mapping[str, Any]) -> Awaitable[Session]:
         return self._open_apart(Apart(features, self.overheard, listens=True))
@@ -469,15 +497,20 @@ class Upstream:
         changed: asyncio.Future[Any] = self._change()
         try:
             while True:
+                pause = self.fresh.pause
+                if idle:
+                    left = max(0.05, self._used_at + idle - monotonic())
+                    pause = left if pause is None else min(left, pause)
                 await asyncio.wait(
-                    [lost, changed],
-                    timeout=max(0.05, self._used_at + idle - monotonic()) if idle else None,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    [lost, changed], timeout=pause, return_when=asyncio.FIRST_COMPLETED
                 )
                 if session.wire.lost.done():
                     return session.wire.lost.result()
-                if changed.done():
+                for kind in self.fresh.due(self._used_at):
+                    self.refresh(kind)
+                if self._changed.is_set():
                     self._changed.clear()
+                    changed.cancel()
                     changed = self._change()
                     await self._follow_change(session)
                 busy = self._in_flight or len(self.followed) or self.tasks.open
@@ -485,20 +518,37 @@ class Upstream:
                     return None
         finally:
             changed.cancel()
+            self.fresh.forget()
+            self._refreshed(self._refreshing)
 
     def _change(self) -> asyncio.Task[Any]:
         return asyncio.get_running_loop().create_task(self._changed.wait())
 
     async def _follow_change(self, session: Session) -> None:
-        kinds, self._dirty = self._dirty, set()
+        dirty, self._dirty = self._dirty, set()
+        stale, self._stale = self._stale, set()
+        announced, self._announced = self._announced, set()
+        refreshing, self._refreshing = self._refreshing, None
         try:
-            await self._list(session, kinds, self._start_seconds())
+            # Another connection is opened only where there is reason to think of a change.
+            await self._list(session, dirty | stale, self._start_seconds() if dirty else 0)
         except HubError as error:
-            log.warning(
-                'server "%s" changed what it offers but does not list it: %s', self.name, error
-            )
+            level = logging.WARNING if dirty else logging.DEBUG
+            said = 'server "%s" changed what it offers but does not list it: %s'
+            log.log(level, said, self.name, error)
+        else:
+            for kind in sorted(announced):
+                self._bus.emit(ListAnnounced(self.name, kind))
+        finally:
+            self._refreshed(refreshing)
         await self.followed.restore(session, self._answer_secs)
         await asyncio.sleep(0.05)  # a server that says so all the time is asked 20 times a second
+
+    def _refreshed(self, refreshing: asyncio.Future[None] | None) -> None:
+        if refreshing is not None and not refreshing.done():
+            refreshing.set_result(None)
+        if refreshing is self._refreshing:
+            self._refreshing = None
 
     async def _pause(self, reason: str, failures: int, *, tried: bool = True) -> None:
         """Waits longer after each failure, with jitter; a call cuts the wait short."""

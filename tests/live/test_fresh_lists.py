@@ -1,0 +1,116 @@
+"""Lists of servers that change without a word, or against what the server has declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+from tests.live.conftest import RunningHub
+from tests.live.lasting import lasting_hub, text_of, until
+from tests.live.matrix_client import Client
+from tests.live.matrix_transports import connect
+from tests.peers.process import HttpPeer, server_entry
+
+TALKATIVE = "mcp1_talkative_server"
+CHANGED = "notifications/tools/list_changed"
+NEVER = {"refresh_secs": 0}
+
+
+@dataclass
+class Grounds:
+    hub: RunningHub
+    deployed: HttpPeer
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[Grounds]:
+    """`quiet` servers are read again by the clock, `told` and `modern` ones are not."""
+    with ExitStack() as stack:
+        starts: list[Callable[[], HttpPeer]] = [
+            lambda: HttpPeer(TALKATIVE, "--transport", "http"),
+            lambda: HttpPeer(TALKATIVE, "--transport", "http", "--stateless"),
+            lambda: HttpPeer("growing_server"),
+        ]
+        with ThreadPoolExecutor() as pool:
+            told, deployed, modern = pool.map(lambda start: start(), starts)
+        for peer in (told, deployed, modern):
+            stack.callback(peer.close)
+        entries = [
+            server_entry("quiet", TALKATIVE, refresh_secs=0.5),
+            server_entry("told", "http", told.url, **NEVER),
+            server_entry("deployed", "http", deployed.url, refresh_secs=0.5),
+            server_entry("modern", "http", modern.url, **NEVER),
+        ]
+        hub = stack.enter_context(lasting_hub(entries))
+        hub.wait_connected("quiet", "told", "deployed", "modern")
+        yield Grounds(hub, deployed)
+
+
+def names(client: Client) -> list[str]:
+    return [tool["name"] for tool in client.request("tools/list")["result"]["tools"]]
+
+
+def grow(client: Client, server: str, name: str, **more: bool) -> None:
+    assert text_of(client.call(f"{server}.grow", {"name": name, **more})) == "grown"
+
+
+@pytest.mark.promise("B7")
+def test_a_list_that_changes_without_a_word_is_read_again_while_its_server_is_used(
+    grounds: Grounds,
+) -> None:
+    with connect(grounds.hub, "2025-11-25", "http") as client:
+        assert "mcp_quiet_silent" not in names(client)
+        grow(client, "quiet", "silent", announce=False)
+        client.until_heard(CHANGED)
+        assert "mcp_quiet_silent" in names(client)
+
+
+@pytest.mark.promise("B7")
+def test_a_name_that_is_not_known_yet_is_looked_for_before_it_is_refused(grounds: Grounds) -> None:
+    with connect(grounds.hub, "2025-11-25", "http") as client:
+        grow(client, "told", "later", announce=False)
+        assert text_of(client.call("told.later")) == "I am later"
+        assert client.call("told.never")["error"]["code"] == -32602
+
+
+@pytest.mark.promise("B7")
+def test_changes_are_heard_of_a_server_that_declares_to_announce_none_even_if_nothing_is_new(
+    grounds: Grounds,
+) -> None:
+    with connect(grounds.hub, "2025-11-25", "http") as client:
+        grow(client, "told", "announced", announce=True)
+        client.until_heard(CHANGED)
+        assert "mcp_told_announced" in names(client)
+        heard = len(client.heard)
+        grow(client, "told", "announced", announce=True)
+        client.until_heard(CHANGED, since=heard)
+
+
+@pytest.mark.promise("B7")
+def test_a_stateless_server_that_is_deployed_again_is_listed_as_it_is(grounds: Grounds) -> None:
+    with connect(grounds.hub, "2025-11-25", "http") as client:
+        assert "mcp_deployed_more" not in names(client)
+    port = grounds.deployed.port
+    grounds.deployed.close()
+    with HttpPeer(
+        TALKATIVE, "--transport", "http", "--stateless", "--port", port, "--tool", "more"
+    ):
+
+        def listed() -> bool:
+            with connect(grounds.hub, "2025-11-25", "http") as client:
+                return "mcp_deployed_more" in names(client)
+
+        until(listed)
+
+
+@pytest.mark.promise("B7")
+def test_a_list_is_read_again_when_its_server_says_that_it_holds_no_longer(
+    grounds: Grounds,
+) -> None:
+    with connect(grounds.hub, "2026-07-28", "http") as client:
+        assert "mcp_modern_noted" not in names(client)
+        grow(client, "modern", "noted")
+        until(lambda: "mcp_modern_noted" in names(client))
