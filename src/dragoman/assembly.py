@@ -67,6 +67,7 @@ from dragoman.stores.witness import NAMES as STORE_NAMES
 from dragoman.stores.witness import Loss, accept_losses, describe_damage, survey
 from dragoman.web.access import AccessWatch
 from dragoman.web.api import Api
+from dragoman.web.api_offers import OffersApi
 from dragoman.web.api_servers import ServersApi
 from dragoman.web.app import App, Mounted, OwnerApp, Under
 from dragoman.web.auth import Authenticator, Names
@@ -265,7 +266,7 @@ class Instance:
     async def start(self) -> None:
         http_path, mcp_path = home.socket_paths(str(self.place))
         parts = [*self.guards.parts, *self.agents.parts, *self.listeners.parts]
-        parts.append(ServersApi(self.hub, self))
+        parts += [ServersApi(self.hub, self), OffersApi(self.hub, WAITS)]
         api = Api(self.hub, self, WAITS, parts, OPERATIONS)
         mounts: dict[str, Mounted] = {
             "/mcp": self.http_face,

@@ -286,6 +286,8 @@ def test_answers_are_what_the_openapi_document_says(hub: RunningHub) -> None:
         "/api/policies/{name}": hub.get("/api/policies/none"),
         "/api/policies/who-can": hub.get("/api/policies/who-can?tool=s.echo"),
         "/api/policies/what-can": hub.get("/api/policies/what-can?principal=owner"),
+        "/api/prompts": hub.get("/api/prompts"),
+        "/api/resources": hub.get("/api/resources"),
         "/api/pins": hub.get("/api/pins"),
         "/api/pins/diff": hub.get("/api/pins/diff?name=s.echo"),
     }

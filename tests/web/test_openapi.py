@@ -15,6 +15,7 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
+from dragoman.web.api_offers import OffersApi
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
@@ -50,7 +51,9 @@ def resolved(reference: str) -> Any:
 
 def test_every_route_is_in_the_document_and_the_reverse() -> None:
     hub, nothing = open_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
-    parts = [part(hub, nothing) for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi)]
+    parts = [
+        part(hub, nothing) for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi, OffersApi)
+    ]
     parts.append(AgentsApi(hub, nothing, nothing))
     api = Api(hub, nothing, parts=cast(Any, parts))
     routes = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -26,7 +25,7 @@ from dragoman.cli.a2a_showing import (
     words_of,
 )
 from dragoman.cli.errors import FAILED, say, stop
-from dragoman.cli.output import print_json
+from dragoman.cli.output import print_json, print_json_line
 from dragoman.core.errors import HubError, TimedOut, Unreachable
 
 RESUMES = 5
@@ -97,7 +96,7 @@ class Talk:
 
     def _take(self, event: Mapping[str, Any]) -> None:
         if self._events:
-            print(json.dumps(event, ensure_ascii=False), flush=True)
+            print_json_line(event)
         else:
             self._teller.hear(event)
         self._heard.hear(event)

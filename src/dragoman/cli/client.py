@@ -12,17 +12,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 from urllib.parse import quote
 
 from dragoman import home
-from dragoman.cli.errors import NO_HUB, NOT_FOUND, code_of, say, stop
-from dragoman.cli.output import Waiting
+from dragoman.cli.errors import NO_HUB, NOT_FOUND, TARGET_FAILED, USAGE, code_of, say, stop
+from dragoman.cli.output import Waiting, clean
 from dragoman.core.errors import HubError
 
 CALL_SECONDS = 90_000.0
 """Longer than the longest time a tool may be given: the hub ends a call, not its caller."""
+MAX_ANSWER = 64 * 1024 * 1024
 ANSWER_SECONDS = 30.0
 START_SECONDS = 60.0
 RESTART_SECONDS = 60.0
@@ -76,6 +77,60 @@ def ask(socket_path: str, method: str, path: str, body: Any, seconds: float) -> 
     return answer
 
 
+def ask_following(
+    socket_path: str, path: str, body: Any, seconds: float, follow: Callable[[Any], None]
+) -> Any:
+    """The hub's answer to a POST; `follow` is told of the progress until then.
+
+    Raises `TimeoutError` after so many seconds in all, else as `ask` does.
+    """
+    until = time.monotonic() + seconds
+    connection = _UnixConnection(socket_path, seconds)
+    try:
+        connection.connect()
+        wire = connection.sock
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        connection.request("POST", path, json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        if response.headers.get_content_type() != "text/event-stream":
+            wire.settimeout(max(until - time.monotonic(), 0.01))
+            status, answer = response.status, json.loads(response.read())
+        else:
+            status, answer = _follow_events(response, wire, until, follow)
+    except TimeoutError:
+        raise
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise NoAnswer(str(error) or type(error).__name__) from None
+    finally:
+        connection.close()
+    if status >= 400:
+        raise Problem(status, answer)
+    return answer
+
+
+def _follow_events(
+    response: http.client.HTTPResponse,
+    wire: socket.socket,
+    until: float,
+    follow: Callable[[Any], None],
+) -> tuple[int, Any]:
+    """The hub writes an event as two lines, its name and its data, and an empty one."""
+    name = ""
+    while time.monotonic() < until:
+        wire.settimeout(max(until - time.monotonic(), 0.01))
+        line = response.readline(MAX_ANSWER)
+        if not line:
+            raise NoAnswer("the answer broke off")
+        field, _, text = line.rstrip(b"\n").partition(b": ")
+        if field == b"event":
+            name = text.decode()
+        elif field == b"data" and name in ("result", "error"):
+            return (200 if name == "result" else 500), json.loads(text)
+        elif field == b"data":
+            follow(json.loads(text))
+    raise TimeoutError
+
+
 class HubClient:
     """Asks the hub, and ends the command with one sentence where that fails."""
 
@@ -89,8 +144,17 @@ class HubClient:
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None, ANSWER_SECONDS)
 
-    def send(self, method: str, path: str, body: Any = None, seconds: float = 60.0) -> Any:
-        return self._ask(method, path, body, seconds)
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        seconds: float = 60.0,
+        hint: Callable[[], str] = lambda: "",
+    ) -> Any:
+        """`hint` says more where what is asked for is not found."""
+        with self._explaining(hint):
+            return self._try(method, path, body, seconds)
 
     def servers(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("/api/mcp/servers")["connected"]
@@ -131,17 +195,46 @@ class HubClient:
         self._wait(lambda: self._knows(name))
         return self._look(name)
 
-    def call(self, name: str, arguments: dict[str, Any], **more: Any) -> Any:
-        """`more`: what can be asked here (`can`), or `answers` and their `handle`."""
+    def call(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        *,
+        seconds: float | None = None,
+        progress: Callable[[str], None] | None = None,
+        hint: Callable[[], str] = lambda: "",
+        **more: Any,
+    ) -> Any:
+        """`progress` is told how far it is, in words, instead of the line on a terminal; `hint`
+        says what may be wrong with the arguments. `more`: what can be asked here (`can`), or
+        `answers` and their `handle`."""
         self._wait(lambda: self._knows(name))
         waiting = Waiting()
         waiting.say(f"calling {name} …")
+
+        def follow(told: Mapping[str, Any]) -> None:
+            words = describe_progress(told)
+            waiting.say(f"calling {name} … {words}")
+            if progress is not None:
+                progress(words)
+
         path = f"/api/tools/{quote(name, safe='')}/call"
-        with self._explaining(lambda: self._missing(name)):
-            try:
-                return self._try("POST", path, {"arguments": arguments, **more}, CALL_SECONDS)
-            finally:
-                waiting.done()
+        body = {"arguments": arguments, **more}
+        try:
+            if progress is None and not sys.stderr.isatty() and seconds is None:
+                return ask(self._socket, "POST", path, body, CALL_SECONDS)
+            return ask_following(self._socket, path, body, seconds or CALL_SECONDS, follow)
+        except NoAnswer as error:
+            stop(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
+        except TimeoutError:
+            words = f'"{name}" took longer than --timeout {seconds:g}; the call was cancelled'
+            stop(words, TARGET_FAILED, kind="TimedOut")
+        except Problem as problem:
+            waiting.done()
+            hints = {NOT_FOUND: lambda: self._missing(name), USAGE: hint}
+            self._give_up(problem, hints.get(problem.code, lambda: "")())
+        finally:
+            waiting.done()
 
     def wait_settled(self, seconds: float = START_SECONDS, *, agents: bool = True) -> list[str]:
         """Until no server is being connected and no agent looked for any more, and not for ever:
@@ -180,7 +273,8 @@ class HubClient:
             hint = "call it on a terminal, without --json, to be asked"
         more = f"; {hint}" if hint else ""
         trace = f" (trace {problem.trace[:8]})" if problem.trace else ""
-        stop(f"{problem.message}{more}{trace}", problem.code)
+        message = f"{problem.message}{more}{trace}"
+        stop(message, problem.code, kind=problem.kind, trace=problem.trace)
 
     # --- what is not there ---------------------------------------------------------------------
 
@@ -232,6 +326,13 @@ class HubClient:
         far = state["agents"]["remote"] if agents else []
         sought = [agent["name"] for agent in far if agent["state"] == "unknown"]
         return [*state["servers"]["starting"], *sought]
+
+
+def describe_progress(told: Mapping[str, Any]) -> str:
+    """`3 of 10, copying`, as far as it is known."""
+    done, total, message = told.get("progress"), told.get("total"), told.get("message")
+    count = "" if done is None else f"{done:g}" if total is None else f"{done:g} of {total:g}"
+    return ", ".join(filter(None, (count, clean(message or ""))))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

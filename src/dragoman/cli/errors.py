@@ -8,11 +8,11 @@ one in the way · 4 refused · 5 not found · 6 something left the hub and went 
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from dragoman.cli.output import clean
+from dragoman.cli.output import clean, print_json, wants_json
 from dragoman.core.errors import (
     AmbiguousName,
     AuthorizationError,
@@ -81,11 +81,20 @@ def say(message: str) -> None:
     print(f"dragoman: {clean(message)}", file=sys.stderr)
 
 
-def stop(message: str, code: int = FAILED) -> NoReturn:
-    """One sentence on stderr, and the end."""
+def stop(message: str, code: int = FAILED, *, kind: str = "", trace: str = "") -> NoReturn:
+    """One sentence on stderr, under --json an object with the error on stdout, and the end."""
+    if wants_json():
+        print_json(error_object(message, code, kind, trace))
     say(message)
     raise SystemExit(code)
 
 
+def error_object(message: str, code: int, kind: str = "", trace: str = "") -> dict[str, Any]:
+    """What a program reads; `code` is the exit code."""
+    error: dict[str, Any] = {"message": " ".join(message.split()), "code": code}
+    error |= {name: value for name, value in (("kind", kind), ("trace", trace)) if value}
+    return {"error": error}
+
+
 def stop_for(error: HubError) -> NoReturn:
-    stop(str(error), code_of(error.kind))
+    stop(str(error), code_of(error.kind), kind=error.kind, trace=error.trace or "")

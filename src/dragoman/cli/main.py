@@ -14,8 +14,8 @@ from importlib import import_module
 import click
 
 from dragoman import __version__
-from dragoman.cli.errors import FAILED, INTERRUPTED, say
-from dragoman.cli.output import home_option
+from dragoman.cli.errors import FAILED, INTERRUPTED, error_object, say
+from dragoman.cli.output import home_option, json_text
 
 COMMANDS = {
     "up": ("dragoman.cli.hub", "up", "Run the hub."),
@@ -28,12 +28,15 @@ COMMANDS = {
     "servers": ("dragoman.cli.servers", "servers", "The servers, and what is wrong with them."),
     "tools": ("dragoman.cli.tools", "tools", "The tools, and what they take."),
     "call": ("dragoman.cli.tools", "call", "Call a tool."),
+    "prompts": ("dragoman.cli.prompts", "prompts", "The prompts, and filling one in."),
+    "resources": ("dragoman.cli.resources", "resources", "The resources, and reading one."),
     "a2a": ("dragoman.cli.a2a", "a2a", "Agents: their cards, messages to them, their tasks."),
     "agents": ("dragoman.cli.agents", "agents", "The agents of others, whose skills are tools."),
     "pins": ("dragoman.cli.pins", "pins", "What has changed since it was approved."),
     "policy": ("dragoman.cli.policy", "policy", "Who may call what: files, checks, questions."),
     "keys": ("dragoman.cli.keys", "keys", "Keys for callers over HTTP."),
     "audit": ("dragoman.cli.audit", "audit", "The record of every call, and its proof."),
+    "logs": ("dragoman.cli.logs", "logs", "The hub's log, also as it is written."),
     "stores": ("dragoman.cli.stores", "stores", "The databases of the home, and lost ones."),
     "doctor": ("dragoman.cli.doctor", "doctor", "What is wrong, and how to fix it."),
     "mcp": ("dragoman.cli.main", "mcp", "What an IDE starts (see: dragoman mcp --help)."),
@@ -114,6 +117,8 @@ def main() -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
+        if "--json" in sys.argv[1:]:
+            print(json_text(error_object(_sentence(error), error.exit_code)))
         say(_sentence(error))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):

@@ -28,6 +28,8 @@ def _inherited(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     return value or option.get_default(ctx)
 
 
+_PRINTED = "dragoman.printed_json"
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, callback=_inherited, help="Print JSON, for programs."
 )
@@ -52,7 +54,36 @@ def json_text(value: Any, indent: int | None = 2) -> str:
 
 
 def print_json(value: Any) -> None:
+    _note_printed()
     print(json_text(value))
+
+
+def print_json_line(value: Any) -> None:
+    """One of several objects, at once."""
+    _note_printed()
+    print(json_text(value, None), flush=True)
+
+
+def _note_printed() -> None:
+    if context := click.get_current_context(silent=True):
+        context.meta[_PRINTED] = True
+
+
+def wants_json() -> bool:
+    """Whether the command under way was asked for JSON and has printed none yet."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.meta.get(_PRINTED):
+        return False
+    while context is not None:
+        if context.params.get("as_json"):
+            return True
+        context = context.parent
+    return False
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; what is no terminal has room for everything."""
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10**6
 
 
 def output_text(text: str, out: TextIO) -> str:
@@ -74,11 +105,14 @@ def styled(text: str, out: TextIO | None = None, **style: Any) -> str:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, whole: bool = False) -> None:
     """Columns as wide as they need; the last one is cut at the edge of the terminal, or, where it
-    must be read `whole`, goes on below."""
+    must be read `whole`, goes on below. Where the terminal has no room for it, it stands below."""
     texts = [[clean("" if cell is None else cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
-    room = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10**6
+    room = terminal_width()
     left = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    if room - left < LEAST_ROOM < widths[-1]:
+        _print_narrow(headers, texts, widths[:-1], room)
+        return
     for number, row in enumerate([list(headers), *texts]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
         first, *rest = _lines(row[-1], room - left, whole)
@@ -89,8 +123,24 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, whole: bool 
             print(" " * left + more)
 
 
+def _print_narrow(
+    headers: Sequence[str], rows: list[list[str]], widths: list[int], room: int
+) -> None:
+    """The last column below the others, indented."""
+    for number, row in enumerate([list(headers), *rows]):
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
+        for line in textwrap.wrap("  ".join(cells).rstrip(), max(room, 20)) or [""]:
+            print(styled(line, bold=True) if number == 0 else line)
+        for more in textwrap.wrap(row[-1], max(room - 4, 20)) if number else ():
+            print(f"    {more}")
+
+
 def _lines(text: str, room: int, whole: bool) -> list[str]:
     return (textwrap.wrap(text, max(room, 20)) if whole else [text]) or [""]
+
+
+LEAST_ROOM = 30
+"""Columns that the last column of a table needs beside the others."""
 
 
 class Waiting:

@@ -56,7 +56,7 @@ class TakesCommandLine(click.Command):
 
 @click.command(cls=TakesCommandLine, short_help="Add a server, connect, show what it offers.")
 @click.argument("name")
-@click.argument("where", nargs=-1, required=True, metavar="COMMAND [ARGS]... | URL")
+@click.argument("where", nargs=-1, required=True, metavar="PROGRAM... | URL")
 @click.option("--env", "env", multiple=True, metavar="NAME[=VALUE]",
               help="A variable for the program; a value goes to the file env.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
@@ -89,7 +89,7 @@ def add(
     home: str | None,
     as_json: bool,
 ) -> None:
-    """Add server NAME to config.toml: a program that speaks MCP over stdio, or a URL.
+    """Add server NAME to config.toml: a PROGRAM... with its arguments, or a URL.
 
     \b
     dragoman servers add files npx -y @modelcontextprotocol/server-filesystem ~/docs

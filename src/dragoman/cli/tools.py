@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from dragoman.cli import asking
+from dragoman.cli.arguments import convert_pairs, parse_typed
 from dragoman.cli.client import HubClient, connected, nearest
 from dragoman.cli.errors import FAILED, NOT_FOUND, USAGE, say, stop
 from dragoman.cli.output import (
@@ -21,32 +21,71 @@ from dragoman.cli.output import (
     print_json,
     table,
 )
+from dragoman.cli.schemas import (
+    find_misspelt,
+    object_properties,
+    render_arguments,
+    required_names,
+    wrap,
+)
 from dragoman.core.conversations import CONTEXT
 from dragoman.core.conversations import META as CONTEXT_META
 
-MAX_BYTES = 10 * 1024 * 1024
-"""What a message of the hub may have."""
+
+class Searching(click.Group):
+    """Takes words that are no command as words to look for."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            return "search", search, args
+        return super().resolve_command(ctx, args)
 
 
-@click.group(invoke_without_command=True)
+_OF = click.option("--server", "--agent", "of", metavar="NAME",
+                   help="Only the tools of this server or agent.")  # fmt: skip
+
+
+@click.group(cls=Searching, invoke_without_command=True, subcommand_metavar="[WORDS]... | show")
 @click.pass_context
 @home_option
 @json_option
-@click.option("--server", "--agent", "of", metavar="NAME",
-              help="Only the tools of this server or agent.")  # fmt: skip
-def tools(ctx: click.Context, home: str | None, as_json: bool, of: str | None) -> None:
-    """List the tools; `tools show NAME` shows one with its arguments.
+@_OF
+@click.option("--search", "text", metavar="TEXT", help="Only tools that speak of this.")
+def tools(
+    ctx: click.Context, home: str | None, as_json: bool, of: str | None, text: str | None
+) -> None:
+    """List the tools, or those that speak of WORDS; `tools show NAME` shows one.
 
     \b
     dragoman tools
+    dragoman tools read file                what has both words in its name or description
     dragoman tools --agent "Vercel Ops"
     dragoman tools show vercel_ops.deploy
 
     A server's tool is listed as mcp_SERVER_TOOL and is also called SERVER.TOOL. An agent's skill is
     listed as AGENT.SKILL and is also called a2a_AGENT_SKILL. Every one of these names can be used.
     """
-    if ctx.invoked_subcommand is not None:
-        return
+    if ctx.invoked_subcommand is None:
+        _list(home, as_json, of, (text or "").split())
+
+
+@click.command(hidden=True)
+@click.argument("words", nargs=-1)
+@click.pass_context
+@home_option
+@json_option
+@_OF
+def search(
+    ctx: click.Context, words: tuple[str, ...], home: str | None, as_json: bool, of: str | None
+) -> None:
+    outer = ctx.parent.params if ctx.parent is not None else {}
+    more = (outer.get("text") or "").split()
+    _list(home, as_json, of or outer.get("of"), [*words, *more])
+
+
+def _list(home: str | None, as_json: bool, of: str | None, words: list[str]) -> None:
     with connected(home) as hub:
         starting = hub.wait_settled()
         states = [*hub.servers(), *_agents(hub)]
@@ -57,10 +96,14 @@ def tools(ctx: click.Context, home: str | None, as_json: bool, of: str | None) -
         found = [tool for tool in found if tool["server"] == of]
         states = [state for state in states if state["name"] == of]
         held = [pin for pin in held if pin["target"] == of]
+    total = len(found)
+    found = find_matching(found, words)
     if as_json:
         print_json(found)
     elif found:
         table(["NAME", "DESCRIPTION"], [(tool["name"], tool["description"]) for tool in found])
+    elif total:
+        print(f"none of {total} tools speaks of {clean(' '.join(words))}")
     elif not states:
         print("no tools: there are no servers and no agents; see: dragoman import, dragoman agents")
     else:
@@ -69,6 +112,18 @@ def tools(ctx: click.Context, home: str | None, as_json: bool, of: str | None) -
     if held:
         names = ", ".join(pin["name"] for pin in held[:5]) + (" …" if len(held) > 5 else "")
         say(f"held until approved, so not here: {names}; see: dragoman pins list")
+
+
+def find_matching(tools: list[dict[str, Any]], words: list[str]) -> list[dict[str, Any]]:
+    """Those with every word in a name or the description; the names that have one come first."""
+    wanted = [word.casefold() for word in words]
+    found = []
+    for tool in tools:
+        names = f"{tool['name']} {tool['id']}".casefold()
+        everything = f"{names} {tool['description']}".casefold()
+        if all(word in everything for word in wanted):
+            found.append((-sum(word in names for word in wanted), tool))
+    return [tool for _, tool in sorted(found, key=lambda each: each[0])]
 
 
 def _agents(hub: HubClient) -> list[dict[str, Any]]:
@@ -100,12 +155,17 @@ def _say_missing(states: list[dict[str, Any]], starting: list[str]) -> None:
             say(f"{who} is not connected: {state.get('reason', '')}")
 
 
-@tools.command()
+@tools.command(short_help="One tool: what it does and takes, with an example.")
 @click.argument("name")
 @home_option
 @json_option
 def show(name: str, home: str | None, as_json: bool) -> None:
-    """Tool NAME: what it does, what it takes, an example call."""
+    """Tool NAME: what it does, what it takes, an example call.
+
+    \b
+    dragoman tools show files.read
+    dragoman tools show files.read --json     with the schema as the server wrote it
+    """
     with connected(home) as hub:
         tool = hub.tool(name)
     if as_json:
@@ -114,48 +174,70 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     kind = "agent" if tool["source"] in ("a2a", "agent") else "server"
     id = f"id {clean(tool['id'])}, " if tool["id"] != tool["name"] else ""
     print(f"{clean(tool['name'])}  ({id}{kind} {clean(tool['server'])})")
-    if tool["description"]:
-        print(f"  {clean(tool['description'])}")
-    properties, required = _properties(tool), _required(tool)
-    for argument, about in properties.items():
-        needed = "required" if argument in required else "optional"
-        words = (
-            f"{clean(argument)}  {_type(about)}, {needed}  {clean(about.get('description', ''))}"
-        )
-        print(f"  {words}".rstrip())
-    if not properties:
-        anything = _schema(tool).get("additionalProperties") is True
+    for line in str(tool["description"]).splitlines():
+        print("\n".join(wrap(clean(line), 2)))
+    schema = _schema(tool)
+    for line in render_arguments(schema):
+        print(line)
+    if not object_properties(schema):
+        anything = schema.get("additionalProperties") is True
         what = "any arguments; it does not say which" if anything else "no arguments it tells of"
         print(f"  takes {what}")
-    example = " ".join(f"{clean(argument)}=…" for argument in required)
+    example = " ".join(f"{clean(argument)}=…" for argument in required_names(schema))
     print(f"  try: dragoman call {clean(tool['name'])} {example}".rstrip())
 
 
 @click.command()
 @click.argument("name")
-@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | -")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | @FILE | -")
+@click.option("--timeout", type=click.FloatRange(0.01, 86_400), metavar="SECONDS",
+              help="Cancel it after so long; the hub's own limits hold as well.")  # fmt: skip
+@click.option("--progress", is_flag=True,
+              help="Print progress as lines on stderr, on a terminal or not.")  # fmt: skip
 @home_option
 @json_option
-def call(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """Call tool NAME with arguments: key=value pairs, one JSON object, or - for JSON on stdin.
+def call(
+    name: str,
+    arguments: tuple[str, ...],
+    timeout: float | None,
+    progress: bool,
+    home: str | None,
+    as_json: bool,
+) -> None:
+    """Call tool NAME with arguments: key=value pairs, or one JSON object, typed or from a file.
 
     \b
     dragoman call mcp_files_read path=/tmp/x
+    dragoman call files.write path=/tmp/x content=@letter.txt     a value from a file; @- is stdin
     dragoman call files.read '{"path": "/tmp/x"}'
+    dragoman call files.read @arguments.json
     dragoman call files.read - < arguments.json
 
     Where the tool wants text, a value is taken as text; elsewhere a value that is JSON (a number,
-    true, a list) is taken as such. `dragoman tools show NAME` says what it wants. What the tool
-    asks meanwhile is asked here, on a terminal; Ctrl-D declines.
+    true, a list) is taken as such. Text that begins with @ is written with @@. `dragoman tools show
+    NAME` says what a tool wants. How far it is is shown on a terminal; what it asks meanwhile is
+    asked there, and Ctrl-D declines. Ctrl-C cancels it.
 
     \b
-    Exit codes: 0 done, 1 the tool says that it failed, 2 the arguments do not fit, 4 refused,
-    5 no such tool, 6 the server did not answer, or not well. With 4 and 5 nothing was done.
+    Exit codes: 0 done, 1 the tool says that it failed, 2 the arguments do not fit, 3 no hub,
+    4 refused, 5 no such tool, 6 the server did not answer, or not well, or not in time,
+    130 interrupted. With 2, 4 and 5 nothing was done. With --json an error is on stdout too:
+    {"error": {"message", "code", "kind", "trace"}}, with the exit code as code.
     """
-    given = _given(arguments)
+    given = parse_typed(arguments)
     with connected(home) as hub:
-        values = given if isinstance(given, dict) else _typed(given, hub, name)
-        result = _called(hub, name, values, asking.can_ask() if not as_json else [])
+        tool = hub.known_tool(name) if isinstance(given, list) and given else None
+        schema = _schema(tool) if tool else {}
+        values = (
+            given if isinstance(given, dict) else convert_pairs(given, object_properties(schema))
+        )
+        _refuse_misspelt(name, schema, values)
+        how: dict[str, Any] = {
+            "seconds": timeout,
+            "progress": (lambda words: say(f"{name}: {words}")) if progress else None,
+            "hint": lambda: _spelling(_schema(hub.known_tool(name) or {}), values),
+        }
+        result = _called(hub, name, values, asking.can_ask() if not as_json else [], how)
         if not as_json:
             _say_context(result, hub, name)
     if as_json:
@@ -166,9 +248,11 @@ def call(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool)
         raise SystemExit(FAILED)
 
 
-def _called(hub: HubClient, name: str, values: dict[str, Any], can: list[str]) -> Any:
+def _called(
+    hub: HubClient, name: str, values: dict[str, Any], can: list[str], how: dict[str, Any]
+) -> Any:
     """Through the questions of the tool, if it has any and somebody is there to answer."""
-    more: dict[str, Any] = {"can": can} if can else {}
+    more: dict[str, Any] = {"can": can, **how} if can else how
     result = hub.call(name, values, **more)
     for _ in range(asking.ROUNDS):
         if "questions" not in result:
@@ -178,84 +262,22 @@ def _called(hub: HubClient, name: str, values: dict[str, Any], can: list[str]) -
     stop(f"{name} has asked {asking.ROUNDS} times and is not done", FAILED)
 
 
-# --- what a tool takes --------------------------------------------------------------------------
-
-_NO_TOOL: Mapping[str, Any] = {"definition": {}}
-
-
 def _schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    schema = tool["definition"].get("inputSchema")
+    schema = tool.get("definition", {}).get("inputSchema")
     return schema if isinstance(schema, dict) else {}
 
 
-def _properties(tool: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A server may have written anything there."""
-    found = _schema(tool).get("properties")
-    properties = found if isinstance(found, dict) else {}
-    return {key: about if isinstance(about, dict) else {} for key, about in properties.items()}
+def _refuse_misspelt(name: str, schema: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    for wrong, meant, hopeless in find_misspelt(schema, values):
+        words = f'"{name}" names no argument "{wrong}"; did you mean "{meant}"?'
+        if hopeless:
+            stop(words, USAGE, kind="InvalidInput")
+        say(words)
 
 
-def _required(tool: Mapping[str, Any]) -> list[str]:
-    found = _schema(tool).get("required")
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
-
-
-def _type(about: Mapping[str, Any]) -> str:
-    kind = about.get("type", "any")
-    choices = about.get("enum")
-    if isinstance(choices, list):
-        return "one of " + ", ".join(clean(choice) for choice in choices[:20])
-    return clean(" or ".join(map(str, kind)) if isinstance(kind, list) else kind)
-
-
-def _given(arguments: tuple[str, ...]) -> dict[str, Any] | list[tuple[str, str]]:
-    """One JSON object, or the pairs as they were typed."""
-    if len(arguments) == 1 and (arguments[0] == "-" or arguments[0].lstrip()[:1] in ("{", "[")):
-        text = _stdin() if arguments[0] == "-" else arguments[0]
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            stop(f"the arguments are not valid JSON: {error or 'nested too deeply'}", USAGE)
-        if not isinstance(value, dict):
-            stop("the arguments must be one JSON object", USAGE)
-        return value
-    pairs: dict[str, str] = {}
-    for pair in arguments:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            stop(
-                f'"{pair[:100]}" is neither key=value nor a JSON object; see: dragoman call --help',
-                USAGE,
-            )
-        if key in pairs:
-            stop(f'"{key}" is given twice; for a list write {key}=\'["a", "b"]\'', USAGE)
-        pairs[key] = value
-    return list(pairs.items())
-
-
-def _stdin() -> bytes:
-    if sys.stdin.isatty():
-        say("reading one JSON object from the terminal; end it with Ctrl-D")
-    data = sys.stdin.buffer.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        stop(f"the arguments have more than {MAX_BYTES >> 20} MB", USAGE)
-    return data
-
-
-def _typed(pairs: list[tuple[str, str]], hub: HubClient, name: str) -> dict[str, Any]:
-    """Each value as the tool's schema wants it, as far as that says so."""
-    tool = hub.known_tool(name) if pairs else None
-    properties = _properties(tool) if tool else {}
-    return {key: _value(value, properties.get(key, {})) for key, value in pairs}
-
-
-def _value(text: str, about: Mapping[str, Any]) -> Any:
-    if about.get("type") == "string":
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+def _spelling(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    found = find_misspelt(schema, values)
+    return ", ".join(f'"{wrong}": did you mean "{meant}"?' for wrong, meant, _ in found)
 
 
 # --- what came of it ----------------------------------------------------------------------------
@@ -264,7 +286,9 @@ def _value(text: str, about: Mapping[str, Any]) -> Any:
 def _say_context(result: dict[str, Any], hub: HubClient, name: str) -> None:
     """How to go on with the conversation, where there is one and the tool takes its id."""
     context = result.get("extra", {}).get("_meta", {}).get(CONTEXT_META)
-    if isinstance(context, str) and CONTEXT in _properties(hub.known_tool(name) or _NO_TOOL):
+    if isinstance(context, str) and CONTEXT in object_properties(
+        _schema(hub.known_tool(name) or {})
+    ):
         say(f"to go on with this conversation, add context={clean(context)}")
 
 

@@ -10,7 +10,15 @@ from urllib.parse import parse_qsl, unquote
 
 from msgspec import Raw
 
-from dragoman.core.call import ABSENT, NOTHING, Result
+from dragoman.core.call import (
+    ABSENT,
+    NO_UPDATES,
+    NOTHING,
+    Result,
+    Updates,
+    Wanted,
+    discard,
+)
 from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
@@ -40,6 +48,7 @@ def ok(value: Any) -> Response:
     return Response(200, encode(value))
 
 
+PROGRESS = Wanted(progress=True)
 METRICS = "metrics"
 """The scope of a key that may read the metrics, and nothing else for that."""
 EVERYBODYS = frozenset({"version", "mode", "started_at", "uptime_secs"})
@@ -73,6 +82,8 @@ class Request:
     body: bytes
     query: Mapping[str, str]
     """What follows the question mark; where something is named twice, the last."""
+    updates: Updates | None = None
+    """Where the updates of a call go; None where the client wants none."""
 
 
 WELCOME_TEXT = b"""This is a Dragoman hub: MCP servers and A2A agents behind one endpoint.
@@ -143,6 +154,7 @@ class Api:
         principal: Principal | None,
         body: bytes,
         query: bytes = b"",
+        updates: Updates | None = None,
     ) -> Response:
         allowed = set()
         for wanted, pattern, respond in self._routes:
@@ -152,7 +164,7 @@ class Api:
             if wanted == method or (wanted == "GET" and method == "HEAD"):
                 names = tuple(unquote(name) for name in match.groups())
                 try:
-                    asked = Request(principal, names, fields, body, query_of(query))
+                    asked = Request(principal, names, fields, body, query_of(query), updates)
                     return await respond(asked)
                 except HubError as error:
                     if isinstance(error, AuthorizationError):
@@ -248,6 +260,8 @@ class Api:
                 features=asked.features or self._features,
                 answers=asked.answers,
                 handle=asked.handle,
+                updates=request.updates or discard,
+                wanted=NO_UPDATES if request.updates is None else PROGRESS,
             )
         except HubError as error:
             return refusal(error)

@@ -16,6 +16,7 @@ from dragoman.web.api import Api, Response, problem
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.http1 import Headers, Request
 from dragoman.web.peers import Peers
+from dragoman.web.updates import UpdateStream, wants_updates
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
 
@@ -184,6 +185,7 @@ async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequen
 
 
 async def _respond(request: Request, api: Api) -> None:
+    stream = UpdateStream(request) if wants_updates(request) else None
     work = asyncio.get_running_loop().create_task(
         api.respond(
             request.method,
@@ -192,6 +194,7 @@ async def _respond(request: Request, api: Api) -> None:
             request.principal,
             request.body,
             request.query,
+            stream.send if stream is not None else None,
         )
     )
     gone: asyncio.Future[Any] = request.gone
@@ -209,7 +212,10 @@ async def _respond(request: Request, api: Api) -> None:
         response = problem(500, "the hub failed at this; see its log")
     finally:
         work.cancel(*why)
-    reply(request, response)
+    if stream is not None and stream.begun:
+        await stream.finish(response)
+    else:
+        reply(request, response)
 
 
 def reply(request: Request, response: Response) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from dragoman.web import (
     api_agents,
     api_dispatches,
+    api_offers,
     api_pins,
     api_policies,
     api_servers,
@@ -20,4 +21,5 @@ OPERATIONS: list[tuple[Any, ...]] = [
     *api_policies.OPERATIONS,
     *api_pins.OPERATIONS,
     *api_servers.OPERATIONS,
+    *api_offers.OPERATIONS,
 ]

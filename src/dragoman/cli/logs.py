@@ -1,0 +1,199 @@
+"""`logs`: the log that the hub writes, read from its file, in either of its formats."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dragoman.cli.client import place_of, running
+from dragoman.cli.errors import NOT_FOUND, stop
+from dragoman.cli.output import home_option, json_option, print_json_line, styled
+from dragoman.core.text import escape_controls
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+LOOK_SECONDS = 0.2
+_COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
+_LINE = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]\d{3}Z?) "
+    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) )?(?P<message>.*)"
+)
+_ROTATED = re.compile(r"hub\.log\.(\d+)")
+
+
+@dataclass(slots=True)
+class LogRecord:
+    """A line of the log with those that belong to it, such as a traceback."""
+
+    text: str
+    fields: dict[str, Any]
+    more: list[str] = field(default_factory=list)
+
+    @property
+    def level(self) -> str:
+        return str(self.fields.get("level") or "info").lower()
+
+    def mentions(self, server: str) -> bool:
+        message = f" {self.fields.get('message', self.text)}"
+        named = f'"{server}"' in message or f" {server}." in message
+        return named or self.fields.get("server") == server
+
+
+def parse_line(line: str) -> LogRecord | None:
+    """The record that a line begins; None where it goes on with the one before."""
+    if line.startswith("{"):
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            fields = None
+        if isinstance(fields, dict):
+            return LogRecord(line, fields)
+    if match := _LINE.fullmatch(line):
+        found = {name: text for name, text in match.groupdict().items() if text is not None}
+        return LogRecord(line, {**found, "level": found.get("level", "info").lower()})
+    if line.startswith((" ", "\t")) or not line:
+        return None
+    return LogRecord(line, {"level": "info", "message": line})
+
+
+@click.command()
+@click.option("-n", "--lines", metavar="N", default=50, show_default=True,
+              type=click.IntRange(0, 1_000_000), help="How many records.")  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Go on printing as the hub writes.")
+@click.option("--server", metavar="NAME", help="Only what speaks of this server or agent.")
+@click.option("--level", type=click.Choice(LEVELS), default="debug", show_default=True,
+              help="Only what is at least as grave.")  # fmt: skip
+@home_option
+@json_option
+def logs(
+    lines: int, follow: bool, server: str | None, level: str, home: str | None, as_json: bool
+) -> None:
+    """The log of the hub, from hub.log in its home: the newest records, oldest of them first.
+
+    \b
+    dragoman logs
+    dragoman logs -f --level warning
+    dragoman logs --server files -n 200
+    dragoman logs --json | jq .message
+
+    `dragoman up --detach` writes that file; a hub that runs in a terminal, or as a service, writes
+    there. With --json one object a line. What a stdio server itself writes is in `dragoman servers
+    logs NAME`, and the record of calls in `dragoman audit tail`.
+    """
+    file = Path(place_of(home)) / "hub.log"
+    if not file.exists() and not follow:
+        why = (
+            "the hub that runs was not started with --detach, so it writes where it was started"
+            if running(str(file.parent))
+            else "dragoman up --detach writes it"
+        )
+        stop(f"there is no {file}: {why}", NOT_FOUND)
+
+    def wanted(record: LogRecord) -> bool:
+        grave = record.level not in LEVELS or LEVELS.index(record.level) >= LEVELS.index(level)
+        return grave and (server is None or record.mentions(server))
+
+    begin = file.stat().st_size if file.exists() else 0
+    for record in newest(file, lines, wanted):
+        _print(record, as_json)
+    if follow:
+        for record in _follow(file, begin):
+            if wanted(record):
+                _print(record, as_json)
+
+
+def newest(file: Path, count: int, wanted: Any) -> list[LogRecord]:
+    """The last so many wanted records, also from files that were rotated away."""
+    found: deque[LogRecord] = deque(maxlen=count)
+    if not count:
+        return []
+    for each in [file, *_rotated(file)]:
+        earlier: deque[LogRecord] = deque(maxlen=count - len(found))
+        earlier.extend(record for record in _records(each) if wanted(record))
+        found.extendleft(reversed(earlier))
+        if len(found) >= count:
+            break
+    return list(found)
+
+
+def _rotated(file: Path) -> list[Path]:
+    """The newest of them first."""
+    numbered = [(_ROTATED.fullmatch(path.name), path) for path in file.parent.glob("hub.log.*")]
+    return [path for match, path in sorted((int(m[1]), p) for m, p in numbered if m)]
+
+
+def _records(file: Path) -> Iterator[LogRecord]:
+    try:
+        opened = file.open(encoding="utf-8", errors="replace")
+    except FileNotFoundError:  # rotated away just now
+        return
+    with opened:
+        yield from _grouped(line.rstrip("\n") for line in opened)
+
+
+def _grouped(lines: Iterator[str]) -> Iterator[LogRecord]:
+    current: LogRecord | None = None
+    for line in lines:
+        record = parse_line(line)
+        if record is None and current is not None:
+            current.more.append(line)
+            continue
+        if current is not None:
+            yield current
+        current = record
+    if current is not None:
+        yield current
+
+
+def _follow(file: Path, begin: int) -> Iterator[LogRecord]:
+    """What is appended, also after the file was replaced by a new one; until Ctrl-C."""
+    rest = b""
+    opened = None
+    while True:
+        try:
+            if opened is None:
+                opened = file.open("rb")
+                opened.seek(begin)
+            data = opened.read()
+            if not data and _is_replaced(file, opened.fileno()):
+                opened.close()
+                opened, begin = None, 0
+                continue
+        except FileNotFoundError:
+            data = b""
+        *whole, rest = (rest + data).split(b"\n")
+        yield from _grouped(line.decode("utf-8", "replace") for line in whole)
+        if not data:
+            time.sleep(LOOK_SECONDS)
+
+
+def _is_replaced(file: Path, descriptor: int) -> bool:
+    try:
+        now = file.stat()
+    except FileNotFoundError:
+        return False
+    then = os.fstat(descriptor)
+    return (now.st_ino, now.st_dev) != (then.st_ino, then.st_dev) or now.st_size < then.st_size
+
+
+def _print(record: LogRecord, as_json: bool) -> None:
+    if as_json:
+        more = {"more": "\n".join(record.more)} if record.more else {}
+        print_json_line({**record.fields, **more})
+        return
+    text = record.text
+    if text.startswith("{"):
+        known = record.fields
+        text = f"{known.get('time', '')} {record.level.upper()} {known.get('message', '')}"
+        text += "".join(f"\n  {line}" for line in str(known.get("exception", "")).splitlines())
+    whole = escape_controls("\n".join([text.strip(), *record.more]))
+    colour = _COLOURS.get(record.level)
+    print(styled(whole, fg=colour) if colour else whole, flush=True)

@@ -1,0 +1,136 @@
+"""`prompts`: the prompts that servers offer, and filling one in."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from dragoman.cli.arguments import convert_pairs, parse_typed
+from dragoman.cli.client import connected, nearest
+from dragoman.cli.errors import NOT_FOUND, stop
+from dragoman.cli.output import (
+    clean,
+    home_option,
+    json_option,
+    json_text,
+    output_text,
+    print_json,
+    styled,
+    table,
+)
+from dragoman.cli.schemas import wrap
+
+GET_SECONDS = 90_000.0
+_AS_TEXT = {"type": "string"}
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+@home_option
+@json_option
+def prompts(ctx: click.Context, home: str | None, as_json: bool) -> None:
+    """List the prompts of all servers; `get` fills one in.
+
+    \b
+    dragoman prompts
+    dragoman prompts show review.summarize
+    dragoman prompts get review.summarize language=French text=@letter.txt
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    with connected(home) as hub:
+        hub.wait_settled()
+        found = hub.get("/api/prompts")["prompts"]
+    if as_json:
+        print_json(found)
+    elif found:
+        rows = [(one["name"], _takes(one), one["description"]) for one in found]
+        table(["NAME", "TAKES", "DESCRIPTION"], rows)
+    else:
+        print("no prompts; see: dragoman servers")
+
+
+def _takes(prompt: dict[str, Any]) -> str:
+    """Arguments; those in brackets may be left out."""
+    words = []
+    for one in _arguments(prompt):
+        words.append(str(one["name"]) if one.get("required") else f"[{one['name']}]")
+    return " ".join(words) or "-"
+
+
+def _arguments(prompt: dict[str, Any]) -> list[dict[str, Any]]:
+    """A server may have written anything there."""
+    found = prompt.get("arguments")
+    listed = found if isinstance(found, list) else []
+    return [one for one in listed if isinstance(one, dict) and isinstance(one.get("name"), str)]
+
+
+@prompts.command(short_help="One prompt, and what it takes.")
+@click.argument("name")
+@home_option
+@json_option
+def show(name: str, home: str | None, as_json: bool) -> None:
+    """Prompt NAME: what it is for, and what it takes.
+
+    \b
+    dragoman prompts show review.summarize
+    """
+    with connected(home) as hub:
+        hub.wait_settled()
+        found = hub.get("/api/prompts")["prompts"]
+    prompt = next((one for one in found if name in (one["name"], one["id"])), None)
+    if prompt is None:
+        near = nearest(name, [known for one in found for known in (one["name"], one["id"])])
+        stop(f'there is no prompt "{name}"; {near or "see: dragoman prompts"}', NOT_FOUND)
+    if as_json:
+        print_json(prompt)
+        return
+    print(f"{clean(prompt['name'])}  (id {clean(prompt['id'])}, server {clean(prompt['server'])})")
+    for line in str(prompt["description"]).splitlines():
+        print("\n".join(wrap(clean(line), 2)))
+    for one in _arguments(prompt):
+        needed = "required" if one.get("required") else "optional"
+        words = f"{clean(one['name'])}  {needed}  {clean(one.get('description') or '')}"
+        print("\n".join(wrap(words.rstrip(), 6, 2)))
+    example = " ".join(f"{clean(one['name'])}=…" for one in _arguments(prompt))
+    print(f"  try: dragoman prompts get {clean(prompt['name'])} {example}".rstrip())
+
+
+@prompts.command(short_help="Fill in a prompt and print its messages.")
+@click.argument("name")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | @FILE | -")
+@home_option
+@json_option
+def get(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) -> None:
+    """Fill in prompt NAME with key=value pairs, or one JSON object, and print its messages.
+
+    \b
+    dragoman prompts get review.summarize language=French text=@letter.txt
+    dragoman prompts get review.summarize '{"language": "French"}' --json
+
+    Exit codes are those of `dragoman call`.
+    """
+    given = parse_typed(arguments, "dragoman prompts get")
+    if isinstance(given, list):
+        given = convert_pairs(given, {key: _AS_TEXT for key, _ in given})
+    with connected(home) as hub:
+        hub.wait_settled()
+        path = f"/api/prompts/{quote(name, safe='')}/get"
+
+        def hint() -> str:
+            known = hub.get("/api/prompts")["prompts"]
+            near = nearest(name, [each for one in known for each in (one["name"], one["id"])])
+            return near or "see: dragoman prompts"
+
+        found = hub.send("POST", path, {"arguments": given}, GET_SECONDS, hint=hint)
+    if as_json:
+        print_json(found)
+        return
+    for message in found["messages"]:
+        print(styled(f"[{clean(message['role'])}]", bold=True))
+        content = message["content"]
+        text = content.get("text") if content.get("type") == "text" else None
+        print(output_text(text, sys.stdout) if isinstance(text, str) else json_text(content))

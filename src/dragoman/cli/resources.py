@@ -1,0 +1,158 @@
+"""`resources`: what servers have to be read, and reading it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dragoman.cli.client import connected, nearest
+from dragoman.cli.errors import TARGET_FAILED, USAGE, Failed, say, stop
+from dragoman.cli.output import (
+    clean,
+    home_option,
+    json_option,
+    output_text,
+    print_json,
+    table,
+)
+
+READ_SECONDS = 90_000.0
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+@click.option("--server", "of", metavar="NAME", help="Only those of this server.")
+@home_option
+@json_option
+def resources(ctx: click.Context, of: str | None, home: str | None, as_json: bool) -> None:
+    """List the resources of all servers; `read` prints one or saves it.
+
+    \b
+    dragoman resources
+    dragoman resources templates                       addresses with parts to fill in
+    dragoman resources read file:///notes/today.md
+    dragoman resources read demo://logo.png -o logo.png
+    """
+    if ctx.invoked_subcommand is None:
+        found = _found(home, of)
+        _print(found["resources"], "uri", as_json)
+        if not as_json and found["templates"]:
+            say(f"and {len(found['templates'])} templates; see: dragoman resources templates")
+
+
+@resources.command(short_help="Addresses with parts to fill in.")
+@click.option("--server", "of", metavar="NAME", help="Only those of this server.")
+@home_option
+@json_option
+def templates(of: str | None, home: str | None, as_json: bool) -> None:
+    """List the templates: addresses of resources with parts in braces, to fill in and read.
+
+    \b
+    dragoman resources templates
+    dragoman resources read note://2026-01-31          of a template note://{day}
+    """
+    _print(_found(home, of)["templates"], "uriTemplate", as_json)
+
+
+def _found(home: str | None, of: str | None) -> dict[str, list[dict[str, Any]]]:
+    with connected(home) as hub:
+        hub.wait_settled(agents=False)
+        found: dict[str, list[dict[str, Any]]] = hub.get("/api/resources")
+    return {
+        kind: [one for one in listed if of is None or one["server"] == of]
+        for kind, listed in found.items()
+    }
+
+
+def _print(found: list[dict[str, Any]], key: str, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    elif found:
+        rows = [
+            (
+                one[key],
+                one["server"],
+                one.get("mimeType", "-"),
+                " - ".join(filter(None, (one.get("title") or one["name"], one["description"]))),
+            )
+            for one in found
+        ]
+        table(["ADDRESS", "SERVER", "TYPE", "DESCRIPTION"], rows)
+    else:
+        print("none; see: dragoman servers")
+
+
+@resources.command(short_help="Print a resource, or save it to a file.")
+@click.argument("uri", metavar="ADDRESS")
+@click.option("-o", "--output", metavar="FILE", help="Save it there; - is stdout.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@home_option
+@json_option
+def read(uri: str, output: str | None, force: bool, home: str | None, as_json: bool) -> None:
+    """Read the resource at ADDRESS and print it; bytes that are no text go to a file or a pipe.
+
+    \b
+    dragoman resources read file:///notes/today.md
+    dragoman resources read demo://logo.png -o logo.png
+    dragoman resources read demo://logo.png > logo.png
+
+    Exit codes are those of `dragoman call`.
+    """
+    with connected(home) as hub:
+        hub.wait_settled(agents=False)
+
+        def hint() -> str:
+            known = [one["uri"] for one in hub.get("/api/resources")["resources"]]
+            return nearest(uri, known) or "see: dragoman resources"
+
+        found = hub.send("POST", "/api/resources/read", {"uri": uri}, READ_SECONDS, hint=hint)
+    if as_json:
+        print_json(found)
+        return
+    contents = found["contents"]
+    if output is not None and output != "-":
+        if len(contents) != 1:
+            stop(f"it has {len(contents)} parts, which one file cannot hold; see --json", USAGE)
+        _save(_bytes(contents[0]), Path(output), force)
+        return
+    for part in contents:
+        _show(part, output == "-")
+
+
+def _show(part: dict[str, Any], forced: bool) -> None:
+    if "blob" not in part:
+        print(output_text(str(part.get("text", "")), sys.stdout))
+        return
+    data = _bytes(part)
+    if sys.stdout.isatty() and not forced:
+        kind = clean(part.get("mimeType") or "no type")
+        say(f"{clean(part.get('uri'))}: {len(data)} bytes, {kind}; save them with -o FILE")
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _bytes(part: dict[str, Any]) -> bytes:
+    if "blob" not in part:
+        return str(part.get("text", "")).encode()
+    try:
+        return base64.b64decode(str(part["blob"]), validate=True)
+    except binascii.Error:
+        stop(f"{part.get('uri')}: what the server sent is no base64", TARGET_FAILED)
+
+
+def _save(data: bytes, file: Path, force: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        with os.fdopen(os.open(file, flags, 0o600), "wb") as opened:
+            opened.write(data)
+    except FileExistsError:
+        raise Failed(f'"{file}" is there already; --force overwrites it') from None
+    print(f"saved {len(data)} bytes to {file}")

@@ -1,0 +1,128 @@
+"""`/api/prompts` and `/api/resources`: what servers offer beside tools, listed and used.
+
+To get a prompt and to read a resource are calls: they go through `Hub.call` as tools do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.core.call import NOTHING, Result
+from dragoman.core.errors import InvalidInput, NeedsInput
+from dragoman.core.hub import Hub
+from dragoman.core.principal import Principal
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Tool
+from dragoman.core.trace import carried_in
+from dragoman.core.view import EVERYTHING
+from dragoman.web.api import Request, Response, Route, object_in, ok
+
+_ERRORS = [400, 403, 404, 409, 502, 503, 504]
+OPERATIONS: list[tuple[Any, ...]] = [
+    ("/api/prompts", "get", "All prompts", "Object", []),
+    (
+        "/api/prompts/{name}/get",
+        "post",
+        "Fill in a prompt: {arguments: {…}}",
+        "Object",
+        _ERRORS,
+        "Object",
+    ),
+    ("/api/resources", "get", "All resources and templates of resources", "Object", []),
+    ("/api/resources/read", "post", "Read a resource: {uri}", "Object", _ERRORS, "Object"),
+]
+SLICE = 100
+"""Entries that are judged before others have their turn."""
+_IDENTITY = {PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"}
+_SHOWN = {
+    PROMPT: ("title", "arguments"),
+    RESOURCE: ("title", "mimeType", "size"),
+    TEMPLATE: ("title", "mimeType"),
+}
+
+
+class OffersApi:
+    def __init__(self, hub: Hub, features: Mapping[str, Any] = NOTHING) -> None:
+        self._hub = hub
+        self._features = features
+        self.routes: list[Route] = [
+            ("GET", r"/api/prompts", self._prompts),
+            ("POST", r"/api/prompts/([^/]+)/get", self._get),
+            ("GET", r"/api/resources", self._resources),
+            ("POST", r"/api/resources/read", self._read),
+        ]
+
+    async def _prompts(self, request: Request) -> Response:
+        found = await self._list(request.principal, PROMPT)
+        return ok({"prompts": found, "total": len(found)})
+
+    async def _resources(self, request: Request) -> Response:
+        resources = await self._list(request.principal, RESOURCE)
+        templates = await self._list(request.principal, TEMPLATE)
+        return ok({"resources": resources, "templates": templates})
+
+    async def _list(self, caller: Principal | None, kind: str) -> list[dict[str, Any]]:
+        assert caller is not None
+        found = []
+        for number, tool in enumerate(self._hub.catalogs[kind].tools()):
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
+            if self._hub.authorizer.sees(caller, tool, "api"):
+                found.append(self._describe(tool, kind))
+        return found
+
+    def _describe(self, tool: Tool, kind: str) -> dict[str, Any]:
+        definition = tool.definition
+        shown: dict[str, Any] = {"name": definition.get("name") or tool.remote_name}
+        shown[_IDENTITY[kind]] = self._hub.catalogs[kind].shown(tool)
+        shown |= {"id": tool.name, "server": tool.target.name}
+        shown["description"] = tool.description or definition.get("description") or ""
+        return shown | {key: definition[key] for key in _SHOWN[kind] if key in definition}
+
+    async def _get(self, request: Request) -> Response:
+        given = object_in(request)
+        arguments = given.get("arguments", {})
+        if given.keys() - {"arguments"} or not isinstance(arguments, dict):
+            raise InvalidInput('the body must be {"arguments": {…}}')
+        result = await self._call(request, request.names[0], arguments, PROMPT)
+        extra = dict(result.extra)
+        roles = extra.pop("roles", ())
+        messages = [
+            {"role": roles[number] if number < len(roles) else "user", "content": block}
+            for number, block in enumerate(result.content)
+        ]
+        return ok({**extra, "messages": messages})
+
+    async def _read(self, request: Request) -> Response:
+        given = object_in(request)
+        uri = given.get("uri")
+        if given.keys() != {"uri"} or not isinstance(uri, str):
+            raise InvalidInput('the body must be {"uri": "…"}')
+        result = await self._call(request, uri, {}, RESOURCE)
+        return ok({**result.extra, "contents": [_contents(block, uri) for block in result.content]})
+
+    async def _call(
+        self, request: Request, name: str, arguments: Mapping[str, Any], kind: str
+    ) -> Result:
+        assert request.principal is not None
+        result = await self._hub.call(
+            request.principal,
+            name,
+            arguments,
+            kind=kind,
+            door="api",
+            view=EVERYTHING,
+            carried=carried_in(request.fields),
+            features=self._features,
+        )
+        if result.questions is not None:
+            raise NeedsInput(f'"{name[:200]}" asks something, and cannot be answered here')
+        return result
+
+
+def _contents(block: Mapping[str, Any], uri: str) -> Any:
+    resource = block.get("resource")
+    if isinstance(resource, dict):
+        return resource
+    return {"uri": uri, "mimeType": "text/plain", "text": str(block.get("text", ""))}

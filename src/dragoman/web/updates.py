@@ -1,0 +1,51 @@
+"""The updates of a call through the API, as server-sent events before its answer.
+
+A client asks for them with `Accept: text/event-stream`. The stream begins with the first update: a
+call without any is answered as plain JSON, with the status that it has.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.call import Lasting, Progress, Update
+from dragoman.core.ports import HttpRequest
+from dragoman.web.api import Response
+from dragoman.wire import sse
+from dragoman.wire.json import encode
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+]
+
+
+def wants_updates(request: HttpRequest) -> bool:
+    accepts = request.fields.get(b"accept", b"")
+    return b"text/event-stream" in accepts and request.path.endswith("/call")
+
+
+class UpdateStream:
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+        self.begun = False
+
+    def send(self, update: Update) -> None:
+        """Tells of progress; a client that does not read misses some of it."""
+        if isinstance(update, Progress):
+            told = {"progress": update.progress, "total": update.total, "message": update.message}
+        elif isinstance(update, Lasting):
+            told = {"message": update.message}
+        else:
+            return
+        if not self.begun:
+            self.begun = True
+            self._request.start(200, _HEADERS)
+        known = {name: value for name, value in told.items() if value is not None}
+        self._request.send(sse.event(encode(known), name="progress"))
+
+    async def finish(self, response: Response) -> None:
+        """The answer: `result`, or `error`, as the body would have been."""
+        name = "result" if response.status < 400 else "error"
+        await self._request.write(sse.event(response.body, name=name))
+        self._request.end()
