@@ -16,9 +16,17 @@ from tests.peers.process import alive, wait_until_gone
 
 from dragoman import process
 from dragoman.core.errors import Unreachable
-from dragoman.mcp.spawn import MARK, Child, Ring, environment, kill_marked
+from dragoman.mcp.spawn import CACHES, MARK, Child, Ring, environment, kill_marked
 
 NAP = "import time; time.sleep(600)"
+
+
+def make_env(
+    folder: Path, *names: str, mark: str = "m", with_user_home: bool = False, **known: str
+) -> dict[str, str]:
+    return environment(
+        names, known, folder, folder.parent / "cache", mark, with_user_home=with_user_home
+    )
 
 
 class Children:
@@ -30,7 +38,7 @@ class Children:
         self.stderr = Ring()
 
     async def start(self, code: str) -> Child:
-        env = environment([], {"PATH": os.environ["PATH"]}, self.folder, self.mark)
+        env = make_env(self.folder, PATH=os.environ["PATH"], mark=self.mark)
         child = await Child.start(
             sys.executable, ["-c", code], env, env["HOME"], self.output.extend, self.stderr
         )
@@ -103,7 +111,7 @@ def test_a_start_that_is_cancelled_closes_its_own_descriptors_once_and_no_others
     tmp_path: Path, factory: Callable[[], asyncio.AbstractEventLoop] | None
 ) -> None:
     """Whatever the hub opens meanwhile may get the numbers of the pipes."""
-    env = environment([], {"PATH": os.environ["PATH"]}, tmp_path, f"cancelled-{os.getpid()}")
+    env = make_env(tmp_path, PATH=os.environ["PATH"], mark=f"cancelled-{os.getpid()}")
 
     async def cancel_after(turns: int) -> None:
         start = Child.start("cat", [], env, "/", lambda data: None, Ring())
@@ -206,24 +214,52 @@ def test_a_hubs_mark_finds_the_children_of_all_its_servers() -> None:
         running.wait(5)
 
 
+KNOWN = {
+    "PATH": "/bin", "A": "1", "B": "2", "SECRET": "x", "HOME": "/home/ada", "TMPDIR": "/var/tmp",
+    "LANG": "de_DE.UTF-8", "LC_TIME": "C", "TZ": "Asia/Tokyo", "SSL_CERT_FILE": "/ca.pem",
+    "NODE_EXTRA_CA_CERTS": "/ca.pem", "HTTPS_PROXY": "http://u:p@proxy", "USER": "ada",
+    "XDG_CONFIG_HOME": "/home/ada/.cfg", "UV_CACHE_DIR": "/uv",
+}  # fmt: skip
+ALWAYS = {"PATH", "LANG", "LC_TIME", "TZ", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"}
+
+
+def known(*names: str) -> dict[str, str]:
+    return {name: KNOWN[name] for name in names}
+
+
 @pytest.mark.promise("B10")
-def test_a_child_gets_the_path_what_it_is_named_and_folders_of_its_own(tmp_path: Path) -> None:
-    known = {"PATH": "/bin", "A": "1", "B": "2", "SECRET": "x", "HOME": "/root", "TMPDIR": "/tmp"}
-    env = environment(["A", "MISSING", "HOME"], known, tmp_path / "s", "m")
+def test_a_child_gets_what_every_program_needs_what_it_is_named_and_folders_of_its_own(
+    tmp_path: Path,
+) -> None:
+    env = make_env(tmp_path / "s", "A", "MISSING", **KNOWN)
     assert env == {
-        "PATH": "/bin",
-        "A": "1",
+        **known(*ALWAYS, "A"),
+        **{name: str(tmp_path / "cache" / below) for name, below in CACHES.items()},
         "HOME": str(tmp_path / "s" / "home"),
         "TMPDIR": str(tmp_path / "s" / "tmp"),
         MARK: "m",
     }
-    for folder in ("home", "tmp"):
-        assert (tmp_path / "s" / folder).stat().st_mode & 0o777 == 0o700
-    assert environment([], {}, tmp_path / "s", "m")["PATH"] == os.defpath
+    for folder in ("s/home", "s/tmp", "cache"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
+    assert make_env(tmp_path / "s")["PATH"] == os.defpath
+    named = make_env(tmp_path / "s", "TMPDIR", "UV_CACHE_DIR", "HTTPS_PROXY", **KNOWN)
+    for name in ("TMPDIR", "UV_CACHE_DIR", "HTTPS_PROXY"):
+        assert named[name] == KNOWN[name]
+
+
+@pytest.mark.promise("B10")
+def test_a_child_with_the_users_home_has_its_settings_and_caches_and_no_secrets(
+    tmp_path: Path,
+) -> None:
+    env = make_env(tmp_path / "s", "A", with_user_home=True, **KNOWN)
+    own = ("HOME", "TMPDIR", "USER", "XDG_CONFIG_HOME")
+    assert env == {**known(*ALWAYS, *own, "A"), MARK: "m"}
+    assert not (tmp_path / "s").exists() and not (tmp_path / "cache").exists()
+    assert make_env(tmp_path / "s", with_user_home=True)["HOME"] == os.path.expanduser("~")
 
 
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
-    env = environment([], {"PATH": "/nowhere"}, tmp_path, "m")
+    env = make_env(tmp_path, PATH="/nowhere")
 
     async def start(command: str, *args: str, cwd: str = env["HOME"]) -> None:
         await Child.start(command, args, env, cwd, lambda data: None, Ring())

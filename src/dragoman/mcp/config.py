@@ -15,9 +15,9 @@ ANSWER_SECONDS = 30.0
 class StdioTransport(Struct, frozen=True, kw_only=True, tag="stdio", tag_field="type"):
     command: Annotated[str, Meta(min_length=1, description="The program to start.")]
     args: Annotated[list[str], Meta(description="Its arguments.")] = []
-    cwd: Annotated[
-        str | None, Meta(description="The folder it starts in; default: its private home.")
-    ] = None
+    cwd: Annotated[str | None, Meta(description="The folder it starts in; default: its home.")] = (
+        None
+    )
 
 
 class SseTransport(Struct, frozen=True, kw_only=True, tag="sse", tag_field="type"):
@@ -54,8 +54,19 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     ] = None
     env: Annotated[
         list[str],
-        Meta(description="Names of environment variables that a stdio server is given."),
+        Meta(
+            description="Names of environment variables that a stdio server is given, beside those "
+            "for the language, the time zone and certificates."
+        ),
     ] = []
+    home: Annotated[
+        Literal["private", "user"],
+        Meta(
+            description="The home folder of a stdio server: one of its own in the hub's home "
+            "(private), or that of the user who runs the hub, with its settings, credentials and "
+            "caches (user)."
+        ),
+    ] = "private"
     idle_secs: Annotated[
         float,
         Meta(ge=0, description="Stop a stdio server unused for so long; 0 keeps it running."),
@@ -98,6 +109,11 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
             "then has a connection of its own to it."
         ),
     ] = False
+
+    @property
+    def has_user_home(self) -> bool:
+        """To name HOME among the variables means the same."""
+        return self.home == "user" or "HOME" in self.env
 
 
 Style = Literal["seed", "dotted", "safe"]

@@ -78,7 +78,14 @@ class Connector:
         mark = f"{self.mark}:{upstream.name}"
         if apart is not None:  # all that carries a mark ends together
             mark = f"{self.mark}:{token_hex(8)} {upstream.name}"
-        env = environment(upstream.entry.env, self.lookup, folder, mark)
+        env = environment(
+            upstream.entry.env,
+            self.lookup,
+            folder,
+            self.home / "cache",
+            mark,
+            with_user_home=upstream.entry.has_user_home,
+        )
         wire = StdioWire(upstream.name, _ears(upstream, apart), upstream.stderr)
         cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
         await wire.start(os.path.expanduser(transport.command), transport.args, env, cwd)

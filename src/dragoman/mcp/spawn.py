@@ -1,4 +1,4 @@
-"""Child processes: a cleared environment, a private home, a group of their own, and a sure end.
+"""Child processes: an environment of their own, a home, a group of their own, and a sure end.
 
 Knows pipes and processes, nothing of MCP.
 """
@@ -53,19 +53,73 @@ class Ring:
         return lines[-1].strip()[:300] if lines else ""
 
 
+PASSED = frozenset(
+    {
+        *("LANG", "LANGUAGE", "TZ"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("NODE_EXTRA_CA_CERTS", "DENO_CERT", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE"),
+        *("NIX_SSL_CERT_FILE", "npm_config_cafile", "NPM_CONFIG_CAFILE"),
+    }
+)
+"""What every child is given where it is set, and all that begins with LC_: no program works well
+without its language, its time zone and the certificates that it is to trust."""
+OF_THE_USER = frozenset(
+    {
+        *("USER", "LOGNAME", "SHELL", "TERM", "TMPDIR"),
+        *("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"),
+        "XDG_RUNTIME_DIR",
+    }
+)
+"""What goes with the user's own home."""
+CACHES = {
+    "npm_config_cache": "npm",
+    "UV_CACHE_DIR": "uv",
+    "UV_PYTHON_INSTALL_DIR": "uv-python",
+    "PIP_CACHE_DIR": "pip",
+    "PIPX_HOME": "pipx",
+    "BUN_INSTALL_CACHE_DIR": "bun",
+    "DENO_DIR": "deno",
+}
+"""Where package runners keep what they have fetched, below one folder for all private homes."""
+
+
 def environment(
-    names: Sequence[str], lookup: Mapping[str, str], folder: Path, mark: str
+    names: Sequence[str],
+    lookup: Mapping[str, str],
+    folder: Path,
+    caches: Path,
+    mark: str,
+    *,
+    with_user_home: bool,
 ) -> dict[str, str]:
-    """PATH, the variables named, and a home and temporary folder of the child's own."""
+    """The environment of a child: PATH, what every program needs, the variables named, and a home.
+
+    That is the user's, or a home and temporary folder of the child's own with the common caches of
+    package runners. A variable that is named is given as it is, HOME and TMPDIR too.
+    """
+    passed = {
+        name: value
+        for name, value in lookup.items()
+        if name in PASSED or name.startswith("LC_") or (with_user_home and name in OF_THE_USER)
+    }
+    given = {name: lookup[name] for name in names if name in lookup}
+    if with_user_home:
+        own = {"HOME": lookup.get("HOME") or os.path.expanduser("~")}
+    else:
+        own = _make_private(folder, caches)
+    return {"PATH": lookup.get("PATH", os.defpath), **passed, **own, **given, MARK: mark}
+
+
+def _make_private(folder: Path, caches: Path) -> dict[str, str]:
+    """Makes the folders of a private home; gives the variables that lead there."""
     home, tmp = folder / "home", folder / "tmp"
-    for path in (home, tmp):
+    for path in (home, tmp, caches):
         make_private_folder(path)
-    for path in (folder.parent, folder, home, tmp):
+    for path in (folder.parent, folder, home, tmp, caches):
         if path.stat().st_mode & 0o077:  # an earlier version made it so
             path.chmod(0o700)
-    given = {name: lookup[name] for name in names if name in lookup}
-    search = lookup.get("PATH", os.defpath)
-    return {"PATH": search, **given, "HOME": str(home), "TMPDIR": str(tmp), MARK: mark}
+    shared = {name: str(caches / below) for name, below in CACHES.items()}
+    return {"HOME": str(home), "TMPDIR": str(tmp), **shared}
 
 
 class _Reader(asyncio.Protocol):
