@@ -85,7 +85,9 @@ async def test_what_is_no_card_is_passed_over_and_told() -> None:
         with pytest.raises(BadReply) as failed:
             await discovery(agent.url)(agent.url)
     words = str(failed.value)
-    assert "is no card: not valid JSON" in words and "answers HTTP 401; set its headers" in words
+    assert (
+        "is no card: not valid JSON" in words and "answers HTTP 401; it wants credentials" in words
+    )
 
 
 async def test_a_card_is_bounded() -> None:

@@ -248,3 +248,33 @@ async def test_a_card_that_has_moved_to_the_old_place_is_found_there(tmp_path: P
         assert agent.served.requests[-2].path == OLD_PLACE
         await here.registry.refetch("ops")
         assert agent.served.requests[-2].path == OLD_PLACE
+
+
+async def test_a_refresh_reports_what_is_there_now_and_not_what_an_earlier_look_saw(
+    tmp_path: Path,
+) -> None:
+    agent = Moody("deploy")
+    looking, go_on = asyncio.Event(), asyncio.Event()
+    go_on.set()
+
+    async def handle(request: Request) -> None:
+        if go_on.is_set():
+            agent.handle(request)
+            return
+        looking.set()
+        await go_on.wait()
+        request.reply(503, {})
+
+    async with (
+        odd_agent(handle) as served,
+        ground(tmp_path, external("ops", served.url)) as here,
+    ):
+        await here.until(lambda: here.one("ops")["health"] == HEALTHY)
+        go_on.clear()
+        first = asyncio.create_task(here.registry.refetch("ops"))
+        await asyncio.wait_for(looking.wait(), 10)
+        second = asyncio.create_task(here.registry.refetch("ops"))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(first, second)
+        assert here.one("ops")["health"] == HEALTHY, here.one("ops")["reason"]

@@ -76,7 +76,7 @@ def test_what_is_given_becomes_an_entry_in_either_spelling() -> None:
         ({"name": "x" * 65}, "up to 64"),
         ({"name": "\u043eps"}, "cannot be called"),  # a Cyrillic letter
         ({"url": "ftp://x"}, "is no address of an agent"),
-        ({"url": "https://x/?key=secret"}, "no query"),
+        ({"url": "https://x/?key=secret"}, "has a query, which only"),
         ({"url": "https://user:secret@x/"}, "is no address"),
         ({"url": None}, "registered by"),
         ({"colour": "red"}, '"colour" is none of url, name'),

@@ -83,7 +83,7 @@ def test_an_agent_is_added_shown_trusted_refreshed_and_removed(terminal: Termina
     with agent() as far:
         added = terminal.run("agents", "add", far.url, "--token", "env:DRAGOMAN_AGENT_OPS")
         assert added.code == 0, added.err
-        said = 'agent "Vercel Ops" is registered: healthy, 2 tools under vercel_ops.'
+        said = 'agent "Vercel Ops" is registered: healthy, 1 tool under vercel_ops.'
         assert added.out.strip() == said
         assert far.seen[0] == "Bearer t0p-s3cret"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import tracemalloc
+import zlib
 
 import pytest
 from tests.net.raw_server import (
@@ -144,8 +146,42 @@ async def test_headers_of_interim_answers_and_trailers_are_not_the_answers_own()
         assert peer.connections == 1
 
 
+def compressed(data: bytes, encoding: bytes = b"gzip") -> bytes:
+    length = b"content-length: %d\r\n\r\n" % len(data)
+    return START + b"content-encoding: " + encoding + b"\r\n" + length + data
+
+
+PACKED = gzip.compress(b"hello")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        compressed(PACKED),
+        compressed(PACKED, b"X-GZIP"),
+        compressed(zlib.compress(b"hello"), b"deflate"),
+        CHUNKED.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
+        + b"".join(b"1\r\n%c\r\n" % byte for byte in PACKED)
+        + b"0\r\n\r\n",
+        compressed(b"hello", b"identity"),
+    ],
+    ids=["gzip", "x-gzip", "deflate", "chunks", "identity"],
+)
+async def test_an_answer_that_is_compressed_unasked_is_read_all_the_same(answer: bytes) -> None:
+    async with listening(always(answer)) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        for _ in range(2):
+            reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
+            assert "content-encoding" not in reply.headers
+            assert await reply.body.read(5) == b"hello"
+        assert peer.connections == 1
+
+
 HOSTILE = {
-    "gzip": START + b"content-encoding: gzip\r\ncontent-length: 2\r\n\r\nok",
+    "gzip that is none": compressed(b"ok"),
+    "gzip that is cut": compressed(PACKED[:-1]),
+    "gzip of far too much": compressed(gzip.compress(bytes(17 << 20), 1)),
+    "brotli": compressed(b"ok", b"br"),
     "gzip as transfer encoding": START + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "gzip behind identity": START
     + b"content-encoding: gzip\r\ncontent-encoding: identity\r\ncontent-length: 0\r\n\r\n",

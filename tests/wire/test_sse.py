@@ -70,3 +70,12 @@ def test_a_long_event_in_small_pieces_is_searched_once() -> None:
         parser.feed(b"x" * 200)
     assert parser.feed(b"\n\n")[0].data == b"x" * 8_000_000
     assert time.perf_counter() - begun < 5
+
+
+@pytest.mark.parametrize("pieces", [[b"data: 1\r\r"], [b"data: 1\r", b"\r"], [b"data: 1\r\n\r"]])
+def test_an_event_is_complete_when_its_last_line_has_ended_in_cr(pieces: list[bytes]) -> None:
+    """Nothing more may come: an LF that belongs to the CR is passed over when it does."""
+    parser = Parser()
+    found = [one for piece in pieces for one in parser.feed(piece)]
+    assert [one.data for one in found] == [b"1"]
+    assert [one.data for one in parser.feed(b"\ndata: 2\r\n\r\n")] == [b"2"]

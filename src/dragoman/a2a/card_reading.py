@@ -73,7 +73,7 @@ def read_card(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_CARD_BYTES:
         raise NotACard(f"it is larger than {MAX_CARD_BYTES} bytes")
     try:
-        value = decode(data)
+        value = decode(data.removeprefix(b"\xef\xbb\xbf"))
     except Malformed as error:
         raise NotACard(str(error)) from None
     if not isinstance(value, dict):

@@ -223,7 +223,10 @@ class Discovery:
                 return self._read(url, place, await reply.body.read(MAX_CARD_BYTES)), reply
             except NotACard as problem:
                 tried.append(f'"{_render_place(place)}" is no card: {problem}')
-        hint = "; set its headers" if wants_key else ""
+        hint = ""
+        if wants_key:
+            held = "its credentials are not accepted" if self._headers else "it wants credentials"
+            hint = f"; {held}: set its token or headers"
         raise BadReply(
             f'no agent card was found for "{render_origin(url)}": {"; ".join(tried)}{hint}'
         )

@@ -149,6 +149,7 @@ class Watch:
         """Since the loop has begun to wait."""
         self._first = asyncio.Event()
         self._stopped = False
+        self._under_way = False
         self._again = False
         """Whether there is a reason to look again as soon as the look under way has ended."""
 
@@ -172,8 +173,12 @@ class Watch:
         await self._first.wait()
 
     async def refresh(self) -> None:
-        """Looks now, or waits for the look that is under way."""
-        self._begin()
+        """Looks now. What a look under way has seen may be out of date: another one follows it."""
+        if not self._begin() and self._under_way:
+            self._again = True
+        await self._wait_for_look()
+
+    async def _wait_for_look(self) -> None:
         if self._looking is not None:
             await asyncio.wait([self._looking])
 
@@ -196,7 +201,8 @@ class Watch:
 
     async def _run(self) -> None:
         while True:
-            await self.refresh()
+            self._begin()
+            await self._wait_for_look()
             self._looked.clear()
             while await self._looked_meanwhile(self.health.pause(self._every)):
                 self._looked.clear()  # the next look is so long after that one
@@ -213,6 +219,7 @@ class Watch:
     async def _look(self) -> None:
         agent, url = self.agent, self.agent.entry.url
         before = self.health.state, self.health.reason
+        self._under_way = True
         try:
             async with asyncio.timeout(agent.entry.timeout_secs):
                 found = await agent.client.look_again(url)
@@ -225,6 +232,7 @@ class Watch:
         except Exception as error:  # or nobody would look at it any more
             log.exception('agent "%s" could not be looked at', agent.name)
             self._failed(repr(error))
+        self._under_way = False
         self._changed(before)
         self._first.set()
         self._looked.set()

@@ -22,8 +22,8 @@ from dragoman.a2a.errors import (
 )
 from dragoman.a2a.ways import HTTP_JSON, JSONRPC, PATHS, SEED, HttpStatus, NotTaken, Way
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
-from dragoman.core.urls import render_origin
 
+SPOKEN = "A2A 0.1 to 1.x over JSON-RPC and HTTP+JSON"
 MAX_WAYS = 24
 MAX_FINDINGS = 20
 
@@ -161,13 +161,26 @@ async def settle(peer: Peer, ask: Ask) -> Way:
     return likely
 
 
+def check_spoken(found: Found) -> None:
+    """Raises `BadReply` for an agent that offers nothing that the hub speaks."""
+    if ways_of(found):
+        return
+    offered = [
+        f"A2A {one.get('protocolVersion')} over {one.get('protocolBinding')}"
+        for one in found.card.get("supportedInterfaces") or ()
+    ]
+    raise BadReply(
+        f'agent "{str(found.card.get("name", ""))[:100]}" offers {", ".join(offered[:5])[:300]}, '
+        f"and the hub speaks {SPOKEN}"
+    )
+
+
 def _nobody(peer: Peer, reasons: list[str]) -> HubError:
     name = str(peer.card.get("name", ""))[:100]
-    if not peer.ways:
-        return BadReply(
-            f'agent "{name}" at "{render_origin(peer.found.asked)}" offers neither JSON-RPC '
-            "nor HTTP+JSON, and others are not spoken"
-        )
+    try:
+        check_spoken(peer.found)
+    except BadReply as problem:
+        return problem
     first = reasons[0] if reasons else "nothing there answers"
     return Unreachable(f'agent "{name}" understands no dialect of A2A: {first}', sent=False)
 

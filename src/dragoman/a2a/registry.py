@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from dragoman.a2a.client import SEED_WIRE
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.credentials import ReferenceRules
 from dragoman.a2a.discovery import Found, origin_of
 from dragoman.a2a.errors import A2aError
 from dragoman.a2a.health import UNKNOWN, CardPins, Watch, Watched
+from dragoman.a2a.probing import check_spoken
 from dragoman.a2a.rows import (
     API,
     CONFIG,
@@ -371,7 +373,10 @@ class Registry:
         try:
             probe = self._make(entry_of(values, values.get("name", "(new)")), API)
             async with asyncio.timeout(seconds):
-                return await probe.client.discover(url)
+                found = await probe.client.discover(url)
+            if values.get("wire") != SEED_WIRE:
+                check_spoken(found)
+            return found
         except TimeoutError:
             why = f"it did not answer within {seconds:g} s"
         except (HubError, A2aError) as error:

@@ -6,6 +6,7 @@ Secrets are not among it: a token and the values of headers are references, here
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -196,10 +197,17 @@ def _headers(value: Any) -> dict[str, str]:
 
 
 def _url(url: str) -> str:
-    if len(url) > MAX_URL or origin_of(url) is None or urlsplit(url).query or "#" in url:
+    """The address of a card may have a query, as LangGraph's has: it says whose card it is."""
+    if len(url) > MAX_URL or origin_of(url) is None or "#" in url:
         raise InvalidInput(
             f'"{render_origin(url)}" is no address of an agent; give http:// or https://, a '
-            "host and perhaps a path, and no query: a key belongs into token or headers"
+            "host and perhaps a path"
+        )
+    parts = urlsplit(url)
+    if parts.query and not parts.path.endswith(".json"):
+        raise InvalidInput(
+            f'"{render_origin(url)}" has a query, which only the address of a card may have '
+            "(…/agent-card.json?…); a key belongs into token or headers"
         )
     return url
 
@@ -225,8 +233,9 @@ def name_fits(name: str) -> bool:
 
 
 def name_in(card: Mapping[str, Any], url: str) -> str:
-    """What an agent is called here that was given no name: as its card says, as far as it fits."""
-    for said in (str(card.get("name", "")), urlsplit(url).hostname or ""):
+    """What an agent is called here that was given no name: as its card says, as far as it can be
+    said in Latin letters, else by its host."""
+    for said in (_in_latin(str(card.get("name", ""))), _host_name(url)):
         words = " ".join(re.sub(r"[^A-Za-z0-9 _()-]+", " ", said).split())
         name = re.sub(r"^[^A-Za-z0-9]+", "", words)[:MAX_NAME].strip()
         if name_fits(name) and slug_of(name):
@@ -234,6 +243,31 @@ def name_in(card: Mapping[str, Any], url: str) -> str:
     raise InvalidInput(
         f'the card of "{render_origin(url)}" has no name that could be used; give one'
     )
+
+
+_LATIN = str.maketrans({
+    "ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L",
+    "đ": "d", "Đ": "D", "þ": "th", "Þ": "Th", "ð": "d",
+})  # fmt: skip
+
+
+def _in_latin(name: str) -> str:
+    """Without accents. Empty where little would be left of it: a part of a name is no name."""
+    plain = unicodedata.normalize("NFKD", name.translate(_LATIN))
+    kept = "".join(one for one in plain if not unicodedata.combining(one))
+    letters = [one for one in kept if one.isalnum()]
+    lost = sum(not one.isascii() for one in letters)
+    return kept if letters and lost * 2 <= len(letters) else ""
+
+
+def _host_name(url: str) -> str:
+    """`agents.example.com`; of a host that says nothing of an agent, `agent 9000`, by its port."""
+    origin = origin_of(url)
+    if origin is None:
+        return ""
+    if ":" in origin.host or origin.host == "localhost" or origin.host.replace(".", "").isdigit():
+        return f"agent {origin.port}"
+    return origin.host
 
 
 # --- shown ----------------------------------------------------------------------------------------

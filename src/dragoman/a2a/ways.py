@@ -265,7 +265,9 @@ def _refuse_status(way: Way, op: str, status: int, data: bytes, sent: Collection
     if status in (404, 405):
         raise NotTaken(f"{_asked(way, op)} was answered with HTTP {status}", status)
     if status in (401, 403):
-        raise HttpStatus(f"{_asked(way, op)} needs credentials (HTTP {status})", status)
+        wants = "was refused: the credentials that were sent are not accepted (HTTP %d)"
+        wants = wants if sent else "needs credentials (HTTP %d)"
+        raise HttpStatus(f"{_asked(way, op)} {wants % status}", status)
     more = f": {said}" if said else ""
     raise HttpStatus(f"{_asked(way, op)} was answered with HTTP {status}{more}", status)
 

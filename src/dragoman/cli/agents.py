@@ -348,7 +348,8 @@ def _done(agent: dict[str, Any], as_json: bool, what: str, held: list[dict[str, 
         print_json(agent)
         return
     name = clean(agent["name"])
-    count = len(agent["tools"])
+    # The agent as such is a tool too, but its name begins otherwise.
+    count = sum(tool != f"{agent['name']}.message" for tool in agent["tools"])
     tools = f"{count} tool{'s' * (count != 1)} under {agent['slug']}."
     print(f'agent "{name}" {what}: {agent["health"]}, {tools}')
     if waits := _held_of(agent, held):

@@ -8,6 +8,7 @@ whoever reads it, and what waits to be read by pausing the socket. Knows no addr
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import NoReturn, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -18,6 +19,11 @@ from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
 HEAD_BYTES = 64 * 1024
 HEADERS = 100
 WAITING_BYTES = 256 * 1024
+INFLATED_BYTES = 16 * 1024 * 1024
+"""Of a compressed answer, when it is not compressed any more."""
+_INFLATED = frozenset(("gzip", "x-gzip", "deflate"))
+_ANY_WINDOW = 32 + zlib.MAX_WBITS
+"""gzip or zlib, as the data say themselves."""
 
 # Most names in most answers, so that they need not be decoded. Never grows: peers choose names.
 _NAMES = {
@@ -206,9 +212,9 @@ class Exchange:
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_closed", "_count", "_done", "_eof", "_exchange", "_feed", "_headers", "_home",
-        "_interim", "_keep", "_loop", "_parser", "_problem", "_quiet", "_size", "_transport",
-        "_until_close", "idle_since",
+        "_closed", "_count", "_done", "_encoded", "_eof", "_exchange", "_feed", "_headers", "_home",
+        "_inflated", "_inflater", "_interim", "_keep", "_loop", "_parser", "_problem", "_quiet",
+        "_size", "_transport", "_until_close", "idle_since",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -241,6 +247,9 @@ class Connection(asyncio.Protocol):
         self._keep = False
         self._until_close = False
         self._problem = ""
+        self._encoded = False
+        self._inflater: zlib._Decompress | None = None
+        self._inflated = 0
         self._transport.write(request)
         return exchange
 
@@ -345,13 +354,13 @@ class Connection(asyncio.Protocol):
                 headers.clear()
                 return
             self._refuse(f"its status is {status}")
-        if headers.get("content-encoding", "identity").lower() != "identity":
-            self._refuse("it is compressed, which was not asked for")
         framing = headers.get("transfer-encoding")
         if framing is None:
             self._until_close = "content-length" not in headers and status not in {204, 304}
         elif framing.lower() != "chunked":
             self._refuse(f'its transfer encoding is "{framing[:40]}"')
+        if "content-encoding" in headers:
+            self._take_encoding(headers)
         exchange.status = status
         exchange.headers = headers
         if exchange.method == "HEAD":
@@ -364,12 +373,35 @@ class Connection(asyncio.Protocol):
             raise _Stop
         self._quiet = 0
         assert self._exchange is not None
-        self._exchange.add(data)
+        self._exchange.add(self._inflate(data) if self._encoded else data)
+
+    def _take_encoding(self, headers: dict[str, str]) -> None:
+        """Some servers compress, whatever they are asked for."""
+        encoding = headers.pop("content-encoding").strip().lower()
+        if encoding in _INFLATED:
+            headers.pop("content-length", None)  # which is not the length of what comes out
+            self._encoded = True
+        elif encoding not in ("", "identity"):
+            self._refuse("it is compressed in a way that was not asked for")
+
+    def _inflate(self, data: bytes) -> bytes:
+        if self._inflater is None:
+            self._inflater = zlib.decompressobj(_ANY_WINDOW)
+        try:
+            found = self._inflater.decompress(data, INFLATED_BYTES + 1 - self._inflated)
+        except zlib.error as error:
+            self._refuse(f"it is compressed, and not well ({error})")
+        self._inflated += len(found)
+        if self._inflated > INFLATED_BYTES:
+            self._refuse(f"it is compressed, and more than {INFLATED_BYTES >> 20} MB")
+        return found
 
     def on_message_complete(self) -> None:
         if self._interim:
             self._interim = False
         elif not self._done:
+            if self._inflater is not None and not self._inflater.eof:
+                self._refuse("it is compressed, and ends too early")
             self._done = True
             self._keep = self._parser.should_keep_alive()
 

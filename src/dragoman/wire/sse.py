@@ -38,8 +38,13 @@ class Parser:
         self._event = ""
         self._id: str | None = None
         self._first = True
+        self._after_cr = False
+        """Whether a line has ended in the last byte, a CR: its LF may still come."""
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
+        if self._after_cr and chunk:
+            self._after_cr = False
+            chunk = chunk.removeprefix(b"\n")
         self._pending += chunk
         events: list[ServerEvent] = []
         start = 0
@@ -63,8 +68,8 @@ class Parser:
         carriage = buffer.find(b"\r", at, newline if newline >= 0 else len(buffer))
         if carriage >= 0:
             if carriage + 1 == len(buffer):
-                self._searched = carriage
-                return None  # the LF of a CRLF may still come
+                self._after_cr = True
+                return carriage, carriage + 1
             return carriage, carriage + (2 if buffer[carriage + 1] == 0x0A else 1)
         if newline >= 0:
             return newline, newline + 1
