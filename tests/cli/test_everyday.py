@@ -175,6 +175,37 @@ def typed_err(terminal: Terminal, *args: str) -> list[str]:
     return shown.decode().split("\r")
 
 
+def completed(terminal: Terminal, *words: str) -> list[str]:
+    """What a shell is told at the end of these words."""
+    terminal.env = {
+        "_DRAGOMAN_COMPLETE": "zsh_complete",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    try:
+        done = terminal.run()
+    finally:
+        terminal.env = {}
+    assert done.code == 0 and not done.err, done
+    return done.out.splitlines()[1::3]
+
+
+def test_a_shell_completes_names_and_is_told_nothing_without_a_hub(
+    offered: Terminal, terminal: Terminal
+) -> None:
+    assert completed(offered, "dragoman", "serv") == ["servers"]
+    assert completed(offered, "dragoman", "servers", "restart", "o") == ["of-fer"]
+    assert completed(offered, "dragoman", "call", "of-fer.e") == ["of-fer.echo"]
+    assert completed(offered, "dragoman", "prompts", "get", "mcp") == ["mcp_of_fer_greeting"]
+    assert completed(offered, "dragoman", "resources", "read", "note://t") == ["note://today"]
+    assert completed(terminal, "dragoman", "call", "of") == []
+    terminal.configure(server_entry("lonely", "stdio", "true"))
+    assert completed(terminal, "dragoman", "servers", "show", "") == ["lonely"]
+    for shell in ("bash", "zsh", "fish"):
+        made = terminal.quick("completion", shell)
+        assert made.code == 0 and "_DRAGOMAN_COMPLETE" in made.out
+
+
 TEXT_LOG = """\
 2026-01-31 12:00:00,123 INFO the hub is up
 call files.read by owner:owner -> completed

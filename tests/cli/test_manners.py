@@ -50,7 +50,7 @@ def test_every_command_and_every_option_says_what_it_is_for() -> None:
             else:
                 shown = parameter.make_metavar(click.Context(command)).strip("[].")
                 assert shown.split("|")[0].split("]")[0] in command.help.upper(), (words, shown)
-        if not isinstance(command, click.Group):
+        if not isinstance(command, click.Group) and words != ("completion",):
             assert "home" in {parameter.name for parameter in command.params}, words
 
 

@@ -23,6 +23,7 @@ from dragoman.cli.a2a_showing import (
     state_of,
 )
 from dragoman.cli.a2a_talk import Talk, new_message
+from dragoman.cli.completing import complete_agents
 from dragoman.cli.errors import USAGE, say, stop
 from dragoman.cli.output import home_option, json_option, print_json
 from dragoman.core.errors import HubError
@@ -80,7 +81,7 @@ def a2a() -> None:
 
 
 @a2a.command(short_help="The card of an agent, and what it speaks.")
-@click.argument("target", default="", metavar="[TARGET]")
+@click.argument("target", default="", metavar="[TARGET]", shell_complete=complete_agents)
 @_reaching
 @json_option
 def discover(
@@ -116,7 +117,7 @@ def discover(
 
 
 @a2a.command(short_help="Send a message and print the answer.")
-@click.argument("target")
+@click.argument("target", shell_complete=complete_agents)
 @click.argument("text", default="", metavar="[TEXT | -]")
 @click.option("--data", multiple=True, metavar="JSON", help="Send this as data too.")
 @click.option("--file", "files", multiple=True, metavar="PATH", type=click.Path(dir_okay=False),
@@ -169,7 +170,7 @@ def send(
 
 
 @a2a.command(short_help="List tasks.")
-@click.argument("target", default="", metavar="[TARGET]")
+@click.argument("target", default="", metavar="[TARGET]", shell_complete=complete_agents)
 @click.option("--context", metavar="ID", help="Only those of this conversation.")
 @click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True,
               help="So many at most, the latest first.")  # fmt: skip

@@ -10,6 +10,7 @@ import click
 
 from dragoman.cli.agent_calls import calls
 from dragoman.cli.client import HubClient, connected
+from dragoman.cli.completing import complete_agents
 from dragoman.cli.errors import USAGE, say, stop
 from dragoman.cli.output import clean, home_option, json_option, print_json, table
 from dragoman.cli.pins import approve_shown
@@ -23,7 +24,7 @@ ADD_SECONDS = 90_000.0
 
 CARD = "card"
 
-_AGENT = click.argument("agent", metavar="NAME")
+_AGENT = click.argument("agent", metavar="NAME", shell_complete=complete_agents)
 
 
 @click.group(invoke_without_command=True)

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from dragoman.cli.clients import CLIENTS, config_file
+from dragoman.cli.completing import complete_clients
 from dragoman.cli.config_edits import without_server
 from dragoman.cli.configure import FIRST_CONFIG
 from dragoman.cli.errors import Failed, Unreadable
@@ -226,7 +227,7 @@ def _sure(work: Work) -> bool:
 
 
 @click.command("import")
-@click.argument("source", metavar="[CLIENT|FILE]", required=False)
+@click.argument("source", metavar="[CLIENT|FILE]", required=False, shell_complete=complete_clients)
 @click.option("--print", "printed", is_flag=True, help="Show what would be added; touch nothing.")
 @click.option("--all", "everything", is_flag=True, help="Add all that is found without asking.")
 @click.option("--only", metavar="NAME,…", help="Only the servers of these names.")

@@ -28,6 +28,7 @@ from dragoman.cli.clients import (
     servers_at,
     started_by,
 )
+from dragoman.cli.completing import complete_clients
 from dragoman.cli.editing import parse, undone, with_entry
 from dragoman.cli.errors import Failed, Unreadable, say
 from dragoman.cli.files import read_bytes, write
@@ -241,7 +242,7 @@ def _name(_: click.Context, __: click.Parameter, value: str) -> str:
 
 
 @click.command()
-@click.argument("client", required=False)
+@click.argument("client", required=False, shell_complete=complete_clients)
 @click.option("--print", "printed", is_flag=True, help="Show what to add and where; touch nothing.")
 @click.option(
     "--project",

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from dragoman.cli.client import place_of, running
+from dragoman.cli.completing import complete_targets
 from dragoman.cli.errors import NOT_FOUND, stop
 from dragoman.cli.output import home_option, json_option, print_json_line, styled
 from dragoman.core.text import escape_controls
@@ -68,7 +69,12 @@ def parse_line(line: str) -> LogRecord | None:
 @click.option("-n", "--lines", metavar="N", default=50, show_default=True,
               type=click.IntRange(0, 1_000_000), help="How many records.")  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as the hub writes.")
-@click.option("--server", metavar="NAME", help="Only what speaks of this server or agent.")
+@click.option(
+    "--server",
+    metavar="NAME",
+    shell_complete=complete_targets,
+    help="Only what speaks of this server or agent.",
+)
 @click.option("--level", type=click.Choice(LEVELS), default="debug", show_default=True,
               help="Only what is at least as grave.")  # fmt: skip
 @home_option

@@ -12,6 +12,7 @@ import sys
 from importlib import import_module
 
 import click
+from click.shell_completion import CompletionItem
 
 from dragoman import __version__
 from dragoman.cli.errors import FAILED, INTERRUPTED, error_object, say
@@ -38,6 +39,7 @@ COMMANDS = {
     "audit": ("dragoman.cli.audit", "audit", "The record of every call, and its proof."),
     "logs": ("dragoman.cli.logs", "logs", "The hub's log, also as it is written."),
     "stores": ("dragoman.cli.stores", "stores", "The databases of the home, and lost ones."),
+    "completion": ("dragoman.cli.completion", "completion", "Teach your shell to complete."),
     "doctor": ("dragoman.cli.doctor", "doctor", "What is wrong, and how to fix it."),
     "mcp": ("dragoman.cli.main", "mcp", "What an IDE starts (see: dragoman mcp --help)."),
 }
@@ -70,6 +72,15 @@ class Lazy(click.Group):
         module, name, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(module), name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without loading every command."""
+        items = [
+            CompletionItem(name, help=line)
+            for name, (_, _, line) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import click
 
 from dragoman.cli.client import HubClient, connected
+from dragoman.cli.completing import complete_held, complete_targets
 from dragoman.cli.errors import USAGE, stop
 from dragoman.cli.output import clean, home_option, json_option, print_json, styled, table
 from dragoman.core.text import escape_controls
@@ -60,7 +61,7 @@ def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
 
 
 @pins.command(short_help="How what is held differs from what was approved.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_held)
 @home_option
 @json_option
 def diff(name: str, home: str | None, as_json: bool) -> None:
@@ -85,8 +86,13 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
 
 
 @pins.command(short_help="Offer what is held again, as it is now.")
-@click.argument("names", nargs=-1)
-@click.option("--target", metavar="NAME", help="All that waits of one server or agent.")
+@click.argument("names", nargs=-1, shell_complete=complete_held)
+@click.option(
+    "--target",
+    metavar="NAME",
+    shell_complete=complete_targets,
+    help="All that waits of one server or agent.",
+)
 @click.option("--all", "everything", is_flag=True, help="All that waits.")
 @click.option("--digest", metavar="HEX", help="Only if that is how its digest begins.")
 @home_option
@@ -151,7 +157,7 @@ def approve_shown(hub: HubClient, target: str | None, quiet: bool) -> list[str]:
 
 
 @pins.command(short_help="Keep what is held held.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_held)
 @home_option
 @json_option
 def reject(name: str, home: str | None, as_json: bool) -> None:
@@ -168,7 +174,7 @@ def reject(name: str, home: str | None, as_json: bool) -> None:
 
 
 @pins.command(short_help="Forget all pins of a server or agent.")
-@click.argument("target")
+@click.argument("target", shell_complete=complete_targets)
 @home_option
 @json_option
 def forget(target: str, home: str | None, as_json: bool) -> None:

@@ -10,6 +10,7 @@ import click
 
 from dragoman.cli.arguments import convert_pairs, parse_typed
 from dragoman.cli.client import connected, nearest
+from dragoman.cli.completing import complete_prompts
 from dragoman.cli.errors import NOT_FOUND, stop
 from dragoman.cli.output import (
     clean,
@@ -69,7 +70,7 @@ def _arguments(prompt: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @prompts.command(short_help="One prompt, and what it takes.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_prompts)
 @home_option
 @json_option
 def show(name: str, home: str | None, as_json: bool) -> None:
@@ -100,7 +101,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
 
 
 @prompts.command(short_help="Fill in a prompt and print its messages.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_prompts)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | @FILE | -")
 @home_option
 @json_option

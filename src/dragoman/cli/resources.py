@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from dragoman.cli.client import connected, nearest
+from dragoman.cli.completing import complete_resources
 from dragoman.cli.errors import TARGET_FAILED, USAGE, Failed, say, stop
 from dragoman.cli.output import (
     clean,
@@ -89,7 +90,7 @@ def _print(found: list[dict[str, Any]], key: str, as_json: bool) -> None:
 
 
 @resources.command(short_help="Print a resource, or save it to a file.")
-@click.argument("uri", metavar="ADDRESS")
+@click.argument("uri", metavar="ADDRESS", shell_complete=complete_resources)
 @click.option("-o", "--output", metavar="FILE", help="Save it there; - is stdout.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @home_option

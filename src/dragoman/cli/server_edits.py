@@ -16,6 +16,7 @@ import click
 
 from dragoman.cli.client import HubClient, connected, place_of, running
 from dragoman.cli.clients import Client
+from dragoman.cli.completing import complete_servers
 from dragoman.cli.config_edits import edit_config, server_names, with_enabled, without_server
 from dragoman.cli.errors import TARGET_FAILED, USAGE, Failed, Unreadable, say, stop
 from dragoman.cli.files import decode, read_bytes
@@ -196,7 +197,7 @@ def _names(file: Path) -> list[str]:
 
 
 @click.command(short_help="Take a server out.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def remove(name: str, home: str | None, as_json: bool) -> None:
@@ -218,7 +219,7 @@ def remove(name: str, home: str | None, as_json: bool) -> None:
 
 
 @click.command(short_help="Switch a server on.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def enable(name: str, home: str | None, as_json: bool) -> None:
@@ -231,7 +232,7 @@ def enable(name: str, home: str | None, as_json: bool) -> None:
 
 
 @click.command(short_help="Switch a server off, and keep its entry.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def disable(name: str, home: str | None, as_json: bool) -> None:

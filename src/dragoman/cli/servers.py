@@ -12,6 +12,7 @@ from dragoman.cli.client import (
     place_of,
     running,
 )
+from dragoman.cli.completing import complete_servers
 from dragoman.cli.errors import NO_HUB, NOT_FOUND, TARGET_FAILED, stop
 from dragoman.cli.output import home_option, json_option, print_json, table
 from dragoman.cli.server_edits import add, disable, enable, remove
@@ -68,7 +69,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
 
 
 @servers.command(short_help="One server: its entry, its state, its tools.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def show(name: str, home: str | None, as_json: bool) -> None:
@@ -93,7 +94,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
 
 
 @servers.command(short_help="What a server wrote to stderr.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def logs(name: str, home: str | None, as_json: bool) -> None:
@@ -115,7 +116,7 @@ def logs(name: str, home: str | None, as_json: bool) -> None:
 
 
 @servers.command(short_help="Stop a server and connect to it again.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_servers)
 @home_option
 @json_option
 def restart(name: str, home: str | None, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import click
 from dragoman.cli import asking
 from dragoman.cli.arguments import convert_pairs, parse_typed
 from dragoman.cli.client import HubClient, connected, nearest
+from dragoman.cli.completing import complete_targets, complete_tools
 from dragoman.cli.errors import FAILED, NOT_FOUND, USAGE, say, stop
 from dragoman.cli.output import (
     clean,
@@ -43,7 +44,7 @@ class Searching(click.Group):
         return super().resolve_command(ctx, args)
 
 
-_OF = click.option("--server", "--agent", "of", metavar="NAME",
+_OF = click.option("--server", "--agent", "of", metavar="NAME", shell_complete=complete_targets,
                    help="Only the tools of this server or agent.")  # fmt: skip
 
 
@@ -156,7 +157,7 @@ def _say_missing(states: list[dict[str, Any]], starting: list[str]) -> None:
 
 
 @tools.command(short_help="One tool: what it does and takes, with an example.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tools)
 @home_option
 @json_option
 def show(name: str, home: str | None, as_json: bool) -> None:
@@ -188,7 +189,7 @@ def show(name: str, home: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tools)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]... | JSON | @FILE | -")
 @click.option("--timeout", type=click.FloatRange(0.01, 86_400), metavar="SECONDS",
               help="Cancel it after so long; the hub's own limits hold as well.")  # fmt: skip
