@@ -204,7 +204,7 @@ def page(results: dict[str, Any]) -> str:
         parts += ["## Servers from an IDE", REFERENCES, compared(results["references"])]
     if results.get("stories"):
         left_out = "; ".join(f"`{name}` ({why})" for name, why in LEFT_OUT.items())
-        parts += ["## The Python SDK's stories", f"{STORIES} Left out: {left_out}.\n",
+        parts += ["## The SDKs' stories", f"{STORIES} Left out: {left_out}.\n",
                   compared(results["stories"])]  # fmt: skip
     if results.get("frameworks"):
         parts += ["## Agents of frameworks", FRAMEWORKS, plain(results["frameworks"])]

@@ -1,38 +1,58 @@
-"""The Python SDK's example stories: each client asserts what its own server does, with the hub
+"""The example stories of the SDKs: each client asserts what its own server does, with the hub
 between the two. A story that passes directly has to pass through the hub, or is named below."""
 
 import contextlib
+import json
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from conformance.grounds import child, hub, remote
 from conformance.lists import Comparison
-from conformance.places import EXAMPLES, PYTHON
+from conformance.official import SOURCES, is_there, read_git
+from conformance.places import EXAMPLES, NODE, PYTHON
 from conformance.processes import Command, free_port, reachable, run, started, wait_for
 
 SECONDS = 60.0
+PYTHON_SDK, TYPESCRIPT_SDK = "Python", "TypeScript"
 STORIES = EXAMPLES / "stories"
+TYPESCRIPT_STORIES = SOURCES / "examples"
+OWN_AUTHORIZATION = "authorization is the hub's own"
 LEFT_OUT = {
-    "bearer_auth": "authorization is the hub's own",
-    "oauth": "authorization is the hub's own",
-    "oauth_client_credentials": "authorization is the hub's own",
-    "identity_assertion": "authorization is the hub's own",
+    "bearer_auth": OWN_AUTHORIZATION,
+    "oauth": OWN_AUTHORIZATION,
+    "oauth_client_credentials": OWN_AUTHORIZATION,
+    "identity_assertion": OWN_AUTHORIZATION,
     "serve_one": "runs inside one process",
+    "bearer-auth": OWN_AUTHORIZATION,
+    "bearer-auth-web": OWN_AUTHORIZATION,
+    "oauth-client-credentials": OWN_AUTHORIZATION,
+    "scoped-tools": OWN_AUTHORIZATION,
+    "sse-polling": "its store needs a native module",
+    "cli-client": "has no server of its own",
 }
+MERGED = "The hub merges the pages of a server; its own pages are larger."
+SERVER_INFO = "serverInfo is the hub's."
+VENDOR = "Methods that no specification names are not carried."
 INTENDED = {
-    "pagination": "The hub merges the pages of a server; its own pages are larger.",
-    "reconnect": "serverInfo is the hub's.",
-    "dual_era": "serverInfo is the hub's.",
-    "custom_methods": "Methods that no specification names are not carried.",
+    "pagination": MERGED,
+    "reconnect": SERVER_INFO,
+    "dual_era": SERVER_INFO,
+    "gateway": SERVER_INFO,
+    "custom_methods": VENDOR,
+    "custom-methods": VENDOR,
 }
 """Stories that do not pass through the hub, and why that is so by decision."""
 
 
 @dataclass(frozen=True)
 class Leg:
+    sdk: str
     story: str
     server: str
     transport: str
@@ -41,10 +61,45 @@ class Leg:
 
     @property
     def name(self) -> str:
-        return f"{self.story}, {self.server} over {self.transport}"
+        return f"{self.sdk}: {self.story}, {self.server} over {self.transport}"
+
+    @property
+    def folder(self) -> Path:
+        return EXAMPLES if self.sdk == PYTHON_SDK else TYPESCRIPT_STORIES / self.story
+
+    def command(self, role: str) -> Command:
+        if self.sdk == PYTHON_SDK:
+            return [PYTHON, "-m", f"stories.{self.story}.{role}"]
+        return [NODE, "--import", "tsx", self.folder / f"{role}.ts"]
 
 
-def list_legs() -> Iterator[Leg]:
+def list_typescript_legs() -> Iterator[Leg]:
+    unpack_examples()
+    for package in sorted(TYPESCRIPT_STORIES.glob("*/package.json")):
+        folder, settings = package.parent, json.loads(package.read_text(encoding="utf-8"))
+        own: dict[str, Any] = settings.get("example", {})
+        is_story = (folder / "client.ts").exists() and (folder / "server.ts").exists()
+        if not is_story or folder.name in LEFT_OUT or "excluded" in own:
+            continue
+        era = own.get("era", "dual")
+        eras = ("modern", "legacy") if era == "dual" else (era,)
+        for transport in own.get("transports", ["http", "stdio"]):
+            path = own.get("path", "/mcp")
+            yield Leg(TYPESCRIPT_SDK, folder.name, "server", transport, eras, path)
+
+
+def unpack_examples() -> None:
+    """Every story imports what they share as a package."""
+    shutil.rmtree(TYPESCRIPT_STORIES, ignore_errors=True)
+    SOURCES.mkdir(parents=True, exist_ok=True)
+    packed = read_git("typescript", "archive", "HEAD", "examples")
+    subprocess.run(["tar", "x", "-C", SOURCES], input=packed, check=True)
+    link = TYPESCRIPT_STORIES / "node_modules" / "@mcp-examples" / "shared"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(TYPESCRIPT_STORIES / "shared")
+
+
+def list_python_legs() -> Iterator[Leg]:
     manifest = tomllib.loads((STORIES / "manifest.toml").read_text(encoding="utf-8"))
     for story, own in manifest["story"].items():
         if story in LEFT_OUT:
@@ -54,22 +109,22 @@ def list_legs() -> Iterator[Leg]:
         for server in ("server", "server_lowlevel"):
             if not (STORIES / story / f"{server}.py").exists():
                 continue
-            yield Leg(story, server, "http", eras, settings["mcp_path"])
+            yield Leg(PYTHON_SDK, story, server, "http", eras, settings["mcp_path"])
             if settings["server_export"] == "factory" and not settings["needs_http"]:
-                yield Leg(story, server, "stdio", eras, settings["mcp_path"])
+                yield Leg(PYTHON_SDK, story, server, "stdio", eras, settings["mcp_path"])
 
 
 @contextlib.contextmanager
 def serve(leg: Leg, label: str) -> Iterator[tuple[str, str | None]]:
     """The transport by which a hub reaches the story's server; its URL where it has one."""
-    module = f"stories.{leg.story}.{leg.server}"
+    command = leg.command(leg.server)
     if leg.transport == "stdio":
-        yield child([PYTHON, "-m", module], EXAMPLES), None
+        yield child(command, leg.folder), None
         return
     port = free_port()
-    command: Command = [PYTHON, "-m", module, "--port", str(port)]
-    if leg.path == "/mcp":
-        command.insert(3, "--http")
+    if leg.sdk == TYPESCRIPT_SDK or leg.path == "/mcp":
+        command.append("--http")
+    command += ["--port", str(port)]
     with started(f"story-{label}", command, {"PYTHONPATH": str(EXAMPLES)}) as process:
         wait_for(process, lambda: reachable(port))
         url = f"http://127.0.0.1:{port}{leg.path}"
@@ -78,7 +133,7 @@ def serve(leg: Leg, label: str) -> Iterator[tuple[str, str | None]]:
 
 def tell(leg: Leg, label: str, url: str, era: str) -> str | None:
     """Runs the story's client at a URL; what went wrong, or None."""
-    command: Command = [PYTHON, "-m", f"stories.{leg.story}.client", "--http", url]
+    command: Command = [*leg.command("client"), "--http", url]
     if era == "legacy":
         command.append("--legacy")
     extra = {"PYTHONPATH": str(EXAMPLES)}
@@ -90,7 +145,12 @@ def tell(leg: Leg, label: str, url: str, era: str) -> str | None:
     return f"exit code {code}: {(said or lines or [out])[-1][:300]}"
 
 
-def tell_through_hub(leg: Leg, eras: tuple[str, ...], attempt: int) -> Iterator[Comparison]:
+def list_legs() -> list[Leg]:
+    typescript = list(list_typescript_legs()) if is_there("typescript") else []
+    return [*list_python_legs(), *typescript]
+
+
+def tell_through_hub(leg: Leg, eras: tuple[str, ...], attempt: str) -> Iterator[Comparison]:
     """One server and one hub for all these eras."""
     label = f"{re.sub(r'[^a-z0-9]+', '-', leg.name.lower())}-{attempt}"
     with contextlib.ExitStack() as stack:
@@ -112,9 +172,9 @@ def run_stories(only: str) -> list[Comparison]:
     for leg in list_legs():
         if not re.search(only, leg.name):
             continue
-        for era, told in zip(leg.eras, tell_through_hub(leg, leg.eras, 1), strict=True):
+        for era, told in zip(leg.eras, tell_through_hub(leg, leg.eras, "first"), strict=True):
             if told.problem and not told.reason and len(leg.eras) > 1:
                 # A story may count what its server has seen: it gets one of its own.
-                (told,) = tell_through_hub(leg, (era,), 2)
+                (told,) = tell_through_hub(leg, (era,), f"again-{era}")
             found.append(told)
     return found
