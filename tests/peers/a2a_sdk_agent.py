@@ -30,6 +30,7 @@ from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
 from a2a.types import (
     AgentCapabilities,
     AgentCard,
+    AgentExtension,
     AgentInterface,
     AgentSkill,
     Part,
@@ -85,10 +86,16 @@ class Agent(AgentExecutor):
             await updater.add_artifact([Part(text=f"you said: {context.get_user_input()}")])
             await updater.complete()
             return
+        if word == "report":
+            await updater.add_artifact([data_part(received(context))])
+            await updater.complete()
+            return
         does: dict[str, Callable[[TaskUpdater, str], Awaitable[None]]] = {
             "ask": self._ask, "login": self._login, "reject": self._reject, "fail": self._fail,
             "chunks": self._chunks, "data": self._data, "file": self._file, "slow": self._slow,
             "hang": self._hang, "silent": self._silent, "wait": self._wait,
+            "rich": self._rich, "starting": self._starting, "outside": self._outside,
+            "form": self._form, "broken": self._broken,
         }  # fmt: skip
         await does.get(word, self._echo)(updater, rest or word)
 
@@ -135,6 +142,40 @@ class Agent(AgentExecutor):
     async def _silent(self, updater: TaskUpdater, rest: str) -> None:
         await updater.complete()
 
+    async def _starting(self, updater: TaskUpdater, rest: str) -> None:
+        await updater.update_status(
+            TaskState.TASK_STATE_WORKING, updater.new_agent_message([Part(text="starting")])
+        )
+        await updater.complete()
+
+    async def _rich(self, updater: TaskUpdater, rest: str) -> None:
+        """Says all that there is a place for."""
+        message = updater.new_agent_message([data_part({"step": 1})], {"of": "message"})
+        await updater.update_status(
+            TaskState.TASK_STATE_WORKING, message, metadata={"of": "status"}
+        )
+        await updater.add_artifact([Part(text="made")], name="a", metadata={"of": "artifact"})
+        closing = updater.new_agent_message([Part(text="that was all"), data_part({"n": 1})])
+        await updater.update_status(TaskState.TASK_STATE_COMPLETED, closing, metadata={"cost": "2"})
+
+    async def _form(self, updater: TaskUpdater, rest: str) -> None:
+        parts = [Part(text="which size?"), data_part({"sizes": ["s", "m"]})]
+        await updater.requires_input(updater.new_agent_message(parts))
+
+    async def _broken(self, updater: TaskUpdater, rest: str) -> None:
+        parts = [Part(text="the disk is full"), data_part({"free": 0})]
+        await updater.failed(updater.new_agent_message(parts))
+
+    async def _outside(self, updater: TaskUpdater, rest: str) -> None:
+        """Wants a login elsewhere, and goes on by itself when there is such a file."""
+        await self._login(updater, rest)
+        async with asyncio.timeout(30):
+            while not Path(rest).exists():
+                await asyncio.sleep(0.02)
+        await updater.start_work(updater.new_agent_message([Part(text="welcome")]))
+        await updater.add_artifact([Part(text="logged in")])
+        await updater.complete()
+
     async def _wait(self, updater: TaskUpdater, rest: str) -> None:
         """Until there is such a file."""
         async with asyncio.timeout(30):
@@ -151,6 +192,21 @@ class Agent(AgentExecutor):
     async def cancel(self, context: RequestContext, queue: EventQueue) -> None:
         self._log(event="cancel", task=context.task_id)
         await TaskUpdater(queue, context.task_id, context.context_id).cancel()
+
+
+def received(context: RequestContext) -> dict[str, Any]:
+    """What reached the agent."""
+    message, configuration = context.message, context.configuration
+    return {
+        "metadata": dict(context.metadata),
+        "message_metadata": json_format.MessageToDict(message.metadata),
+        "accepted": list(configuration.accepted_output_modes),
+        "history": configuration.history_length,
+        "activated": sorted(context.requested_extensions),
+        "extensions": list(message.extensions),
+        "references": list(message.reference_task_ids),
+        "parts": [json_format.MessageToDict(part) for part in message.parts],
+    }
 
 
 def card(url: str, declared: list[str], streaming: bool) -> AgentCard:
@@ -182,6 +238,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--declare", action="append", default=[])
     options.add_argument("--no-streaming", action="store_true")
+    options.add_argument("--require", action="append", default=[], help="an extension")
     options.add_argument("--log")
     given = options.parse_args()
 
@@ -195,6 +252,8 @@ def main() -> None:
     port = sock.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     described = card(url, given.declare or EVERYTHING, not given.no_streaming)
+    for uri in given.require:
+        described.capabilities.extensions.append(AgentExtension(uri=uri, required=True))
     handler = DefaultRequestHandler(
         agent_executor=Agent(log), task_store=InMemoryTaskStore(), agent_card=described
     )

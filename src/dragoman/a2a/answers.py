@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dragoman.a2a.translate import block_from_part
 from dragoman.core.call import URL, Question
 from dragoman.wire.json import Malformed, decode
 
@@ -34,6 +35,16 @@ def answers_from(
             answers[name] = {"action": "accept", "content": content}
             missing += _missing(question.body.get("requestedSchema"), content)
     return answers, ", ".join(missing)
+
+
+def agent_answers(questions: Mapping[str, Question], message: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole message as the answer to an agent, unless it is a refusal to answer."""
+    parts = message["parts"]
+    data = parts[0].get("data") if len(parts) == 1 else None
+    if isinstance(data, dict) and data.get("action") in ("decline", "cancel") and len(data) == 1:
+        return {name: {"action": data["action"]} for name in questions}
+    content = {"parts": [block_from_part(part) for part in parts]}
+    return {name: {"action": "accept", "content": content} for name in questions}
 
 
 def _said(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

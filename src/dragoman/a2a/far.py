@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from dragoman.a2a.translate import block_from_part, part_from_block, text_of
 from dragoman.core.call import (
     ABSENT,
     FORM,
+    NOTHING,
     URL,
     Artifact,
     Call,
@@ -25,15 +27,19 @@ from dragoman.core.call import (
     Progress,
     Question,
     Result,
+    Said,
     Updates,
 )
 from dragoman.core.conversations import Conversation
-from dragoman.core.errors import BadReply, Declined, InvalidInput, WorkFailed
+from dragoman.core.errors import BadReply, Declined, HubError, InvalidInput, WorkFailed
 from dragoman.wire.json import MAX_BYTES, encode
 
 MAX_ID = 1_024
 MAX_WORDS = 4_000
 MAX_ARTIFACTS = 1_000
+MAX_SAID = MAX_METADATA = 64 * 1024
+"""Bytes of one message beside what the agent makes, and of the metadata of anything."""
+MAX_EXTENSIONS = 100
 MAX_USAGE, MAX_USAGE_NAME = 32, 64
 REPLY, AUTH = "reply", "auth"
 """What the questions are called that an agent may have."""
@@ -70,9 +76,13 @@ class FarTask:
         self._said: Mapping[str, Any] | None = None
         """The message of the status."""
         self._artifacts: dict[str, _Made] = {}
-        self._last_word: Mapping[str, Any] | None = None
         self._told = 0
-        self._words = ""
+        self._last: tuple[Any, ...] = ()
+        """The parts and metadata of the status that was told last."""
+        self._metadata: Mapping[str, Any] = NOTHING
+        """Of the task."""
+        self._update_metadata: Mapping[str, Any] = NOTHING
+        """Of the update that brought the status."""
         self._size = 0
         self._lasts = False
         self._whole = False
@@ -107,7 +117,7 @@ class FarTask:
             self.message = message
         elif isinstance(update := event.get("statusUpdate"), dict):
             self._belong(update)
-            self._status(update)
+            self._status(update, _metadata_of(update))
         elif isinstance(update := event.get("artifactUpdate"), dict):
             self._belong(update)
             self._made(update)
@@ -121,10 +131,7 @@ class FarTask:
             for artifact in artifacts[: MAX_ARTIFACTS + 1]:
                 if isinstance(artifact, dict):
                     self._put(artifact, append=False)
-        history = task.get("history")
-        for message in history if isinstance(history, list) else []:
-            if isinstance(message, dict) and message.get("role") == ops.AGENT:
-                self._last_word = message
+        self._metadata = _metadata_of(task) or self._metadata
         self._status(task)
         self._whole = self.over
 
@@ -140,7 +147,9 @@ class FarTask:
         if isinstance(context, str) and 0 < len(context) <= MAX_ID:
             self.context = context
 
-    def _status(self, said: Mapping[str, Any]) -> None:
+    def _status(
+        self, said: Mapping[str, Any], update_metadata: Mapping[str, Any] = NOTHING
+    ) -> None:
         self.state = state_of(said) or self.state
         if not self._lasts and not self.settled:
             self._lasts = True
@@ -148,11 +157,14 @@ class FarTask:
         status = said.get("status")
         message = status.get("message") if isinstance(status, dict) else None
         self._said = message if isinstance(message, dict) else None
-        words = text_of(parts_of(self._said))[:MAX_WORDS]
-        if words and words != self._words and not self.settled:
-            self._words = words
+        self._update_metadata = update_metadata
+        told = parts_of(self._said), update_metadata
+        if any(told) and told != self._last and not self.settled:
+            self._last = told
             self._told += 1
-            self._updates(Progress(progress=self._told, message=words))
+            self._updates(
+                Progress(progress=self._told, message=words_of(told[0]) or None, said=self.said())
+            )
 
     def _made(self, update: Mapping[str, Any]) -> None:
         artifact = update.get("artifact")
@@ -160,7 +172,9 @@ class FarTask:
             return
         append, last = update.get("append") is True, update.get("lastChunk") is True
         made = self._put(artifact, append)
-        self._updates(artifact_of(made, artifact, append=append, last=last))
+        self._updates(
+            artifact_of(made, artifact, append=append, last=last, metadata=_metadata_of(update))
+        )
 
     def _put(self, artifact: Mapping[str, Any], append: bool) -> str:
         id = artifact.get("artifactId")
@@ -183,20 +197,43 @@ class FarTask:
     def result(self, handle: str) -> Result:
         """Of a task that is settled; `handle` is for one that asks. Raises for one that failed."""
         if self.message is not None:
-            return _told(parts_of(self.message), direct=True)
+            parts = parts_of(self.message)
+            return replace(_told(parts), direct=True, said=Said(extra=_beside(self.message)))
         if self.state == ops.COMPLETED:
             return self._completed()
+        if self.state in TERMINAL:
+            raise self._failure(words_of(parts_of(self._said)))
         words = text_of(parts_of(self._said))[:MAX_WORDS]
-        why = f": {words}" if words else ", and no reason is given"
-        if self.state == ops.REJECTED:
-            raise Declined(f'agent "{self._name}" will not do it{why}')
-        if self.state == ops.FAILED:
-            raise WorkFailed(f'agent "{self._name}" failed{why}')
-        if self.state == ops.CANCELED:
-            raise WorkFailed(f'agent "{self._name}" has cancelled its task{why if words else ""}')
         if self.state == ops.AUTH_REQUIRED:
-            return Result(questions={AUTH: self._login(words)}, handle=handle)
-        return Result(questions={REPLY: self._question(words)}, handle=handle)
+            asked = Result(questions={AUTH: self._login(words)}, handle=handle)
+            return replace(asked, said=self.said(), settles_itself=True)
+        return Result(questions={REPLY: self._question(words)}, handle=handle, said=self.said())
+
+    def _failure(self, words: str) -> HubError:
+        why = f": {words}" if words else ", and no reason is given"
+        error: HubError
+        if self.state == ops.REJECTED:
+            error = Declined(f'agent "{self._name}" will not do it{why}')
+        elif self.state == ops.FAILED:
+            error = WorkFailed(f'agent "{self._name}" failed{why}')
+        else:
+            why = why if words else ""
+            error = WorkFailed(f'agent "{self._name}" has cancelled its task{why}')
+        error.said = self.said()
+        return error
+
+    def said(self) -> Said:
+        """The message of its status, and what is known of its task."""
+        parts = parts_of(self._said)
+        if sum(map(_size_of, parts)) > MAX_SAID:
+            parts = [{"text": words_of(parts)}]
+        return Said(
+            content=[block_from_part(part) for part in parts],
+            extra=_beside(self._said) if self._said is not None else NOTHING,
+            metadata=self._update_metadata,
+            task=self.id,
+            task_metadata=self._metadata,
+        )
 
     def made(self) -> list[dict[str, Any]]:
         """Its artifacts, in the words of 1.0."""
@@ -204,8 +241,9 @@ class FarTask:
 
     @property
     def last_words(self) -> list[Mapping[str, Any]]:
-        """The parts of what it said last."""
-        return parts_of(self._said or self._last_word)
+        """The parts of what it said at its end. What it said before is no answer: a task that was
+        completed without a word has none."""
+        return parts_of(self._said)
 
     @property
     def size(self) -> int:
@@ -214,7 +252,7 @@ class FarTask:
 
     def _completed(self) -> Result:
         if not self._artifacts:
-            return _told(self.last_words)
+            return replace(_told(self.last_words), artifacts=(), said=self.said())
         artifacts = [artifact_of(id, made.whole()) for id, made in self._artifacts.items()]
         blocks = [block for artifact in artifacts for block in artifact.content]
         known = set(map(encode, blocks))
@@ -224,6 +262,7 @@ class FarTask:
             content=[_shown(block) for block in [*blocks, *last]],
             structured=_structured(blocks),
             artifacts=artifacts,
+            said=self.said(),
         )
 
     def _question(self, words: str) -> Question:
@@ -257,6 +296,37 @@ def _schema_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return None
     return schema if isinstance(schema.get("properties"), dict) else None
+
+
+def words_of(parts: Sequence[Mapping[str, Any]]) -> str:
+    """The texts among the parts, else their data as JSON."""
+    words = text_of(parts)
+    if not words:
+        data = [part["data"] for part in parts if "data" in part]
+        words = "\n".join(encode(one).decode() for one in data)
+    return words[:MAX_WORDS]
+
+
+def _metadata_of(of: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = of.get("metadata")
+    if not isinstance(metadata, dict) or not metadata or len(encode(metadata)) > MAX_METADATA:
+        return NOTHING
+    return metadata
+
+
+def _beside(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a message has that is passed on as it is."""
+    found: dict[str, Any] = {}
+    if metadata := _metadata_of(message):
+        found["metadata"] = metadata
+    if isinstance(uris := message.get("extensions"), list) and len(uris) <= MAX_EXTENSIONS:
+        found["extensions"] = uris
+    return found
+
+
+def _size_of(part: Mapping[str, Any]) -> int:
+    text = part.get("text")
+    return len(text) if isinstance(text, str) and len(part) == 1 else len(encode(part))
 
 
 def usage_in(value: Any) -> dict[str, float]:
@@ -307,7 +377,12 @@ class _Made:
 
 
 def artifact_of(
-    id: str, made: Mapping[str, Any], *, append: bool = False, last: bool = True
+    id: str,
+    made: Mapping[str, Any],
+    *,
+    append: bool = False,
+    last: bool = True,
+    metadata: Mapping[str, Any] = NOTHING,
 ) -> Artifact:
     known = ("artifactId", "name", "description", "parts")
     return Artifact(
@@ -318,10 +393,11 @@ def artifact_of(
         append=append,
         last=last,
         extra={key: value for key, value in made.items() if key not in known},
+        metadata=metadata,
     )
 
 
-def _told(parts: Sequence[Mapping[str, Any]], *, direct: bool = False) -> Result:
+def _told(parts: Sequence[Mapping[str, Any]]) -> Result:
     blocks = [block_from_part(part) for part in parts]
     data = any(block.get("type") == "data" for block in blocks)
     made = [Artifact(id=ops.RESPONSE, name=ops.RESPONSE, content=blocks)] if data else []
@@ -329,7 +405,6 @@ def _told(parts: Sequence[Mapping[str, Any]], *, direct: bool = False) -> Result
         content=[_shown(block) for block in blocks],
         structured=_structured(blocks),
         artifacts=made,
-        direct=direct,
     )
 
 

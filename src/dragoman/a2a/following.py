@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 from dragoman.a2a.client import AT_ONCE, A2aClient
-from dragoman.a2a.dialects.ops import AUTH_REQUIRED, SKILL, TASK_ID, V01
+from dragoman.a2a.dialects.ops import AUTH_REQUIRED, SKILL, TASK_ID, V01, V03
 from dragoman.a2a.errors import A2aError
 from dragoman.a2a.far import FarTask, is_words
 from dragoman.a2a.hearing import EventStream
@@ -22,7 +23,7 @@ from dragoman.a2a.patience import Patience
 from dragoman.a2a.probing import Peer
 from dragoman.a2a.ways import HttpStatus
 from dragoman.core.call import Call, Updates
-from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
+from dragoman.core.errors import BadReply, Full, HubError, TimedOut, Unreachable
 from dragoman.core.trace import MEMBERS, headers_of
 from dragoman.core.verbs import session_of
 
@@ -38,6 +39,11 @@ CLOSE_SECONDS = 0.5
 MAX_CANCELLING = 1_000
 LOGIN_SECONDS = 5.0
 """How long a task may take to notice that somebody has logged in, before it is told."""
+EXTENSION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:[!-+\-.-~]{1,480}")
+"""The name of an extension: an address without a comma, which stands between two in a header."""
+LONGEST_LOGIN_POLL = 10.0
+MAX_LOGINS = 256
+"""Tasks of one agent that are looked at until somebody has logged in."""
 ROUTED = frozenset(("agent", "skill", "skillId", SKILL, *MEMBERS))
 """What was said to this hub; another would be sent round by it, or put into another chain."""
 
@@ -45,7 +51,7 @@ ROUTED = frozenset(("agent", "skill", "skillId", SKILL, *MEMBERS))
 class Work:
     """A call under way, and what goes with all that is sent for it."""
 
-    __slots__ = ("_begun", "beside", "call", "patience", "peer", "seconds")
+    __slots__ = ("_begun", "_extensions", "beside", "call", "patience", "peer", "seconds")
 
     def __init__(self, call: Call, peer: Peer, seconds: float | None = None) -> None:
         """`seconds` that it may take for its caller; None where the road alone says so."""
@@ -55,6 +61,11 @@ class Work:
         self.patience: Patience | None = None
         self._begun = monotonic()
         self.beside = call.trace.carried()
+        self._extensions = ""
+        if activated := call.extra.get("extensions"):
+            declared = peer.card.get("capabilities", {}).get("extensions") or ()
+            known = {one.get("uri") for one in declared}
+            self._extensions = ",".join(uri for uri in _uris(activated) if uri in known)
 
     def hurry(self) -> None:
         """From here on it is timed: one request has its own time, what follows has not."""
@@ -64,8 +75,29 @@ class Work:
 
     @property
     def more(self) -> dict[str, str]:
-        """Headers."""
-        return headers_of(self.beside)
+        """Headers: the trace, and the extensions that the caller has activated."""
+        headers = headers_of(self.beside)
+        version = self.peer.way.version if self.peer.way is not None else ""
+        if self._extensions and version != V01:
+            name = "x-a2a-extensions" if version == V03 else "a2a-extensions"
+            headers[name] = self._extensions
+        return headers
+
+    @property
+    def activates(self) -> bool:
+        """Whether the caller has activated extensions."""
+        return bool(self._extensions)
+
+    def request(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with what the caller said beside it."""
+        request: dict[str, Any] = {"message": message}
+        extra = self.call.extra
+        if configuration := extra.get("configuration"):
+            request["configuration"] = configuration
+        metadata = extra.get("request_metadata")
+        if metadata and (kept := _without_routing(metadata)):
+            request["metadata"] = kept
+        return request
 
     def address(self, message: dict[str, Any]) -> None:
         """Puts into it which skill it is for and what chain of calls it belongs to."""
@@ -73,14 +105,32 @@ class Work:
         given = call.extra.get("metadata")
         metadata: dict[str, Any] = {}
         if given and isinstance(given, Mapping):
-            metadata = {key: value for key, value in given.items() if key not in ROUTED}
+            metadata = _without_routing(given)
+        extensions = _uris(call.extra.get("message_extensions", ()))
         if (skill := call.tool.bridged) is not None:
             named = {"skillId": skill.skill_id, "correlationId": session_of(call)}
-            metadata[SKILL], message["extensions"] = named, [SKILL]
+            metadata[SKILL] = named
+            extensions.append(SKILL)
         elif named_skill := call.extra.get("skill"):
             metadata[SKILL] = {"skillId": named_skill}
+        if extensions:
+            message["extensions"] = extensions
+        if references := [far for _, far in call.extra.get("references", ()) if far]:
+            message["referenceTaskIds"] = references
+        if self._extensions and extensions:  # this header takes the place of the message's own
+            activated = self._extensions.split(",")
+            self._extensions = ",".join(dict.fromkeys([*activated, *extensions]))
         metadata.update(self.beside)
         message["metadata"] = metadata
+
+
+def _without_routing(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metadata.items() if key not in ROUTED}
+
+
+def _uris(named: Iterable[str]) -> list[str]:
+    """Extensions that can stand in a header, without the one that names a skill of this hub."""
+    return [uri for uri in named if uri != SKILL and EXTENSION.fullmatch(uri)]
 
 
 class Following:
@@ -88,6 +138,7 @@ class Following:
         self._name = name
         self._client = client
         self._cancelling: set[asyncio.Task[None]] = set()
+        self._logins = 0
 
     async def close(self) -> None:
         if self._cancelling:
@@ -103,7 +154,12 @@ class Following:
         id = message.get("taskId", "")
         if not peer.streams and version != V01 and not id:
             # Not to wait in one request: the task could not be cancelled before it has a name.
-            answer = await client.say(peer, message, work.beside, seconds)
+            request = work.request(message)
+            if len(request) == 1 and not work.activates:
+                answer = await client.say(peer, message, work.beside, seconds)
+            else:
+                request["configuration"] = {**request.get("configuration", {}), **AT_ONCE}
+                answer = await client.send(peer, request, work.more, seconds)
             words = is_words(answer)
             if not words:
                 work.hurry()
@@ -116,7 +172,7 @@ class Following:
                 await self._follow(far, work)
             return far
         work.hurry()
-        request: dict[str, Any] = {"message": message}
+        request = work.request(message)
         guess = ""
         if version == V01:  # there the client names the task
             guess = request[TASK_ID] = str(uuid4())
@@ -126,18 +182,36 @@ class Following:
                 stream = await client.stream(peer, request, work.more, seconds)
                 await self._stream(far, work, stream, answered=bool(id))
             else:
-                request["configuration"] = AT_ONCE
+                request["configuration"] = {**request.get("configuration", {}), **AT_ONCE}
                 far.hear(await client.send(peer, request, work.more, seconds))
             await self._follow(far, work)
         return far
 
-    async def gone_on(self, work: Work, task: str, context: str) -> FarTask | None:
-        """The task as it is settled, where it goes on by itself now that somebody has logged in
-        elsewhere (7.6)."""
+    async def followed(self, work: Work, task: str, context: str) -> FarTask:
+        """The task once it is settled after somebody has logged in elsewhere (7.6). Whoever leaves
+        before that leaves the task as it is."""
+        if self._logins >= MAX_LOGINS:
+            raise Full(f'{MAX_LOGINS} logins of agent "{self._name}" are waited for already')
+        far = FarTask(self._name, _updates(work), id=task, context=context)
+        far.state = AUTH_REQUIRED
+        self._logins += 1
+        try:
+            await self._poll(far, work, LONGEST_LOGIN_POLL, lambda: far.state != AUTH_REQUIRED)
+        finally:
+            self._logins -= 1
+        with self._held(far, work):
+            await self._follow(far, work)
+        return far
+
+    async def gone_on(
+        self, work: Work, task: str, context: str, seconds: float = LOGIN_SECONDS
+    ) -> FarTask | None:
+        """The task as it is settled, where it goes on by itself within `seconds` now that somebody
+        has logged in elsewhere (7.6)."""
         work.hurry()
         far = FarTask(self._name, _updates(work), id=task, context=context)
         loop = asyncio.get_running_loop()
-        until, pause = loop.time() + LOGIN_SECONDS, FIRST_POLL
+        until, pause = loop.time() + seconds, FIRST_POLL
         with self._held(far, work):
             while True:
                 far.see(await self._client.get(work.peer, far.id, more=work.more))
@@ -190,12 +264,17 @@ class Following:
                 await self._stream(far, work, await client.subscribe(peer, far.id, more=more))
             except (A2aError, Unreachable, TimedOut, BadReply) as error:
                 log.debug('agent "%s" does not go on with its stream: %s', self._name, error)
+        await self._poll(far, work, LONGEST_POLL, lambda: far.settled)
+
+    async def _poll(
+        self, far: FarTask, work: Work, longest: float, is_over: Callable[[], bool]
+    ) -> None:
         pause, failures = FIRST_POLL, 0
-        while not far.settled:
+        while not is_over():
             await asyncio.sleep(pause)
-            pause = min(pause * 1.6, LONGEST_POLL)
+            pause = min(pause * 1.6, longest)
             try:
-                far.see(await client.get(peer, far.id, more=more))
+                far.see(await self._client.get(work.peer, far.id, more=work.more))
                 failures = 0
             except (Unreachable, TimedOut, HttpStatus) as error:
                 failures += 1

@@ -22,7 +22,7 @@ from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.discovery import Trust, origin_of
 from dragoman.a2a.errors import INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND, A2aError
 from dragoman.a2a.far import AUTH, REPLY, FarTask, answer_parts, from_handle, handle_of
-from dragoman.a2a.following import Following, Work
+from dragoman.a2a.following import EXTENSION, LOGIN_SECONDS, Following, Work
 from dragoman.a2a.probing import Peer
 from dragoman.a2a.signing import load_public
 from dragoman.a2a.skill_calls import parts_from_arguments, remote_error, result_of
@@ -30,7 +30,7 @@ from dragoman.a2a.skills import AS_DATA, Owner, argument_forms, skill_tools, slu
 from dragoman.a2a.translate import Part, part_from_block
 from dragoman.a2a.ways import ErrorStatus, HttpStatus
 from dragoman.core.agents import MESSAGE, SCHEMA, agent_tool, blocks_from_arguments
-from dragoman.core.call import Call, Result
+from dragoman.core.call import FOLLOW, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.conversations import (
     CONTEXT,
@@ -353,6 +353,9 @@ class RemoteAgent:
 
     async def _continued(self, work: Work) -> Result:
         task, conversation = from_handle(work.call)
+        if work.call.answers is FOLLOW:
+            far = await self._following.followed(work, task, conversation.context)
+            return self._result(far, work, conversation)
         answers = work.call.answers or {}
         name = AUTH if AUTH in answers else REPLY
         answer = answers.get(name)
@@ -362,13 +365,13 @@ class RemoteAgent:
                 f'the task of agent "{self.name}" was given up: its question was not answered'
             )
         parts = answer_parts(answer.get("content"))
-        if parts:
-            return await self._done(work, parts, conversation, task)
-        far = await self._following.gone_on(work, task, conversation.context)
-        if far is not None:
-            return self._result(far, work, conversation)
-        words = [{"text": "It is done; please go on."}]
-        return await self._done(work, words, conversation, task)
+        if name == AUTH or not parts:
+            seconds = 0.0 if parts else LOGIN_SECONDS
+            gone_on = await self._following.gone_on(work, task, conversation.context, seconds)
+            if gone_on is not None:
+                return self._result(gone_on, work, conversation)
+            parts = parts or [{"text": "It is done; please go on."}]
+        return await self._done(work, parts, conversation, task)
 
 
 class _NotTried(Unreachable):
@@ -393,6 +396,7 @@ def _trust(entry: ExternalAgent, signatures: str, place: Path) -> Trust:
     return Trust(entry.signatures or signatures, {origin: keys} if keys else None)
 
 
+MAX_EXTENSIONS = 32
 _VERSION = re.compile(r"[vV]?[0-9][0-9A-Za-z.+_-]{0,31}")
 
 
@@ -410,4 +414,16 @@ def _facts(name: str, card: Mapping[str, Any]) -> AgentFacts:
         skills=card.get("skills") or (),
         input_modes=card.get("defaultInputModes") or ("text/plain",),
         output_modes=card.get("defaultOutputModes") or ("text/plain",),
+        extensions=_extensions(card),
     )
+
+
+def _extensions(card: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """By their names alone: callers who know an extension know what it is, and what an agent says
+    of those that it does not require is not pinned."""
+    declared = card.get("capabilities", {}).get("extensions") or ()
+    return [
+        {"uri": one["uri"], "description": "", "required": one.get("required") is True}
+        for one in declared[:MAX_EXTENSIONS]
+        if EXTENSION.fullmatch(str(one.get("uri", "")))
+    ]

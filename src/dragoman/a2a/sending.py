@@ -5,12 +5,12 @@ on with something. A task is a running `Hub.call`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
 from dragoman.a2a import targets
-from dragoman.a2a.answers import answers_from
+from dragoman.a2a.answers import agent_answers, answers_from
 from dragoman.a2a.asker import Asker
 from dragoman.a2a.config import HUB
 from dragoman.a2a.dialects import ops
@@ -230,6 +230,9 @@ class Sending:
 
     def _answer(self, task: AgentTask) -> None:
         """Goes on with what the target asked, as soon as all of it is answered."""
+        if task.agent:  # which reads messages, and not forms alone
+            task.answer(agent_answers(task.questions, task.sent))
+            return
         answers, missing = answers_from(task.questions, task.sent, task.said)
         if missing:
             task.said = answers
@@ -254,11 +257,21 @@ class Sending:
     def _say(self, asker: Asker, task: AgentTask, request: Mapping[str, Any]) -> None:
         message = request["message"]
         task.beside = _beside(asker, request)
+        if references := message.get("referenceTaskIds"):
+            task.beside = {**task.beside, "references": self._referenced(asker, task, references)}
         task.say({**message, "taskId": task.id, "contextId": task.context})
         if asker.key:
             task.sends[self._key(asker)] = digest(message)
             while len(task.sends) > MAX_KEYS:
                 del task.sends[next(iter(task.sends))]
+
+    def _referenced(
+        self, asker: Asker, task: AgentTask, ids: Iterable[str]
+    ) -> list[tuple[str, str]]:
+        """The tasks of the same agent that the caller names and may read: their ids here and there.
+        Others are left out, since an agent behind the hub knows all callers as one."""
+        found = (self._find(asker, id) for id in ids)
+        return [(one.id, one.far) for one in found if one is not None and one.agent == task.agent]
 
     def _key(self, asker: Asker) -> str:
         """What is sent to another agent is something else; the default one has two paths."""
@@ -299,6 +312,7 @@ class Sending:
                 "metadata": task.sent.get("metadata", {}),
                 "skill": task.skill,
                 "turn": task.turn,
+                **task.beside,
             },
             updates=updates,
             wanted=WANTED,
@@ -327,9 +341,12 @@ class Sending:
 
 def _beside(asker: Asker, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """What came with a message, for an agent that can use it; nothing with most."""
-    if len(request) == 1 and not asker.extensions:
+    uris = request["message"].get("extensions")
+    if len(request) == 1 and not asker.extensions and not uris:
         return NOTHING
     found: dict[str, Any] = {}
+    if uris:
+        found["message_extensions"] = uris
     configuration = request.get("configuration", NOTHING)
     kept = {name: configuration[name] for name in _CONFIGURED if name in configuration}
     if kept:

@@ -7,6 +7,7 @@ several parts, these in the agent's own dialect; the same in content blocks for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dragoman.a2a.dialects import ops, parts_out
@@ -54,7 +55,12 @@ def result_of(far: FarTask, handle: str, name: str, version: str) -> Result:
         return far.result(handle)
     made = far.made()
     if not any(parts_of(one) for one in made):
-        return _of_words(far.last_words, name, version)
+        told = _of_words(far.last_words, name, version)
+        return replace(told, artifacts=(), said=far.said())
+    return replace(_of_made(far, made, version), said=far.said())
+
+
+def _of_made(far: FarTask, made: list[dict[str, Any]], version: str) -> Result:
     artifacts = [artifact_of(one["artifactId"], one) for one in made]
     if len(made) > 1:
         whole = [_whole(one, version) for one in made]

@@ -6,6 +6,8 @@ kept beside the log while it is under way, and made from the stored log when it 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -19,12 +21,15 @@ from dragoman.a2a.dialects import ops
 from dragoman.a2a.translate import part_from_block, parts_from_result
 from dragoman.core.call import (
     ABSENT,
+    FOLLOW,
     NOTHING,
     URL,
     Artifact,
     Note,
+    Progress,
     Question,
     Result,
+    Said,
     Update,
     Updates,
 )
@@ -47,6 +52,8 @@ from dragoman.core.tasks import (
 )
 from dragoman.core.trace import Carried
 
+log = logging.getLogger(__name__)
+
 STATES: Mapping[str, str] = {
     SUBMITTED: reading.SUBMITTED,
     WORKING: reading.WORKING,
@@ -66,6 +73,8 @@ MAX_BYTES = 64 * 1024 * 1024
 PART_BYTES = 200
 """What a part takes beside what is in it."""
 MAX_WORDS = 20_000
+MAX_MEMBERS = 1_000
+"""Of the metadata that an agent may give its task."""
 
 Event = Mapping[str, Any]
 MakeCall = Callable[
@@ -110,6 +119,8 @@ class AgentTask(LoggedTask):
         """The keys of a client that wants what it sends twice to be done once, each with a digest
         of what was sent with it."""
         self.metadata: Mapping[str, Any] = {}
+        self.far = ""
+        """The id that the agent behind the hub has given to its task."""
         self.carried: Carried | None = None
         """One for all the calls of a task."""
         self.said: dict[str, Any] = {}
@@ -120,6 +131,7 @@ class AgentTask(LoggedTask):
         self.history: list[Mapping[str, Any]] = []
         self.artifacts: dict[str, dict[str, Any]] = {}
         self._made = 0
+        self._following: asyncio.Task[None] | None = None
         self._resumed = False
         """Whether the call under way answers a question of the target's."""
 
@@ -141,6 +153,8 @@ class AgentTask(LoggedTask):
             about["sends"] = self.sends
         if self.metadata:
             about["metadata"] = self.metadata
+        if self.far:
+            about["far"] = self.far
         if not self.finished and self.state in WAITS:
             about["arguments"] = self.arguments
             if self.asked is not None and self.asked.handle and not self.continues:
@@ -165,6 +179,7 @@ class AgentTask(LoggedTask):
         task.sends = about.get("sends", {})
         task.carried = Carried(about["trace"], "", "") if "trace" in about else None
         task.metadata = about.get("metadata", {})
+        task.far = about.get("far", "")
         task.shown = True
         task.status = {"state": STATES[stored.state], "timestamp": stamp(stored.updated)}
         return task
@@ -213,6 +228,10 @@ class AgentTask(LoggedTask):
         return []
 
     @property
+    def running(self) -> bool:
+        return super().running or self._following is not None
+
+    @property
     def accepted(self) -> Sequence[str]:
         """The media types that the client would like best; none where it did not say."""
         modes: Sequence[str] = self.beside.get("configuration", NOTHING).get(
@@ -243,10 +262,19 @@ class AgentTask(LoggedTask):
     def begin(self) -> None:
         """The call is made, or made again with what was said since."""
         if self.state in WAITS:
+            self._stop_following()
             self.questions, self.asked, self.said = {}, None, {}
         self.error = None
         self._move(WORKING, "")
         self.start()
+
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        self._stop_following()
+        super().answer(answers)
+
+    def _stop(self, state: str, message: str, why: str = "") -> bool:
+        self._stop_following()
+        return super()._stop(state, message, why)
 
     def start(self, answers: Mapping[str, Any] | None = None, handle: str | None = None) -> None:
         self._resumed = handle is not None
@@ -302,6 +330,7 @@ class AgentTask(LoggedTask):
 
     def _conclude(self, result: Result) -> None:
         self.result = result
+        self._heard(result.said)
         if result.failed:
             self._pending = parts_from_result(result)
             self._move(FAILED, "")
@@ -314,6 +343,8 @@ class AgentTask(LoggedTask):
                     self._make(made)
         elif result.direct:
             self._pending = parts_from_result(result)
+        elif result.said is not None:
+            pass  # what the agent said at its end is the status, and it has made nothing
         elif result.content or result.structured is not ABSENT:
             parts = parts_from_result(result, self.accepted)
             response = {"artifactId": ops.RESPONSE, "name": ops.RESPONSE, "parts": parts}
@@ -324,8 +355,61 @@ class AgentTask(LoggedTask):
         logs_in = any(
             question.kind == URL or name == AUTH for name, question in self.questions.items()
         )
-        self._pending = question_parts(self.questions, words)
+        asked = self.asked
+        self._heard(asked.said if asked is not None else None)
+        if not self._pending:
+            self._pending = question_parts(self.questions, words)
         self._move(AUTH_REQUIRED if logs_in else INPUT_REQUIRED, words)
+        if asked is not None and asked.settles_itself and not self.continues:
+            self._follow(asked.handle)
+
+    # --- questions that are settled elsewhere ----------------------------------------------------
+
+    def _follow(self, handle: str | None) -> None:
+        """Goes on by itself once the question is settled on the far side, as a login is. Whoever
+        answers meanwhile is faster."""
+        following = self._run_following(handle)
+        self._following = asyncio.get_running_loop().create_task(following)
+
+    def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+
+    async def _run_following(self, handle: str | None) -> None:
+        assert self._work is not None
+        try:
+            result = await self._work(self._update_following, FOLLOW, handle)
+        except asyncio.CancelledError:
+            if self.state == WORKING and self._running is asyncio.current_task():
+                self._move(CANCELLED, "it was stopped")
+            raise
+        except Exception as error:
+            if self.state in WAITS:  # it waits for its client, as it does without this
+                self._following = None
+                log.info('task "%s" is not followed any more: %s', self.id, error)
+            else:
+                self._fail(error)
+            return
+        if self.finished:
+            return
+        self._take_up()
+        if result.questions is not None:
+            self._ask(result, result.questions)
+        else:
+            self._finish(result)
+
+    def _update_following(self, update: Update) -> None:
+        if self.state in WAITS:
+            self._take_up()
+        self._update(update)
+
+    def _take_up(self) -> None:
+        """The question is settled: what follows it is the call of the task now."""
+        if self.state in WAITS:
+            self._running, self._following = self._following, None
+            self.questions, self.asked, self.said = {}, None, {}
+            self._move(WORKING, "")
 
     def _fail(self, error: Exception) -> None:
         if self.finished:
@@ -336,6 +420,7 @@ class AgentTask(LoggedTask):
             return
         if isinstance(error, HubError):
             self._words(str(error))
+            self._heard(error.said)
             if isinstance(error, Refused | Declined):
                 self.error = error
                 self._move(REJECTED, str(error))
@@ -349,6 +434,12 @@ class AgentTask(LoggedTask):
             return
         if isinstance(update, Artifact):
             self._make(update)
+        elif isinstance(update, Progress) and update.said is not None:
+            self._made += sum(map(_weight, map(part_from_block, update.said.content))) + PART_BYTES
+            if self.count >= MAX_ENTRIES or self._made > MAX_BYTES:
+                return
+            self._heard(update.said)
+            self._log_status()
         else:
             words = words_of(update)
             self._made += len(words[:MAX_WORDS]) + PART_BYTES
@@ -366,9 +457,15 @@ class AgentTask(LoggedTask):
             artifact["description"] = made.description
         artifact.update(made.extra)
         artifact["parts"] = [part_from_block(block) for block in made.content]
-        self._append_artifact(artifact, made.append, made.last)
+        self._append_artifact(artifact, made.append, made.last, made.metadata)
 
-    def _append_artifact(self, artifact: dict[str, Any], append: bool, last: bool) -> None:
+    def _append_artifact(
+        self,
+        artifact: dict[str, Any],
+        append: bool,
+        last: bool,
+        metadata: Mapping[str, Any] = NOTHING,
+    ) -> None:
         self._made += sum(map(_weight, artifact["parts"]))
         if self.count >= MAX_ENTRIES or self._made > MAX_BYTES:
             raise WorkFailed("it has made more than one task can hold, and was stopped")
@@ -381,6 +478,8 @@ class AgentTask(LoggedTask):
             update["append"] = True
         if last:
             update["lastChunk"] = True
+        if metadata:
+            update["metadata"] = metadata
         self.append({"artifactUpdate": update})
         _add(self.artifacts, artifact, append)
 
@@ -388,6 +487,22 @@ class AgentTask(LoggedTask):
 
     _pending: Sequence[Mapping[str, Any]] = ()
     """What the next status says."""
+    _extra: Mapping[str, Any] = NOTHING
+    """What the message of the next status has beside its parts."""
+    _metadata: Mapping[str, Any] = NOTHING
+    """Of the next update of the status."""
+
+    def _heard(self, said: Said | None) -> None:
+        """The next status is what the agent behind the hub has said."""
+        if said is None:
+            return
+        if said.content:
+            self._pending = [part_from_block(block) for block in said.content]
+        self._extra, self._metadata = said.extra, said.metadata
+        self.far = said.task or self.far
+        known = {**self.metadata, **said.task_metadata, **said.metadata}
+        if len(known) <= MAX_MEMBERS:
+            self.metadata = known
 
     def _words(self, words: str) -> None:
         self._pending = [{"text": words[:MAX_WORDS]}]
@@ -407,10 +522,14 @@ class AgentTask(LoggedTask):
                 "taskId": self.id,
                 "role": reading.AGENT,
                 "parts": list(self._pending),
+                **self._extra,
             }
             self._pending = ()
         self.status = status
-        update = {"taskId": self.id, "contextId": self.context, "status": status}
+        update: dict[str, Any] = {"taskId": self.id, "contextId": self.context, "status": status}
+        if self._metadata:
+            update["metadata"] = self._metadata
+        self._extra = self._metadata = NOTHING
         self.append({"statusUpdate": update})
 
 

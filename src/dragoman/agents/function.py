@@ -122,6 +122,12 @@ class Request:
     _said: int = field(default=0, repr=False)
     _refused: HubError | None = field(default=None, repr=False)
     """Why nothing more is taken of it."""
+    accepts: Sequence[str] = ()
+    """The media types that the caller would like best; none where it did not say."""
+    extensions: Sequence[str] = ()
+    """The extensions that the caller has activated, by their names."""
+    references: Sequence[str] = ()
+    """Other tasks of the caller's that the message refers to."""
 
     @property
     def context(self) -> str:
@@ -309,6 +315,9 @@ def _request(call: Call, parts: Blocks, context: str) -> Request:
         turn=extra.get("turn", 1),
         caller=call.caller.label,
         _context=context,
+        accepts=extra.get("configuration", NOTHING).get("acceptedOutputModes", ()),
+        extensions=extra.get("extensions", ()),
+        references=[here for here, _ in extra.get("references", ())],
         _updates=call.updates,
         _loop=asyncio.get_running_loop(),
     )

@@ -42,12 +42,30 @@ def nothing() -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A message of the target's beside what it makes: with its progress, its question, its end.
+    For a face that shows such messages; every other face has the same in words or content."""
+
+    content: Sequence[Any] = ()
+    """Blocks; none for a status without a message."""
+    extra: Mapping[str, Any] = field(default_factory=nothing)
+    """What else the message has: `metadata`, `extensions`."""
+    metadata: Mapping[str, Any] = field(default_factory=nothing)
+    """Of the update that brought the message."""
+    task: str = ""
+    """The id that the far side has given to its task."""
+    task_metadata: Mapping[str, Any] = field(default_factory=nothing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a running call has come."""
 
     progress: float
     total: float | None = None
     message: str | None = None
+    said: Said | None = None
+    """The whole of what `message` has in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +102,8 @@ class Artifact:
     """Whether it goes behind what there is under this id, or replaces it."""
     last: bool = True
     extra: Mapping[str, Any] = field(default_factory=nothing)
+    metadata: Mapping[str, Any] = field(default_factory=nothing)
+    """Of the update that brought this piece, and not of the artifact."""
 
 
 Update = Progress | Note | Lasting | Artifact
@@ -129,8 +149,13 @@ class Question:
             return "the folders that you work in"
         if self.kind == SAMPLING:
             return "an answer of your model"
-        message = str(self.body.get("message", ""))[:500]
-        return f"{message} {self.body.get('url', '')}"[:1000].strip()
+        message, url = str(self.body.get("message", ""))[:500], str(self.body.get("url", ""))
+        return message if url in message else f"{message} {url}"[:1000].strip()
+
+
+FOLLOW: Final[Mapping[str, Any]] = MappingProxyType({})
+"""The answers of a continuing call that answers nothing: it waits until the question is settled
+elsewhere, and its handle stays good for an answer. Known by identity, so no client can send it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +210,7 @@ class Result:
     """There is no result yet: these are to be answered first, in a call that continues this one."""
     handle: str | None = None
     """With questions: what the continuing call brings back, as it is."""
+    settles_itself: bool = False
+    """With questions: they may be settled elsewhere, which a call with `FOLLOW` waits for."""
+    said: Said | None = None
+    """What the target said with its end or its question, where it says so beside what it made."""

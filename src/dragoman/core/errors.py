@@ -30,7 +30,10 @@ and what to do.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dragoman.core.call import Said
 
 
 class HubError(Exception):
@@ -38,6 +41,8 @@ class HubError(Exception):
 
     trace: str | None = None
     """The trace of the call it stopped, set once by `Hub.call`."""
+    said: Said | None = None
+    """What the target said of it, where that is more than words."""
 
     @property
     def kind(self) -> str:

@@ -18,7 +18,7 @@ from secrets import token_hex
 from time import time
 from typing import Any
 
-from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question
+from dragoman.core.call import FOLLOW, FORM, ROOTS, SAMPLING, URL, Call, Question
 from dragoman.core.errors import Full, InvalidInput, NeedsInput
 from dragoman.core.principal import Principal
 
@@ -48,7 +48,8 @@ class Handles:
         return text
 
     def open(self, call: Call) -> str:
-        """The state behind the handle of `call`; it cannot be opened again."""
+        """The state behind the handle of `call`. It cannot be opened again once it was opened for
+        an answer; to follow what it stands for is none."""
         handle = call.handle or ""
         try:
             id, _, sealed = handle[:MAX_HANDLE].rpartition(".")
@@ -67,6 +68,8 @@ class Handles:
             used.popitem(last=False)
         if nonce in used:
             raise InvalidInput("the question was answered already; begin the call again")
+        if call.answers is FOLLOW:
+            return str(state)
         if len(used) >= MAX_USED:
             raise Full("you are answering too many questions at once; try again shortly")
         used[nonce] = expiry
