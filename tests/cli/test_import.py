@@ -68,6 +68,7 @@ def test_a_server_becomes_a_table_and_its_secret_goes_to_the_env_file(tmp_path: 
 [[mcp_servers]]
 name = "github"
 env = ["GITHUB_PERSONAL_ACCESS_TOKEN"]
+home = "user"
 
 [mcp_servers.transport]
 type = "stdio"

@@ -302,7 +302,8 @@ def isolation(_: Situation) -> Iterator[Finding]:
     yield Finding(
         "isolation",
         "info",
-        "servers get a cleared environment, a private home and a session of their own, and "
+        "servers get a cleared environment and a session of their own, and a private home unless "
+        'their entry has home = "user"; '
         f"{doors}; there is no sandbox yet (bubblewrap {there} on this machine), so a stdio server "
         "can read and write your files, pins.db and config.toml among them",
     )

@@ -45,6 +45,7 @@ result_chars = 100000      # characters of a text in a result; the rest can be r
 # [[mcp_servers]]
 # name = "github"
 # env = ["GITHUB_PERSONAL_ACCESS_TOKEN"]   # names of variables that it is given
+# home = "user"                            # your home folder instead of one of its own
 #
 # [mcp_servers.transport]
 # type = "stdio"

@@ -194,6 +194,11 @@ def _show(work: Work, mark: str = "") -> None:
         click.echo(f"{brief['name']:<24} {brief['type']:<6} {brief['where']}  from {plan.source}")
         for note in brief["notes"]:
             click.echo(f"  note: {note}")
+    if not mark and any(plan.settings.get("home") == "user" for plan in work.plans):
+        click.echo(
+            "Programs run with your home folder, as they did there, and with what is configured in "
+            'it; home = "private" in config.toml gives one a folder of its own.'
+        )
 
 
 def _summary(work: Work, backup: Path | None) -> None:

@@ -25,6 +25,9 @@ from dragoman.core.errors import ConfigError
 
 HARMLESS_HEADERS = {"accept", "accept-language", "content-type", "user-agent"}
 GIVEN_BY_THE_HUB = {"PATH", "HOME", "TMPDIR"}
+TYPED = "typed"
+"""The name of the client that stands for the command line."""
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Plan:
             "type": self.transport["type"],
             "where": clean(where),
             "env": self.env,
+            "home": self.settings.get("home"),
             "notes": [clean(note) for note in self.notes],
         }
 
@@ -129,6 +133,25 @@ def _stdio(entry: dict[str, Any], found: Found, plan: Plan) -> None:
     for name in entry.get("env_vars") or []:  # Codex
         if isinstance(name, str) and VARIABLE.fullmatch(name) and name not in plan.env:
             plan.env.append(name)
+    _grant_surroundings(found, plan)
+
+
+def _grant_surroundings(found: Found, plan: Plan) -> None:
+    """A client starts its servers with the user's home and, most of them, with the proxies of the
+    shell: one that is taken over keeps them. One that is new gets a home of its own."""
+    if found.client.name == TYPED:
+        if "home" not in plan.settings and "HOME" not in plan.env:
+            plan.notes.append(
+                "it has a home folder of its own; --set home='\"user\"' gives it yours, with what "
+                "is configured there"
+            )
+        return
+    plan.settings.setdefault("home", "user")
+    names = [one for name in PROXIES for one in (name, name.lower()) if os.environ.get(one)]
+    given = [name for name in names if name not in plan.env]
+    if given:
+        plan.env += given
+        plan.notes.append(f"it is given {', '.join(given)}, as set in this shell")
 
 
 def _make_absolute(plan: Plan, base: Path) -> None:
@@ -163,7 +186,7 @@ def _environment(name: str, value: str, client: Client, plan: Plan) -> None:
     if not VARIABLE.fullmatch(name):
         raise Skip(f'"{name}" is no name of a variable')
     if name in GIVEN_BY_THE_HUB:
-        plan.notes.append(f"its own {name} was left out: the hub gives every server one")
+        plan.notes.append(f"its own {name} was left out: it has that of the hub's user")
         return
     plan.env.append(name)
     pieces = parts(value, client)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from dragoman.cli.findings import Finding, Situation
@@ -44,6 +45,12 @@ def _entry(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
     if hasattr(transport, "command"):
         yield from _program(found, transport, name)
         yield from _arguments(found, entry, name)
+        if entry.has_user_home:
+            said = (
+                "it runs with your home folder, and so with the settings and credentials there "
+                '(home = "user")'
+            )
+            yield Finding(name, "info", said)
     else:
         headers = transport.headers
         texts = list(headers.values()) if isinstance(headers, dict) else headers
@@ -86,8 +93,11 @@ def _arguments(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
     else:
         relative = next((arg for arg in args if _SCRIPT.fullmatch(arg)), None)
         folder = found.place / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", entry.name) / "home"
+        where = "a private home of its own"
+        if entry.has_user_home:
+            folder, where = Path.home(), "your home"
         if relative is not None and not (folder / relative).exists():
-            said = f'"{relative}" is no full path, and a server starts in a private home of its own'
+            said = f'"{relative}" is no full path, and this server starts in {where}'
             yield Finding(name, "problem", said, "write the full path, or set cwd")
     if word == "npx" and not {"-y", "--yes"} & set(args):
         said = "npx without -y asks before it installs, and nobody is there to answer"

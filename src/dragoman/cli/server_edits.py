@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from dragoman.cli import planned
 from dragoman.cli.client import HubClient, connected, place_of, running
 from dragoman.cli.clients import Client
 from dragoman.cli.completing import complete_servers
@@ -27,7 +28,7 @@ from dragoman.cli.server_views import print_connected
 from dragoman.core.errors import ConfigError
 from dragoman.home import Unfit
 
-TYPED = Client(name="typed", title="the command line", files=())
+TYPED = Client(name=planned.TYPED, title="the command line", files=())
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
