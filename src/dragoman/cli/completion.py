@@ -9,7 +9,7 @@ VARIABLE = "_DRAGOMAN_COMPLETE"
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print a script for SHELL (bash, zsh, fish) that completes commands, options and names.
