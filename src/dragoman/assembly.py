@@ -259,6 +259,7 @@ class Instance:
             self.bus,
             compile_schema,
             self.config.limits.question_secs,
+            asker=self.face,
         )
 
     # --- from start to end ---------------------------------------------------------------------

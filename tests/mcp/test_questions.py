@@ -29,15 +29,15 @@ ALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("features", "revision", "declared"),
     [
-        (ALL, R2024, {"sampling": {}, "roots": {}}),
-        (ALL, R2503, {"sampling": {}, "roots": {}}),
-        (ALL, R2506, {"sampling": {}, "roots": {}, "elicitation": {}}),
+        (ALL, R2024, {"sampling": {}, "roots": {"listChanged": True}}),
+        (ALL, R2503, {"sampling": {}, "roots": {"listChanged": True}}),
+        (ALL, R2506, {"sampling": {}, "roots": {"listChanged": True}, "elicitation": {}}),
         (
             ALL,
             R2511,
             {
                 "sampling": {"tools": {}, "context": {}},
-                "roots": {},
+                "roots": {"listChanged": True},
                 "elicitation": {"form": {}, "url": {}},
             },
         ),

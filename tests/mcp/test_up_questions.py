@@ -156,10 +156,11 @@ async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it
             return json.loads(result.content[0]["text"])
 
         assert await declared("", {}) == {}
-        assert await declared("a", {"experimental": {"x": {}}}) == {}
+        assert await declared("", {"experimental": {"x": {}}}) == {}
         assert len(upstream.personal) == 0
         everything = {**EVERYTHING_ASKED, "roots": {"listChanged": True}, "extensions": {"x": {}}}
-        assert await declared("a", everything) == EVERYTHING_ASKED
+        asked = {**EVERYTHING_ASKED, "roots": {"listChanged": True}}
+        assert await declared("a", everything) == asked
         assert await declared("b", {"elicitation": {}}) == {"elicitation": {"form": {}}}
         tools = {"sampling": {"tools": {}, "odd": {}}}
         assert await declared("d", tools) == {"sampling": {"tools": {}}}
@@ -168,16 +169,15 @@ async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it
 
 
 @pytest.mark.promise("B13")
-async def test_a_server_that_is_seen_to_ask_is_asked_on_sessions_of_the_clients_own_from_then_on(
+async def test_programs_without_a_session_get_one_once_the_server_is_seen_to_ask(
     short_tmp: Path, http_peer: Peers
 ) -> None:
     async with ground(short_tmp) as world:
-        upstream = await world.add(entry(http_peer, "stdio", interactive=False))
-        how: dict[str, Any] = {"client": "c", "features": EVERYTHING_ASKED}
+        upstream = await world.add(entry(http_peer, "http", interactive=None))
 
         with pytest.raises(WorkFailed, match="known to ask, call it again"):
-            await world.call("m.ask_form", {"key": "1"}, **how)
-        result, asked = await through(world, "m.ask_form", {"key": "2"})
+            await world.call("m.ask_form", {"key": "1"}, features=EVERYTHING_ASKED)
+        result, asked = await through(world, "m.ask_form", {"key": "2"}, client="")
 
         assert asked == [["form"]] and json.loads(result.content[0]["text"]) == ADA
         assert len(upstream.personal) == 1

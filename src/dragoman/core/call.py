@@ -183,6 +183,9 @@ class Call:
     wanted: Wanted = NO_UPDATES
     client: str = ""
     """The client's session, for what belongs to it alone; empty for one that keeps none."""
+    revision: str = ""
+    """The revision of the protocol that the client speaks, for targets that speak several; empty
+    where there is none."""
     features: Mapping[str, Any] = field(default_factory=nothing)
     """What this caller can be asked, as its protocol says it; nothing, unless it said so."""
     answers: Mapping[str, Any] | None = None

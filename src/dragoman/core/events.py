@@ -155,6 +155,13 @@ class ListAnnounced(Event):
 
 
 @record(frozen=True, slots=True)
+class RootsChanged(Event):
+    """A client says that its roots, the folders that it works in, have changed."""
+
+    client: str
+
+
+@record(frozen=True, slots=True)
 class ClientGone(Event):
     """A client's session has ended; what was kept for it alone can go."""
 

@@ -12,7 +12,7 @@ from dragoman.core.tool import Validator
 from dragoman.core.trace import headers_of, lines_of
 
 if TYPE_CHECKING:
-    from dragoman.core.call import Call
+    from dragoman.core.call import Call, Question, Refusal
     from dragoman.core.tasks import Entry
     from dragoman.core.tool import Tool
 
@@ -242,6 +242,18 @@ class PinStore(Protocol):
 
     def forget(self, target: str, decision: PinDecision) -> None:
         """All pins of a target."""
+
+
+class ClientAsker(Protocol):
+    """Asks clients questions that belong to no call of theirs."""
+
+    def is_reachable(self, client: str) -> bool:
+        """Whether the client of that session can be asked something now."""
+
+    async def ask_client(
+        self, client: str, question: Question, seconds: float
+    ) -> Mapping[str, Any] | Refusal | None:
+        """What the client answers; None if it does not."""
 
 
 class SchemaCompiler(Protocol):

@@ -33,6 +33,7 @@ from dragoman.mcp.questions import WAITS
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
     LOG_LEVEL_KEY,
+    NAMES,
     R2506,
     R2511,
     R2607,
@@ -81,7 +82,7 @@ class Calling:
         extra = {"_meta": meta_to_pass(params), SESSION: session}
         try:
             if kind == TOOL and _may_last(params, features, revision):
-                how = _how(kind, peer, carried, extra, updates, wanted, features)
+                how = _how(kind, peer, revision, carried, extra, updates, wanted, features)
                 brought = answers, handle
                 made = await self._as_task(id, *asked, how, params, peer, revision, brought)
                 if isinstance(made, bytes):
@@ -100,6 +101,7 @@ class Calling:
                     updates=updates,
                     wanted=wanted,
                     client=peer.client,
+                    revision=NAMES[revision],
                     features=features,
                     answers=answers,
                     handle=handle,
@@ -110,7 +112,7 @@ class Calling:
                 if revision == R2607 and kind != COMPLETION:
                     asks = asking.input_required(result.questions, result.handle, features)
                     return rpc.result(id, asks)
-                how = _how(kind, peer, carried, extra, updates, wanted, features)
+                how = _how(kind, peer, revision, carried, extra, updates, wanted, features)
                 result = await self._driven(result, name, arguments, how, peer, revision, push)
             if kind == TOOL:
                 return rpc.result(id, self._shown(result, name, peer.view, revision))
@@ -240,6 +242,7 @@ class Calling:
 def _how(
     kind: str,
     peer: Peer,
+    revision: int,
     carried: Carried | None,
     extra: Mapping[str, Any],
     updates: Updates,
@@ -256,6 +259,7 @@ def _how(
         "updates": updates,
         "wanted": wanted,
         "client": peer.client,
+        "revision": NAMES[revision],
         "features": features,
     }
 

@@ -151,15 +151,20 @@ class Session:
         return True
 
     async def _initialize(self, timeout: float) -> None:
-        if isinstance(self.wire, HttpWire):
-            self.wire.forget_session()
         params = {
             "protocolVersion": NAMES[LATEST_HANDSHAKE],
             "capabilities": dict(self.declared),
             "clientInfo": CLIENT_INFO,
-            "_meta": new_trace().carried(),
         }
-        result, _ = await self.wire.request("initialize", params, timeout)
+        trace, headers = new_trace(), None
+        if isinstance(self.wire, HttpWire):
+            self.wire.forget_session()
+            # Servers of both eras take a request without a session that has `_meta` for a modern
+            # one.
+            headers = trace.headers()
+        else:
+            params["_meta"] = trace.carried()
+        result, _ = await self.wire.request("initialize", params, timeout, None, headers)
         if not isinstance(result, dict):
             raise BadReply(f'server "{self.server}" answered "initialize" with no object')
         version = result.get("protocolVersion")

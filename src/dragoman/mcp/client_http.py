@@ -97,6 +97,7 @@ class HttpWire:
         self._next = 0
         self._kept: dict[tuple[str, str | None], FixedHeaders] = {}
         self._errands: set[asyncio.Task[None]] = set()
+        self._outside: Listener | None = None
         self._asking: dict[int, Listener] = {}
         """Of the calls under way that can be asked something."""
         self._refused: dict[int, Asked] = {}
@@ -159,6 +160,9 @@ class HttpWire:
         async with asyncio.timeout(10):
             reply = await self._post(self._alone(method), message, 10)
             reply.body.close()
+
+    def hear_outside(self, listener: Listener) -> None:
+        self._outside = listener
 
     async def listen(
         self,
@@ -438,6 +442,8 @@ class HttpWire:
             asked = self._requests.open(rpc.id_of(message), method, params)
             if id is None and self._asking:
                 id, listener = next(reversed(self._asking.items()))
+            if self._outside is not None and (listener is None or listener.ask is None):
+                id, listener = None, self._outside
             if not put(asked, listener, self._heard) and id is not None:
                 self._refused[id] = asked
         elif method == PROGRESS:

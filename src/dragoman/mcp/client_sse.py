@@ -91,6 +91,9 @@ class SseWire:
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._duplex.notify(method, params)
 
+    def hear_outside(self, listener: Listener) -> None:
+        self._duplex.outside = listener
+
     async def close(self) -> None:
         self._lose("it was closed")
         tasks = [*self._tasks, *self._posts]

@@ -51,6 +51,9 @@ class StdioWire:
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._duplex.notify(method, params)
 
+    def hear_outside(self, listener: Listener) -> None:
+        self._duplex.outside = listener
+
     async def close(self) -> None:
         self._lose("it was stopped", "")
         if self._child is not None:

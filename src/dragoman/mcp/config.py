@@ -103,12 +103,21 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     interactive: Annotated[
-        bool,
+        bool | None,
         Meta(
-            description="Whether its tools ask questions: each client session that can answer "
-            "then has a connection of its own to it."
+            description="Whether it asks its clients questions or keeps a state for each of them. "
+            "true: every client session has a connection of its own to it; false: all share one "
+            "and nobody is asked; default: client sessions that can be asked have their own, and "
+            "the others too once the server is seen to depend on what a client can be asked."
         ),
-    ] = False
+    ] = None
+    era: Annotated[
+        Literal["auto", "modern", "legacy"],
+        Meta(
+            description="Which protocol era to speak with it: modern (2026-07-28), legacy (the "
+            "revisions with a handshake, up to 2025-11-25), or what suits each client (auto)."
+        ),
+    ] = "auto"
 
     @property
     def has_user_home(self) -> bool:

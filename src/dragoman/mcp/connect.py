@@ -43,7 +43,8 @@ class Connector:
         self._reaching = reaching
 
     async def __call__(self, upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
-        """Apart from the one that all share, a session with a server of the old era."""
+        """The shared session, in the era that is configured or found; apart from it, a session of
+        the handshake era."""
         transport = upstream.entry.transport
         if isinstance(transport, StdioTransport):
             return await self._stdio(upstream, transport, seconds, apart)
@@ -54,6 +55,8 @@ class Connector:
         if upstream.way is not None:
             order.sort(key=lambda way: way.__name__ != upstream.way)
         first, second = order
+        if apart is not None and upstream.way is not None:  # the shared session has settled it
+            return await first(upstream, transport, seconds, apart)
         try:
             return await first(upstream, transport, seconds, apart)
         except HttpStatus as error:
@@ -112,6 +115,8 @@ class Connector:
         seconds: float,
         apart: Apart | None,
     ) -> Session:
+        if upstream.entry.era == "modern":
+            raise not_modern(upstream.name)
         http = self._reaching(transport.url, transport.allow_private)
         headers = self._headers(upstream, transport)
         wire = SseWire(upstream.name, http, transport.url, headers, _ears(upstream, apart))
@@ -132,8 +137,15 @@ class Connector:
             session = Session(upstream.name, wire, upstream.missed)
         else:
             session = Session(upstream.name, wire, _nothing_missed, apart.features, apart.listens)
+            if apart.outside is not None:
+                wire.hear_outside(apart.outside)
         try:
-            await session.open(seconds, modern=modern if apart is None else False)
+            era = upstream.entry.era
+            if apart is not None or era == "legacy":
+                modern = False
+            await session.open(seconds, modern=True if era == "modern" else modern)
+            if era == "modern" and not session.modern:
+                raise not_modern(upstream.name)
         except BaseException as error:
             reason = wire.lost.result() if wire.lost.done() else None
             await session.close()
@@ -162,6 +174,12 @@ def expand(value: str, lookup: Mapping[str, str], whose: str) -> str:
         return lookup[name]
 
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", known, value)
+
+
+def not_modern(server: str) -> BadReply:
+    return BadReply(
+        f'server "{server}" does not speak 2026-07-28; set its era to "auto" or "legacy"'
+    )
 
 
 def _nothing_missed() -> None:

@@ -67,6 +67,9 @@ class Wire(Protocol):
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None: ...
 
+    def hear_outside(self, listener: Listener) -> None:
+        """`listener` takes the questions that belong to no call."""
+
     async def close(self) -> None: ...
 
 
@@ -152,6 +155,8 @@ class Duplex:
         self._left_by: str | None = None
         self._left_until = float("-inf")
         """Whose call was given up last, and how long the server may still talk of it."""
+        self.outside: Listener | None = None
+        """Who takes questions that belong to no call."""
         self.unasked = 0
         """Messages so far that answered nothing: notifications, requests, and what is neither."""
 
@@ -290,6 +295,8 @@ class Duplex:
         askable = (call for call in calls if call.listener is not None and call.listener.ask)
         whose = next(askable, calls[0] if len(calls) == 1 else None)
         listener = whose.listener if whose is not None else None
+        if self.outside is not None and (listener is None or listener.ask is None):
+            listener, whose = self.outside, None
         if not put(asked, listener, self._heard) and whose is not None:
             whose.refused = asked
 

@@ -45,6 +45,16 @@ class Followed:
         resources = session.features.get("resources")
         if not isinstance(resources, dict) or resources.get("subscribe") is not True:
             raise InvalidInput(f'server "{self._server}" does not tell of changes of its resources')
+        self.note(client, uri)
+        try:
+            await self._settle(session, timeout, uri)
+        except BaseException:
+            self._drop(client, uri)
+            raise
+
+    def note(self, client: str, uri: str) -> None:
+        """The client follows it on a session of its own alone; nothing is asked of the shared
+        one."""
         if uri not in self._followers and len(self._followers) >= MAX_URIS:
             raise Full(f'{MAX_URIS} resources of server "{self._server}" are followed already')
         if self._total >= MAX_FOLLOWERS:
@@ -52,11 +62,6 @@ class Followed:
         clients = self._followers.setdefault(uri, {})
         clients[client] = clients.get(client, 0) + 1
         self._total += 1
-        try:
-            await self._settle(session, timeout, uri)
-        except BaseException:
-            self._drop(client, uri)
-            raise
 
     async def unfollow(
         self, session: Session | None, client: str, uri: str, timeout: float

@@ -27,7 +27,7 @@ GRAVITY = {level: number for number, level in enumerate(LEVELS)}
 class Asked:
     """A request of the server's, to be answered once, unless the server cancels it."""
 
-    __slots__ = ("_id", "_reply", "method", "on_cancel", "params")
+    __slots__ = ("_id", "_reply", "method", "on_cancel", "params", "replied")
 
     def __init__(
         self, id: rpc.Id, method: str, params: Mapping[str, Any], reply: Callable[[bytes], None]
@@ -38,12 +38,21 @@ class Asked:
         """Called when the server cancels the request. No answer is due then."""
         self._id = id
         self._reply = reply
+        self.replied: Callable[[], None] | None = None
+        """Called when it has been answered or refused."""
 
     def answer(self, result: Mapping[str, Any]) -> None:
         self._reply(rpc.result(self._id, result))
+        self._is_over()
+
+    def _is_over(self) -> None:
+        if self.replied is not None:
+            self.replied()
+            self.replied = None
 
     def refuse(self, code: int, words: str, data: Any = None) -> None:
         self._reply(rpc.error(self._id, code, words, data))
+        self._is_over()
         # A call keeps what was asked in vain for as long as it lasts: only what is told of it.
         told = {key: self.params.get(key) for key in ("mode", "message", "url")}
         self.params = {key: text[:1000] for key, text in told.items() if isinstance(text, str)}

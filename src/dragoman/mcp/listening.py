@@ -28,6 +28,7 @@ from dragoman.mcp.lists import Lists
 from dragoman.mcp.peer import Peer, Push
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
+    NAMES,
     R2607,
     SERVER_KEY,
     SUBSCRIPTION_KEY,
@@ -106,6 +107,7 @@ class Listening:
         self._lists = lists
         self._tasks = tasks
         self._joined: set[Peer] = set()
+        self._by_client: dict[str, Peer] = {}
         self._streams: set[Stream] = set()
         self._followers: dict[str, dict[Peer | Stream, str]] = {}
         """Who follows each resource, and what it calls it."""
@@ -135,12 +137,19 @@ class Listening:
         if not (self._closed or peer.left):
             self._look()
             self._joined.add(peer)
+            if peer.client:
+                self._by_client[peer.client] = peer
+
+    def find(self, client: str) -> Peer | None:
+        """The client of that session, once it has joined."""
+        return self._by_client.get(client)
 
     def leave(self, peer: Peer) -> None:
         if peer.left:
             return
         peer.left = True
         self._joined.discard(peer)
+        self._by_client.pop(peer.client, None)
         asking.forget(peer)
         self._forget(peer)
         if peer.client:
@@ -248,7 +257,7 @@ class Listening:
             self._behind.discard(stream)
             left = self._forget(stream)
             if left:
-                self._later(self._stop_all(left, peer, stream.features))
+                self._later(self._stop_all(left, stream, stream.features))
         return rpc.result(id, {"resultType": "complete", "_meta": {**_OWN, SUBSCRIPTION_KEY: id}})
 
     async def _follow_all(
@@ -293,10 +302,11 @@ class Listening:
             view=peer.view,
             extra={"_meta": meta_to_pass(params)},
             client=peer.client,
+            revision=_revision_of(who),
             features=features,
         )
         if peer.left or name in who.following:  # meanwhile
-            self._later(self._stop(uri, peer, features))
+            self._later(self._stop(uri, who, features))
             return
         who.following[name] = uri
         self._followers.setdefault(name, {})[who] = uri
@@ -315,11 +325,14 @@ class Listening:
         who.following.clear()
         return left
 
-    async def _stop_all(self, uris: list[str], peer: Peer, features: Mapping[str, Any]) -> None:
+    async def _stop_all(
+        self, uris: list[str], who: Peer | Stream, features: Mapping[str, Any]
+    ) -> None:
         for uri in uris:
-            await self._stop(uri, peer, features)
+            await self._stop(uri, who, features)
 
-    async def _stop(self, uri: str, peer: Peer, features: Mapping[str, Any]) -> None:
+    async def _stop(self, uri: str, who: Peer | Stream, features: Mapping[str, Any]) -> None:
+        peer = who.peer if isinstance(who, Stream) else who
         try:
             await self._hub.call(
                 peer.principal,
@@ -329,6 +342,7 @@ class Listening:
                 door=peer.door,
                 view=peer.view,
                 client=peer.client,
+                revision=_revision_of(who),
                 features=features,
             )
         except HubError as error:
@@ -505,6 +519,10 @@ def _above(name: str) -> Iterator[str]:
         if end + 1 < len(name):
             yield name[: end + 1]
         yield name[:end]
+
+
+def _revision_of(who: Peer | Stream) -> str:
+    return NAMES[R2607] if isinstance(who, Stream) else NAMES[who.revision]
 
 
 def _everybody(peer: Peer) -> bool:

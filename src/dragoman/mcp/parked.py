@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dragoman.core.call import Call, Lasting, Progress, Question, Refusal, Update, discard
+from dragoman.core.call import ROOTS, Call, Lasting, Progress, Question, Refusal, Update, discard
 from dragoman.core.errors import TimedOut
 from dragoman.core.questions import MAX_QUESTIONS
 from dragoman.mcp.hearing import Asked, Listener, listener_of
@@ -177,6 +177,19 @@ class Parked:
             open.asked.refuse(REFUSED, words)
         self._open.clear()
         self._task.cancel()
+
+    def adopt(self, asked: Asked) -> bool:
+        """Takes a question that the server asked before the call; whether it will be put."""
+        return self._ask(asked)
+
+    def release_roots(self) -> list[Asked]:
+        """The questions for the client's roots that are still open: a server may ask for them at
+        any time, whatever call is under way."""
+        keys = [key for key, open in self._open.items() if open.question.kind == ROOTS]
+        released = [self._open.pop(key) for key in keys]
+        for open in released:
+            self._room.give(open.size)
+        return [open.asked for open in released]
 
     # --- by the server -------------------------------------------------------------------------
 

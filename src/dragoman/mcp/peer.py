@@ -46,5 +46,10 @@ class Peer:
         """Requests that were pushed to it, by the key of their id, until they are answered."""
         self.left = False
 
+    @property
+    def reachable(self) -> bool:
+        """Whether something that is told now reaches it at once."""
+        return False
+
     def tell(self, message: bytes) -> None:
         """Sends something unasked, where there is a way to."""

@@ -1,7 +1,8 @@
-"""Sessions with one server that are a client's own, for servers of the old era that ask questions.
+"""Sessions with one server, in the handshake era, that are a client's own.
 
-What is shared declares no client features, so such a server is asked on a connection that declares
-those of this one client. They are few, and end when they are idle or their client has gone.
+The shared session declares no client features; a client's own declares what this one client can be
+asked, and holds the state that the server keeps for it. There are few of them, and they end when
+they are idle or their client has gone.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any, NamedTuple
 
 from dragoman.core.call import Call, Question
 from dragoman.core.errors import Full, HubError, InvalidInput, Unreachable, WorkFailed
+from dragoman.core.ports import ClientAsker
 from dragoman.core.principal import Principal
 from dragoman.mcp.client import Session
 from dragoman.mcp.hearing import Listener
-from dragoman.mcp.parked import Parked, Room
+from dragoman.mcp.outside import OutsideQuestions
+from dragoman.mcp.parked import REFUSED, Parked, Room
 from dragoman.mcp.questions import PARKED
 
 log = logging.getLogger(__name__)
@@ -33,8 +36,16 @@ its sessions."""
 MAX_OPEN_BYTES = 64 * 1024 * 1024
 """Of all the questions of one server that wait for answers."""
 
-Open = Callable[[Mapping[str, Any]], Awaitable[Session]]
-"""Opens a session that declares these features."""
+STAYING_DOORS = frozenset({"mcp-stdio", "mcp-sse"})
+"""Doors whose clients are connected for as long as their session lasts."""
+
+START_SECONDS = 2.0
+ROOTS_SECONDS = 5.0
+"""How long a new session waits for the roots that the server asks for at its start."""
+ROOTS_CHANGED = "notifications/roots/list_changed"
+
+Open = Callable[[Mapping[str, Any], Listener], Awaitable[Session]]
+"""Opens a session that declares these features, and who takes questions outside of calls."""
 Request = Callable[[Session, Listener], Awaitable[tuple[Any, int]]]
 Key = tuple[str, ...]
 
@@ -46,11 +57,29 @@ class Asking(NamedTuple):
     handle: str
 
 
+class NotOpened(Exception):
+    """A session of a client's own could not be opened: nothing was sent."""
+
+    def __init__(self, error: HubError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Own:
     """One session of a client's own, perhaps still being opened."""
 
-    def __init__(self, call: Call, opening: asyncio.Task[Session], now: float) -> None:
+    def __init__(
+        self,
+        call: Call,
+        features: Mapping[str, Any],
+        opening: asyncio.Task[Session],
+        outside: OutsideQuestions,
+        now: float,
+    ) -> None:
+        self.features = features
+        self.outside = outside
         self.client = call.client
+        self.door = call.door
         self.caller: Principal = call.caller
         self.whose = _whose(call)
         self.opening = opening
@@ -86,7 +115,11 @@ class PersonalSessions:
         question_secs: float,
         idle_secs: float,
         call_secs: float,
+        *,
+        keeps_connected: bool = True,
+        asker: ClientAsker | None = None,
     ) -> None:
+        """`keeps_connected`: whether a client that stays connected keeps an unused session."""
         self._server = server
         self._open = open
         self._seconds = seconds
@@ -94,6 +127,8 @@ class PersonalSessions:
         self._call_secs = call_secs
         self._question_secs = question_secs
         self._idle_secs = idle_secs
+        self._keeps_connected = keeps_connected
+        self._asker = asker
         self._sessions: dict[Key, Own] = {}
         self._waiting: dict[str, Waiting] = {}
         self._follows: dict[str, Counter[str]] = {}
@@ -112,16 +147,30 @@ class PersonalSessions:
     async def call(
         self, call: Call, features: Mapping[str, Any], request: Request
     ) -> tuple[Any, int] | Asking:
-        """What the server answers, or what it asks first."""
-        own = self._taken(call, features)
+        """What the server answers, or what it asks first. Raises `NotOpened`."""
+        try:
+            own = self._taken(call, features)
+        except Full as error:
+            raise NotOpened(error) from None
         own.calls += 1
         try:
-            session = await self._opened(own)
+            try:
+                session = await self._opened(own)
+            except HubError as error:
+                raise NotOpened(error) from None
 
-            def work(heard: Listener) -> Awaitable[tuple[Any, int]]:
-                return request(session, heard)
+            held, ready = own.outside.take_held(), asyncio.Event()
+
+            async def work(heard: Listener) -> tuple[Any, int]:
+                if held:  # what the server wants to know first may decide what the call does
+                    await ready.wait()
+                return await request(session, heard)
 
             parked = Parked(call, session.revision, self._call_secs, work, self._room)
+            for asked in held:
+                asked.replied = ready.set
+                if not parked.adopt(asked):
+                    asked.refuse(REFUSED, "the question cannot be put to the client")
             return await self._outcome(Waiting(own, parked))
         finally:
             self._left(own)
@@ -151,6 +200,8 @@ class PersonalSessions:
         try:
             outcome = await parked.outcome()
             if outcome is not None:
+                for asked in parked.release_roots():
+                    own.outside.take(asked)
                 return outcome
             self._check_places(own)
             asks = True
@@ -186,6 +237,10 @@ class PersonalSessions:
             waiting.own.parked -= 1
             self._left(waiting.own)
 
+    def has(self, call: Call, features: Mapping[str, Any]) -> bool:
+        """Whether the client has such a session already. A caller without a session has none."""
+        return bool(call.client) and (call.client, _declared(features)) in self._sessions
+
     # --- resources -------------------------------------------------------------------------------
 
     async def follow(self, call: Call, uri: str, yes: bool) -> None:
@@ -209,12 +264,32 @@ class PersonalSessions:
                     params = {"uri": uri}
                     await own.session.request(f"resources/{verb}", params, self._seconds)
 
+    async def follow_alone(self, call: Call, uri: str, features: Mapping[str, Any]) -> bool:
+        """Follows a resource on the caller's own session, which is opened for that. False where
+        the server tells of no changes there either. Raises `NotOpened`."""
+        try:
+            own = self._taken(call, features)
+            own.calls += 1
+        except Full as error:
+            raise NotOpened(error) from None
+        try:
+            session = await self._opened(own)
+            resources = session.features.get("resources")
+            if not isinstance(resources, dict) or resources.get("subscribe") is not True:
+                return False
+        except HubError as error:
+            raise NotOpened(error) from None
+        finally:
+            self._left(own)
+        await self.follow(call, uri, True)
+        return True
+
     # --- sessions ------------------------------------------------------------------------------
 
     def _taken(self, call: Call, features: Mapping[str, Any]) -> Own:
         """The session for this call. A client that keeps no session of its own has one to each of
         its calls at a time: nothing else would tell them apart."""
-        declared = json.dumps(features, sort_keys=True)
+        declared = _declared(features)
         if call.client:
             keys: list[Key] = [(call.client, declared)]
         else:
@@ -236,16 +311,25 @@ class PersonalSessions:
                 )
         elif len(self._sessions) >= MAX_SESSIONS and not self._make_room(list(self._sessions)):
             raise self._full()
-        opening = self._loop.create_task(self._connect(_whose(call), features))
-        own = self._sessions[key] = Own(call, opening, self._loop.time())
+        outside = OutsideQuestions(call, self._asker)
+        opening = self._loop.create_task(self._connect(_whose(call), features, outside))
+        own = Own(call, features, opening, outside, self._loop.time())
+        self._sessions[key] = own
         opening.add_done_callback(lambda task: self._connected(key, own))
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_secs, self._end_idle)
         return own
 
-    async def _connect(self, whose: str, features: Mapping[str, Any]) -> Session:
-        session = await self._open(features)
+    async def _connect(
+        self, whose: str, features: Mapping[str, Any], outside: OutsideQuestions
+    ) -> Session:
+        session = await self._open(features, outside.listener)
+        outside.revision = session.revision
         try:
+            if "roots" in features:  # servers that use them ask for them first
+                with contextlib.suppress(HubError):
+                    await session.request("ping", {}, START_SECONDS)
+                await outside.settle(ROOTS_SECONDS)
             for uri in list(self._follows.get(whose, ())):
                 with contextlib.suppress(HubError):
                     await session.request("resources/subscribe", {"uri": uri}, self._seconds)
@@ -289,13 +373,19 @@ class PersonalSessions:
     def _end_idle(self) -> None:
         now = self._loop.time()
         for key, own in list(self._sessions.items()):
-            if not own.calls and now - own.used_at >= self._idle_secs:
+            if not own.calls and now - own.used_at >= self._idle_secs and not self._is_kept(own):
                 self._end(key, own)
         self._sweep = None
         if self._sessions:
             oldest = min(own.used_at for own in self._sessions.values())
             pause = max(0.05, oldest + self._idle_secs - now, self._idle_secs / 10)
             self._sweep = self._loop.call_later(pause, self._end_idle)
+
+    def _is_kept(self, own: Own) -> bool:
+        """A client that stays connected keeps what its session holds; so does one that follows a
+        resource. Over HTTP a client may have gone without a word."""
+        connected = self._keeps_connected and own.door in STAYING_DOORS
+        return connected or own.whose in self._follows
 
     def _forget(self, key: Key, own: Own) -> None:
         if self._sessions.get(key) is own:
@@ -309,6 +399,7 @@ class PersonalSessions:
                 del self._waiting[id]
                 waiting.parked.lose("the client's session has ended")
         own.opening.cancel()
+        own.outside.close()
         session = own.session
         if session is not None:
             task = self._loop.create_task(self._close(session))
@@ -319,6 +410,15 @@ class PersonalSessions:
         await asyncio.sleep(0)  # what was cancelled says so first
         with contextlib.suppress(HubError):
             await session.close()
+
+    def roots_changed(self, client: str) -> None:
+        """Tells the servers that the client's sessions are with."""
+        for own in self._sessions.values():
+            session, roots = own.session, own.features.get("roots")
+            if own.client == client and session is not None and roots and "listChanged" in roots:
+                task = self._loop.create_task(_tell_roots(session))
+                self._endings.add(task)
+                task.add_done_callback(self._endings.discard)
 
     def gone(self, client: str) -> None:
         """A client's session has ended, and what was its own with it."""
@@ -335,6 +435,15 @@ class PersonalSessions:
         for key, own in list(self._sessions.items()):
             self._end(key, own)
         await asyncio.gather(*openings, *self._endings, return_exceptions=True)
+
+
+async def _tell_roots(session: Session) -> None:
+    with contextlib.suppress(HubError, TimeoutError):
+        await session.wire.notify(ROOTS_CHANGED)
+
+
+def _declared(features: Mapping[str, Any]) -> str:
+    return json.dumps(features, sort_keys=True)
 
 
 def _whose(call: Call) -> str:

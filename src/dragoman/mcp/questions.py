@@ -102,7 +102,8 @@ def askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]:
             name: {} for name in known if isinstance(features["sampling"].get(name), dict)
         }
     if can_answer(ROOTS, features):
-        declared["roots"] = {}  # no changes of them are passed on
+        told = features["roots"].get("listChanged") is True
+        declared["roots"] = {"listChanged": True} if told else {}
     forms, urls = can_answer(FORM, features), can_answer(URL, features)
     if revision >= R2511 and (forms or urls):
         declared["elicitation"] = {

@@ -12,7 +12,9 @@ from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any
 
-from dragoman.core.call import LEVELS
+from dragoman.core.call import LEVELS, Question, Refusal
+from dragoman.core.errors import HubError
+from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ListRefresher
 from dragoman.core.startup import Startup
@@ -46,6 +48,7 @@ __all__ = ["LIST_CHANGED", "Face", "Peer", "Push", "answer_batch", "revision_of"
 
 UNSUPPORTED_VERSION = -32022
 LIST_CHANGED = rpc.notification("notifications/tools/list_changed")
+ROOTS_CHANGED = "notifications/roots/list_changed"
 MAX_INFO = 200
 MAX_BATCH = 100
 INSTRUCTIONS: Budget = 4_000, 16_000
@@ -112,6 +115,8 @@ class Face:
         if "id" not in message or "method" not in message:
             if "method" not in message:
                 asking.deliver(message, peer)
+            elif message["method"] == ROOTS_CHANGED and peer.client:
+                self.hub.bus.emit(RootsChanged(peer.client))
             return None
         id, method = message["id"], message["method"]
         params = message.get("params") or {}
@@ -218,6 +223,31 @@ class Face:
         if page is None:
             return rpc.error(id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here')
         return rpc.result_encoded(id, page)
+
+    # --- questions that belong to no call ------------------------------------------------------
+
+    def is_reachable(self, client: str) -> bool:
+        """Whether the client of that session can be asked something now."""
+        peer = self.listening.find(client)
+        return peer is not None and peer.reachable and not peer.left
+
+    async def ask_client(
+        self, client: str, question: Question, seconds: float
+    ) -> Mapping[str, Any] | Refusal | None:
+        """What the client answers; None if it does not."""
+        peer = self.listening.find(client)
+        if peer is None:
+            return None
+
+        def push(message: bytes) -> bool:
+            peer.tell(message)
+            return True
+
+        try:
+            answers, _ = await asking.ask({"": question}, peer, peer.revision, push, seconds)
+        except HubError:
+            return None
+        return answers.get("")
 
     # --- sessions ----------------------------------------------------------------------------
 

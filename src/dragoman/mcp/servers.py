@@ -12,7 +12,7 @@ import msgspec
 
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
-from dragoman.core.events import ClientGone
+from dragoman.core.events import ClientGone, RootsChanged
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.core.urls import render_arguments, render_url
 from dragoman.mcp.config import (
@@ -37,6 +37,7 @@ class Servers:
         self._running: dict[str, Upstream] = {}
         self._entries: list[ServerEntry] = []
         bus.observe(ClientGone, self._client_gone)
+        bus.observe(RootsChanged, self._roots_changed)
 
     async def apply(self, entries: Sequence[ServerEntry]) -> None:
         """Makes what runs what `entries` say; whom they leave as it was is not touched."""
@@ -66,6 +67,10 @@ class Servers:
     def _client_gone(self, event: ClientGone) -> None:
         for upstream in self._running.values():
             upstream.client_gone(event.client)
+
+    def _roots_changed(self, event: RootsChanged) -> None:
+        for upstream in self._running.values():
+            upstream.roots_changed(event.client)
 
     def _start(self, entries: Iterable[ServerEntry]) -> None:
         for entry in entries:

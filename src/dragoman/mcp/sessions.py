@@ -75,6 +75,10 @@ class Session(Peer):
         return self.revision == R2511
 
     @property
+    def reachable(self) -> bool:
+        return any(not stream.request.lost for stream in self.streams)
+
+    @property
     def busy(self) -> bool:
         return bool(self.streams or self.running)
 
@@ -210,12 +214,17 @@ class Sessions:
 
 # --- what a client can be asked, in a few bits ----------------------------------------------------
 
-_FORM, _URL, _SAMPLING, _SAMPLING_TOOLS, _SAMPLING_CONTEXT, _ROOTS = (1 << n for n in range(6))
+_FORM, _URL, _SAMPLING, _SAMPLING_TOOLS, _SAMPLING_CONTEXT, _ROOTS, _ROOTS_CHANGES = (
+    1 << n for n in range(7)
+)
 
 
 def packed(features: Mapping[str, Any]) -> int:
     elicitation, sampling = features.get("elicitation"), features.get("sampling")
-    bits = _ROOTS if isinstance(features.get("roots"), dict) else 0
+    roots = features.get("roots")
+    bits = _ROOTS if isinstance(roots, dict) else 0
+    if isinstance(roots, dict) and roots.get("listChanged") is True:
+        bits |= _ROOTS_CHANGES
     if isinstance(elicitation, dict):
         url = "url" in elicitation
         bits |= _URL if url else 0
@@ -236,5 +245,5 @@ def unpacked(bits: int) -> dict[str, Any]:
         more = {"tools": _SAMPLING_TOOLS, "context": _SAMPLING_CONTEXT}
         features["sampling"] = {what: {} for what, bit in more.items() if bits & bit}
     if bits & _ROOTS:
-        features["roots"] = {}
+        features["roots"] = {"listChanged": True} if bits & _ROOTS_CHANGES else {}
     return features

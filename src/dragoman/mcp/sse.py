@@ -74,6 +74,10 @@ class Client(Peer):
     def push(self, message: bytes) -> bool:
         return self.request.send(sse.event(message, name="message"))
 
+    @property
+    def reachable(self) -> bool:
+        return True
+
     def tell(self, message: bytes) -> None:
         if (self._late or not self.push(message)) and len(self._late) < MAX_LATE:
             self._late[message] = None

@@ -50,6 +50,10 @@ class _Client(Peer):
         super().__init__(principal, "mcp-stdio", view, client=f"stdio-{token_hex(8)}")
         self._tell = tell
 
+    @property
+    def reachable(self) -> bool:
+        return True
+
     def tell(self, message: bytes) -> None:
         self._tell(message)
 

@@ -1,7 +1,7 @@
 """One configured server as a target: connected in the background, kept connected, healed by itself.
 
-However many clients there are, there is one connection or child a server; only one that asks
-questions in the old way has others beside it. What it offers stays in the catalogs while it is
+There is one connection or child that clients share; a client that can be asked questions may have
+one of its own beside it. What it offers stays in the catalogs while it is
 being reached again, so that it does not come and go; a call then waits for the attempt under way,
 or is told the reason.
 """
@@ -18,22 +18,23 @@ from typing import Any, NamedTuple
 from dragoman.core.bus import Bus
 from dragoman.core.call import NOTHING, Call, Result
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import HubError, Quarantined, TimedOut, Unreachable
+from dragoman.core.errors import HubError, InvalidInput, Quarantined, TimedOut, Unreachable
 from dragoman.core.events import ListAnnounced, ResourceUpdated, ServerChanged
 from dragoman.core.logs import RepeatedFailure
-from dragoman.core.ports import SchemaCompiler
+from dragoman.core.ports import ClientAsker, SchemaCompiler
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
 from dragoman.mcp.freshness import Freshness
-from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, line_of, note_of
+from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, Listener, line_of, note_of
 from dragoman.mcp.listing import ASKED, Listing
 from dragoman.mcp.offers import KINDS, Offers, is_announced, is_offered, kinds_changed
 from dragoman.mcp.personal import PersonalSessions
 from dragoman.mcp.questions import ASKING
 from dragoman.mcp.revisions import NAMES
+from dragoman.mcp.session_choice import SessionChoice
 from dragoman.mcp.spawn import Ring
 from dragoman.mcp.unasked import FOR_EVER
 from dragoman.mcp.upstream_calls import Calls
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 START_SECONDS = 60.0
 """The least time a child gets to start: the first run of `npx` fetches what it runs."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+HANDSHAKE_SECONDS = 15.0
+"""The most that a server of the modern era is given to answer a handshake."""
 STEADY_SECONDS = 30.0
 """A connection that lasted so long was a good one: the next attempt comes at once again."""
 FRESH_FAILURE = 1.0
@@ -56,17 +59,19 @@ LOSSES = 5
 call starts it again at once."""
 ALL = tuple(KINDS)
 QUESTION_SECONDS = 600.0
-OWN_IDLE_SECONDS = 300.0
-"""How long a client's own session is kept that nothing happens on."""
+OWN_IDLE_SECONDS = 1_800.0
+"""How long a client's own session is kept that nothing happens on, where the client may have gone
+without a word; as long as the hub keeps an idle session of the client's."""
 
 
 class Apart(NamedTuple):
     """What a session declares that is not the one that all share, who hears what is said on it
-    unasked, and whether a stream is opened for that."""
+    unasked, whether a stream is opened for that, and who takes questions that belong to no call."""
 
     features: Mapping[str, Any]
     heard: Heard
     listens: bool
+    outside: Listener | None = None
 
 
 Connect = Callable[["Upstream", float, Apart | None], Awaitable[Session]]
@@ -82,8 +87,8 @@ class Upstream:
         "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
         "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_listing",
         "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
-        "_wake", "entry", "facts", "followed", "fresh", "may_last", "modern", "name", "offers",
-        "personal", "reason", "restarts", "session", "state", "stderr", "tasks", "way",
+        "_wake", "choice", "entry", "facts", "followed", "fresh", "may_last", "modern", "name",
+        "offers", "personal", "reason", "restarts", "session", "state", "stderr", "tasks", "way",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +101,7 @@ class Upstream:
         question_secs: float = QUESTION_SECONDS,
         stop_secs: float = STOP_SECONDS,
         answer_secs: float = ANSWER_SECONDS,
+        asker: ClientAsker | None = None,
     ) -> None:
         """`answer_secs` is how long a server without a `timeout_secs` of its own may take over the
         handshake, its lists and whatever else the hub asks for itself. Calls to such a server have
@@ -124,15 +130,9 @@ class Upstream:
         self.offers = Offers(self, catalogs, compile_schema, entry.prefix, declared)
         self._listing = Listing(self.offers, self._open_to_list, self._answer_secs)
         self.followed = Followed(self.name, self._updated)
-        self.personal = PersonalSessions(
-            self.name,
-            self._open_own,
-            self._answer_secs,
-            question_secs,
-            OWN_IDLE_SECONDS,
-            entry.timeout_secs or FOR_EVER,
-        )
+        self.personal = self._make_personal(question_secs, asker)
         self.tasks = ServerTasks(self.name, question_secs)
+        self.choice = SessionChoice(entry)
         self.may_last = False
         """Whether it makes tasks: its calls may then take longer than others."""
         self._calls = Calls(
@@ -143,7 +143,7 @@ class Upstream:
             self.personal,
             self.tasks,
             self._connected,
-            entry.interactive,
+            self.choice,
         )
         self._catalogs = catalogs
         self._connect = connect
@@ -165,6 +165,19 @@ class Upstream:
         self._used_at = monotonic()
         self._leaving: set[asyncio.Task[None]] = set()
         """Those who follow a resource no more."""
+
+    def _make_personal(self, question_secs: float, asker: ClientAsker | None) -> PersonalSessions:
+        entry = self.entry
+        return PersonalSessions(
+            self.name,
+            self._open_own,
+            self._answer_secs,
+            question_secs,
+            entry.idle_secs or OWN_IDLE_SECONDS,
+            entry.timeout_secs or FOR_EVER,
+            keeps_connected=not entry.idle_secs,
+            asker=asker,
+        )
 
     # --- what the hub sees -------------------------------------------------------------------
 
@@ -241,8 +254,14 @@ class Upstream:
         if not _follows(call):
             await asyncio.wait([self._leave(session, call)])
             return Result()
-        seconds = self._answer_secs
-        await self.followed.follow(session, call.client, call.tool.remote_name, seconds)
+        uri = call.tool.remote_name
+        try:
+            await self.followed.follow(session, call.client, uri, self._answer_secs)
+        except InvalidInput:
+            if not session.modern or not await self._calls.follow_alone(session, call):
+                raise
+            self.followed.note(call.client, uri)
+            return Result()
         try:
             await self._calls.follow(session, call, True)
         except BaseException:  # who never hears that it follows would never leave
@@ -266,7 +285,12 @@ class Upstream:
     def client_gone(self, client: str) -> None:
         """A client's session has ended; what was kept for it alone goes."""
         self.personal.gone(client)
+        self.choice.forget_client(client)
         self.followed.gone(client, self.session, self._answer_secs)
+
+    def roots_changed(self, client: str) -> None:
+        """The folders that a client works in are others."""
+        self.personal.roots_changed(client)
 
     async def tried(self) -> None:
         """Until the attempt under way has come to something."""
@@ -295,12 +319,7 @@ class Upstream:
     def heard(self, method: str, params: Mapping[str, Any]) -> None:
         """On the session that all share."""
         if method in ASKING:
-            if not self._calls.asks:
-                log.info(
-                    'server "%s" asks questions: clients that can answer get sessions of their own',
-                    self.name,
-                )
-            self._calls.asks = True
+            self.choice.learn("it asks questions")
         else:
             self.overheard(method, params)
 
@@ -436,6 +455,7 @@ class Upstream:
             raise
         self.modern = session.modern
         self.may_last = self._calls.lasts = may_last(session.features)
+        self.choice.reconnected()
         self.session = session
         self._wake.clear()
         self.restarts += 1
@@ -470,14 +490,22 @@ class Upstream:
                     announced = is_announced(session, kind)
                     self.fresh.note(kind, begun, ttl, announced=announced)
 
-    def _open_own(self, features: Mapping[str, Any]) -> Awaitable[Session]:
-        return self._open_apart(Apart(features, self.overheard, listens=True))
+    async def _open_own(self, features: Mapping[str, Any], outside: Listener) -> Session:
+        seconds = self._start_seconds()
+        shared = self.session
+        if shared is not None and shared.modern:  # it may well speak no other era
+            seconds = min(seconds, HANDSHAKE_SECONDS)
+        apart = Apart(features, self.overheard, listens=True, outside=outside)
+        session = await self._open_apart(apart, seconds)
+        self.choice.opened(shared)
+        self.may_last = self.may_last or may_last(session.features)
+        return session
 
     def _open_to_list(self, features: Mapping[str, Any], heard: Heard) -> Awaitable[Session]:
-        return self._open_apart(Apart(features, heard, listens=False))
+        apart = Apart(features, heard, listens=False)
+        return self._open_apart(apart, self._start_seconds())
 
-    async def _open_apart(self, apart: Apart) -> Session:
-        seconds = self._start_seconds()
+    async def _open_apart(self, apart: Apart, seconds: float) -> Session:
         try:
             async with asyncio.timeout(seconds):
                 return await self._connect(self, seconds, apart)

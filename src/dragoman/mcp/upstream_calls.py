@@ -1,11 +1,13 @@
 """A call as it is put to a server, in the words of the era it speaks, and what comes of it.
 
-Questions too: a server of the new era returns them and the continuing call brings the answers; one
-of the old era sends them while it works, on a session that is the client's own.
+Questions too: a server of the modern era returns them and the continuing call brings the answers;
+one of the handshake era sends them while it works, on a session that is the client's own. Which
+session a call goes over is decided in `session_choice`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ from dragoman.mcp.duplex import Unanswered
 from dragoman.mcp.hearing import Listener, listener_of
 from dragoman.mcp.offers import Offers
 from dragoman.mcp.param_headers import HEADER_MISMATCH, values
-from dragoman.mcp.personal import Asking, PersonalSessions
+from dragoman.mcp.personal import Asking, NotOpened, PersonalSessions, Request
 from dragoman.mcp.questions import (
     AGAIN,
     NO_STATE,
@@ -26,12 +28,12 @@ from dragoman.mcp.questions import (
     STATE,
     WAITS,
     addresses_of,
-    askable,
     question_of,
     questions_of,
     with_waiting,
 )
-from dragoman.mcp.revisions import R2503, R2511
+from dragoman.mcp.revisions import R2503
+from dragoman.mcp.session_choice import SessionChoice
 from dragoman.mcp.translate import (
     METHODS,
     NO_COMPLETIONS,
@@ -41,7 +43,17 @@ from dragoman.mcp.translate import (
     unknown_result,
 )
 from dragoman.mcp.unasked import FOR_EVER
-from dragoman.mcp.upstream_tasks import TASK, Ask, ServerTasks, is_handle, is_task, wants_task
+from dragoman.mcp.upstream_tasks import (
+    TASK,
+    Ask,
+    ServerTasks,
+    is_handle,
+    is_task,
+    may_last,
+    wants_task,
+)
+
+log = logging.getLogger(__name__)
 
 _MAY_ASK = frozenset({TOOL, PROMPT, RESOURCE})
 """2026-07-28, multi round-trip requests: the kinds of calls that may need input."""
@@ -60,7 +72,7 @@ class Calls:
         personal: PersonalSessions,
         tasks: ServerTasks,
         connected: Callable[[], Awaitable[Session]],
-        asks: bool,
+        choice: SessionChoice,
     ) -> None:
         """`connected` gives the session that is shared, whichever it is by then. `timeout` bounds
         what the hub asks for itself, `call_timeout` a call."""
@@ -71,8 +83,7 @@ class Calls:
         self._personal = personal
         self._tasks = tasks
         self._connected = connected
-        self.asks = asks
-        """Whether the server is known to ask questions in the old way."""
+        self._choice = choice
         self.lasts = False
         """Whether it makes tasks."""
 
@@ -80,16 +91,19 @@ class Calls:
         if call.handle is not None and is_handle(call.handle):
             return self._tasks.resume(call, self._asker(call), self._finish)
         # Most calls are of somebody who can be asked nothing.
-        plain = not call.features or call.features is WAITS
-        if session.modern or (plain and call.handle is None):
-            return self._shared(session, call)
-        return self._interactive(session, call)
+        if call.handle is None and (not call.features or call.features is WAITS):
+            choice, modern = self._choice, session.modern
+            if modern or not choice.separates:
+                if not modern and call.client and call.client not in choice.sharing:
+                    choice.note_shared(call.client)
+                return self._shared(session, call)
+        return self._routed(session, call)
 
     async def _shared(self, session: Session, call: Call) -> Result:
         kind = call.tool.kind
         if kind == COMPLETION and _completes_nothing(session):
             return Result(structured=NO_COMPLETIONS)
-        params = self._params(session, call)
+        params = self._params(session, call, self.lasts)
         try:
             if (
                 call.wanted is NO_UPDATES
@@ -105,7 +119,7 @@ class Calls:
                     METHODS[kind], params, self._call_timeout, *beside
                 )
         except Unanswered as error:
-            raise _unanswered(call, error) from error
+            raise self._unanswered(call, error) from error
         except WorkFailed as error:
             if not await self._changed_headers(session, call, error):
                 return _addresses(call, error)
@@ -125,50 +139,96 @@ class Calls:
         await self._offers.refresh(session, [TOOL], self._timeout)
         return self._mirrored(call) != before
 
-    async def _interactive(self, session: Session, call: Call) -> Result:
-        """Of a caller who can be asked something, to a server of the old era."""
+    async def _routed(self, session: Session, call: Call) -> Result:
+        """Over the session of the caller's own where it has one, or is to have one."""
         handle = call.handle
         if handle is not None and handle.startswith(PARKED):
-            return await self._own(session, call, self._personal.resume(call))
-        if handle is not None and (call.answers is None or not handle.startswith(AGAIN)):
+            return await self._own(call, self._personal.resume(call))
+        if handle is not None and not handle.startswith(AGAIN):
+            if session.modern:  # the state is the server's, whichever session brings it back
+                return await self._shared(session, call)
             raise _not_continued(call)
-        features = askable(call.features, session.revision) if self.asks else {}
-        if not features or call.tool.kind not in _MAY_ASK:
+        if handle is not None and call.answers is None:
+            raise _not_continued(call)
+        features = self._choice.features_for(session, call)
+        if features is None or not self._is_worth_opening(call, features):
+            return await self._shared(session, call)
+        try:
+            return await self._own(call, self._personal.call(call, features, self._request(call)))
+        except NotOpened as problem:
+            if not self._choice.may_share(session, features, problem.error):
+                raise problem.error from None
+            self._choice.note_shared(call.client)
+            log.info('server "%s": a client uses the shared session: %s', self._server, problem)
             return await self._shared(session, call)
 
+    def _is_worth_opening(self, call: Call, features: Mapping[str, Any]) -> bool:
+        return call.tool.kind in _MAY_ASK or self._personal.has(call, features)
+
+    def _request(self, call: Call) -> Request:
+        """Makes the call on a session of the client's own."""
+        kind = call.tool.kind
+
         async def request(own: Session, listener: Listener) -> tuple[Any, int]:
+            if kind == COMPLETION and _completes_nothing(own):
+                return {"completion": NO_COMPLETIONS}, 0
             if listener.notes is not None:
                 await own.hear_notes(listener.notes, self._timeout)
-            kind, params = call.tool.kind, self._params(own, call)
+            lasts = may_last(own.features)
+            params = self._params(own, call, lasts)
             value, size = await own.request(METHODS[kind], params, FOR_EVER, listener)
-            if self.lasts and kind == TOOL and is_task(value):
+            if lasts and kind == TOOL and is_task(value):
                 ask = _asker_on(own, listener, call.trace.carried())
                 watched = call.wanted.progress
                 return await self._tasks.outcome(value, listener.updates, ask, watched=watched)
             return value, size
 
-        return await self._own(session, call, self._personal.call(call, features, request))
+        return request
 
     async def follow(self, session: Session | None, call: Call, yes: bool) -> None:
         """A resource, on the sessions of the caller's own; those may be there while the one that
         all share is not."""
-        modern, revision = (session.modern, session.revision) if session else (False, R2511)
-        if self.asks and not modern and askable(call.features, revision):
+        if self._choice.features_for(session, call) is not None:
             await self._personal.follow(call, call.tool.remote_name, yes)
 
-    async def _own(
-        self, session: Session, call: Call, work: Awaitable[tuple[Any, int] | Asking]
-    ) -> Result:
+    async def follow_alone(self, session: Session, call: Call) -> bool:
+        """A resource of a server that tells of changes in sessions of the handshake era only.
+        False where the caller has no such session."""
+        features = self._choice.features_for(session, call)
+        if features is None:
+            return False
+        try:
+            return await self._personal.follow_alone(call, call.tool.remote_name, features)
+        except NotOpened as problem:
+            self._choice.may_share(session, features, problem.error)
+            return False
+
+    async def _own(self, call: Call, work: Awaitable[tuple[Any, int] | Asking]) -> Result:
         """What comes of a call on a session that is the client's own."""
         try:
             outcome = await work
         except Unanswered as error:
-            raise _unanswered(call, error) from error
+            raise self._unanswered(call, error) from error
         except WorkFailed as error:
             return _addresses(call, error)
         if isinstance(outcome, Asking):
+            self._choice.learn("it asks questions")
             return Result(questions=outcome.questions, handle=outcome.handle)
-        return self._result(session, call, *outcome)
+        return self._result(None, call, *outcome)
+
+    def _unanswered(self, call: Call, error: Unanswered) -> HubError:
+        """What to say of a call whose question could not be answered: what was asked. Who can be
+        asked was not, since the shared session declares nothing."""
+        question = question_of(error.asked.method, error.asked.params)
+        problem = unanswerable({"": question}, call) if question is not None else None
+        if problem is not None:
+            return problem
+        advice = (
+            "now that it is known to ask, call it again"
+            if self._choice.separates
+            else "it may ask nobody, since it is configured with interactive = false"
+        )
+        return WorkFailed(f"{error}; {advice}", error.native)
 
     # --- tasks -----------------------------------------------------------------------------------
 
@@ -181,7 +241,7 @@ class Calls:
         try:
             outcome = await self._tasks.outcome(made, call.updates, ask, watched=watched)
         except Unanswered as error:
-            raise _unanswered(call, error) from error
+            raise self._unanswered(call, error) from error
         return self._finish(*outcome)
 
     def _asker(self, call: Call) -> Ask:
@@ -202,9 +262,9 @@ class Calls:
 
     # --- one request -----------------------------------------------------------------------------
 
-    def _params(self, session: Session, call: Call) -> dict[str, Any]:
+    def _params(self, session: Session, call: Call, lasts: bool) -> dict[str, Any]:
         params = request_from_call(call, session.revision)
-        if self.lasts and call.tool.kind == TOOL and wants_task(session.features, call):
+        if lasts and call.tool.kind == TOOL and wants_task(session.features, call):
             params["task"] = TASK
         return params
 
@@ -231,7 +291,8 @@ class Calls:
 
     # --- what came of it -------------------------------------------------------------------------
 
-    def _result(self, session: Session, call: Call, value: Any, size: int) -> Result:
+    def _result(self, session: Session | None, call: Call, value: Any, size: int) -> Result:
+        """`session` is None for one of the client's own, which is of the handshake era."""
         tool = call.tool
         # One that says nothing of it is complete: older servers do not.
         kind = value.get("resultType", "complete") if isinstance(value, dict) else "complete"
@@ -239,7 +300,7 @@ class Calls:
             if tool.kind == TOOL:
                 return result_from_mcp(value, size, self._server)
             return result_of_kind(tool, value, size, self._server)
-        if not session.modern:
+        if session is None or not session.modern:
             raise unknown_result(kind, self._server)
         if kind == "input_required":
             if tool.kind not in _MAY_ASK:
@@ -283,16 +344,6 @@ def _continue(params: dict[str, Any], call: Call) -> None:
 def _not_continued(call: Call) -> InvalidInput:
     return InvalidInput(
         f'the question of "{call.tool.name}" is not open any more; begin the call again'
-    )
-
-
-def _unanswered(call: Call, error: Unanswered) -> HubError:
-    """What to say of a call whose question could not be answered: what was asked. One who can be
-    asked it was not yet, since nobody knew that this server asks; the next call is."""
-    question = question_of(error.asked.method, error.asked.params)
-    problem = unanswerable({"": question}, call) if question is not None else None
-    return problem or WorkFailed(
-        f"{error}; now that it is known to ask, call it again", error.native
     )
 
 

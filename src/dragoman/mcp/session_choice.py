@@ -1,0 +1,114 @@
+"""Which session with a server a call goes over: the shared one, or one of the client's own.
+
+A server learns what a client can be asked when a session of the handshake era begins, so a client
+that can be asked needs a session that declares this. It also keeps the state that a server holds
+for each session apart. A server may speak both eras: a client of the modern era needs no session
+of its own there, and a client of the handshake era gets the half of the server that was written for
+it. Knows neither wires nor how sessions are opened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from dragoman.core.call import Call
+from dragoman.core.errors import Full, HubError, TimedOut, Unreachable
+from dragoman.mcp.client import Session
+from dragoman.mcp.config import ServerEntry
+from dragoman.mcp.questions import askable
+from dragoman.mcp.revisions import LATEST_HANDSHAKE, MODERN
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 60.0
+"""After an own session could not be opened, calls use the shared session for this long."""
+MAX_SHARING = 20_000
+
+Features = Mapping[str, Any]
+
+
+class SessionChoice:
+    def __init__(self, entry: ServerEntry) -> None:
+        self._server = entry.name
+        self._era = entry.era
+        self._separable = entry.interactive is not False
+        """Whether any client may have a session of its own."""
+        self.asks = entry.interactive is True
+        """Whether the server is known to ask questions, or to depend on what can be asked."""
+        self.reason = "configured" if entry.interactive is not None else ""
+        """Why it is treated as it is; empty while nothing is known."""
+        self._handshake: bool | None = None
+        """Whether a server of the modern era speaks the other one too; None until it was tried."""
+        self._failed_at = float("-inf")
+        self.sharing: set[str] = set()
+        """Clients that use the shared session, which may hold state of theirs by now."""
+
+    @property
+    def separates(self) -> bool:
+        """Whether even clients that can be asked nothing get sessions of their own."""
+        return self.asks and self._separable
+
+    @property
+    def speaks_handshake(self) -> bool | None:
+        """Of a server of the modern era; None until it was tried."""
+        return self._handshake
+
+    def learn(self, reason: str) -> None:
+        """The server asks questions, or depends on what can be asked."""
+        if self.asks or not self._separable:
+            return
+        self.asks, self.reason = True, reason
+        log.info('server "%s": clients get sessions of their own: %s', self._server, reason)
+
+    def note_shared(self, client: str) -> None:
+        """The client makes a call over the shared session."""
+        if client and len(self.sharing) < MAX_SHARING:
+            self.sharing.add(client)
+
+    def forget_client(self, client: str) -> None:
+        self.sharing.discard(client)
+
+    def reconnected(self) -> None:
+        """The shared session is a new one: whatever it held for clients is gone."""
+        self._handshake = None
+        self._failed_at = float("-inf")
+        self.sharing.clear()
+
+    def features_for(self, shared: Session | None, call: Call) -> Features | None:
+        """What the session for this call declares; None where it is the shared one."""
+        if not self._separable or self._era == "modern":
+            return None
+        revision = LATEST_HANDSHAKE
+        if shared is not None and shared.modern:
+            if call.revision in MODERN or self._handshake is False:
+                return None
+        elif shared is not None:
+            revision = shared.revision
+        if not self.asks:
+            # Programs without an MCP session are worth one only once the server is known to ask.
+            if not (call.client or call.revision) or call.client in self.sharing:
+                return None
+            if monotonic() - self._failed_at < RETRY_SECONDS:
+                return None
+        return askable(call.features, revision) or None
+
+    def may_share(self, shared: Session, features: Features, error: HubError) -> bool:
+        """Whether the call may go over the shared session after its own could not be opened."""
+        if shared.modern:
+            if not isinstance(error, Unreachable | TimedOut | Full):
+                self._handshake = False
+            self._failed_at = monotonic()
+            return True
+        if self.asks and features:
+            return False
+        if not isinstance(error, Full):
+            self._failed_at = monotonic()
+        return True
+
+    def opened(self, shared: Session | None) -> None:
+        """A session of a client's own was opened."""
+        if shared is not None and shared.modern:
+            self._handshake = True

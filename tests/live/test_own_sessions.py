@@ -1,0 +1,74 @@
+"""Clients of a running hub that have sessions of their own with a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.conftest import RunningHub
+from tests.live.unix_client import UnixClient
+from tests.peers import wire
+from tests.peers.process import server_entry
+
+ASKED = {"roots": {"listChanged": True}, "sampling": {}}
+
+
+class Ide(UnixClient):
+    """An IDE on the hub's socket, which tells its roots to whoever asks."""
+
+    def __init__(self, home: Path, capabilities: Mapping[str, Any], *roots: str) -> None:
+        super().__init__(home)
+        self.roots = list(roots)
+        params = {**wire.initialize_params(wire.LEGACY), "capabilities": dict(capabilities)}
+        self.request("initialize", params)
+        self.notify("notifications/initialized")
+
+    def answer_to(self, number: Any) -> Any:
+        while True:
+            message = self.read()
+            if message.get("method") == "roots/list":
+                roots = [{"uri": uri} for uri in self.roots]
+                self.send({"jsonrpc": "2.0", "id": message["id"], "result": {"roots": roots}})
+            elif message.get("id") == number and "method" not in message:
+                return message
+            else:
+                self.notifications.append(message)
+
+    def text(self, tool: str) -> str:
+        return str(self.call(tool)["result"]["content"][0]["text"])
+
+
+@pytest.fixture
+def home(hub: Callable[..., RunningHub]) -> Path:
+    running = hub(
+        servers=[server_entry("w", "workspace_server")], config='[mcp]\nstdio_expose = ["*"]\n'
+    )
+    running.wait_connected("w")
+    return running.home
+
+
+def wait_for(found: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.promise("B12", "B13")
+def test_a_server_works_in_the_folders_of_each_client_and_keeps_their_state_apart(
+    home: Path,
+) -> None:
+    with Ide(home, ASKED, "file:///a") as one, Ide(home, ASKED, "file:///b") as two:
+        assert one.text("w.allowed") == "file:///a"
+        assert two.text("w.allowed") == "file:///b"
+        counts = [client.text("w.count") for client in (one, one, two, one)]
+        assert counts == ["1", "2", "1", "3"]
+
+        one.roots = ["file:///c", "file:///d"]
+        one.notify("notifications/roots/list_changed")
+
+        wait_for(lambda: one.text("w.allowed") == "file:///c file:///d")
+        assert two.text("w.allowed") == "file:///b"

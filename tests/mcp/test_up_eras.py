@@ -1,0 +1,120 @@
+"""Servers that speak both eras, and the sessions that clients of each era get with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio
+from tests.peers.process import HttpPeer
+
+from dragoman.core.errors import HubError, NeedsInput
+from dragoman.mcp.config import ServerEntry
+from dragoman.mcp.questions import WAITS
+
+HANDSHAKE: dict[str, Any] = {"revision": "2025-11-25", "features": EVERYTHING_ASKED}
+MODERN: dict[str, Any] = {"revision": "2026-07-28", "features": EVERYTHING_ASKED}
+NOT_ASKABLE: dict[str, Any] = {"revision": "2025-11-25", "features": WAITS}
+
+
+@pytest.fixture(scope="module")
+def dual() -> Iterator[HttpPeer]:
+    with HttpPeer("dual_server", "--http") as peer:
+        yield peer
+
+
+def entry(peer: HttpPeer, transport: str, **keys: Any) -> ServerEntry:
+    if transport == "stdio":
+        return stdio("s", "dual_server", **keys)
+    return http("s", peer.url, **keys)
+
+
+async def text(world: Ground, name: str, **how: Any) -> str:
+    result = await world.call(name, **how)
+    assert result.questions is None
+    return str(result.content[0]["text"])
+
+
+async def ask(world: Ground, **how: Any) -> str:
+    asked = await world.call("s.ask", **how)
+    assert asked.questions is not None
+    answers = {key: {"action": "accept", "content": {"name": "Ada"}} for key in asked.questions}
+    answered = await world.call("s.ask", answers=answers, handle=asked.handle, **how)
+    return str(answered.content[0]["text"])
+
+
+@pytest.mark.promise("B12", "B13")
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
+    transport: str, short_tmp: Path, dual: HttpPeer
+) -> None:
+    async with ground(short_tmp) as world:
+        upstream = await world.add(entry(dual, transport))
+        assert upstream.revision == "2026-07-28"
+
+        # A client of today's IDEs gets the questions that the server pushes.
+        assert await ask(world, client="a", **HANDSHAKE) == "accept Ada"
+        assert (await text(world, "s.spoken", client="a", **HANDSHAKE)).startswith("2025-11-25")
+        # What a session holds is the client's own, from its first call on.
+        counts = [await text(world, "s.count", client="a", **HANDSHAKE) for _ in range(2)]
+        assert counts == ["1", "2"]
+        assert await ask(world, client="b", **HANDSHAKE) == "accept Ada"
+        assert await text(world, "s.count", client="b", **HANDSHAKE) == "1"
+        assert await text(world, "s.count", client="a", **HANDSHAKE) == "3"
+        assert len(upstream.personal) == 2 and upstream.choice.speaks_handshake
+
+        # Others use the session that is there.
+        spoken = await text(world, "s.spoken", **MODERN)
+        assert spoken.startswith("2026-07-28")
+        assert await text(world, "s.spoken", client="c", **NOT_ASKABLE) == spoken
+        assert await text(world, "s.spoken") == spoken
+        assert len(upstream.personal) == 2
+
+
+@pytest.mark.promise("B13")
+async def test_the_era_can_be_configured(short_tmp: Path, dual: HttpPeer) -> None:
+    async with ground(short_tmp) as world:
+        upstream = await world.add(http("s", dual.url, era="legacy"))
+        assert upstream.revision == "2025-11-25"
+        assert await ask(world, client="a", **MODERN) == "accept Ada"
+
+        await world.servers.apply([])
+        upstream = await world.add(http("s", dual.url, era="modern"))
+        spoken = await text(world, "s.spoken", client="a", **HANDSHAKE)
+        assert spoken.startswith("2026-07-28") and len(upstream.personal) == 0
+
+        with pytest.raises(
+            AssertionError, match='does not speak 2026-07-28; set its era to "auto"'
+        ):
+            await world.add(Scripted(short_tmp, "legacy", {}).entry(era="modern"))
+
+
+@pytest.mark.promise("B13")
+async def test_a_server_of_the_modern_era_alone_is_asked_for_a_handshake_once(
+    short_tmp: Path,
+) -> None:
+    done = {"resultType": "complete", "content": []}
+    server = Scripted(short_tmp, "modern", {"tools/call": done})
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        for _ in range(2):
+            assert (await world.call("s.t", client="a", **HANDSHAKE)).questions is None
+        assert len(server.sent("initialize")) == 1 and len(upstream.personal) == 0
+        calls = server.sent("tools/call")
+        declared = "io.modelcontextprotocol/clientCapabilities"
+        assert [one["params"]["_meta"][declared]["roots"] for one in calls] == [{}, {}]
+
+
+@pytest.mark.promise("B13")
+async def test_nobody_is_asked_by_a_server_that_is_configured_not_to(
+    short_tmp: Path, dual: HttpPeer
+) -> None:
+    async with ground(short_tmp) as world:
+        upstream = await world.add(http("s", dual.url, era="legacy", interactive=False))
+        for _ in range(2):
+            with pytest.raises(HubError, match="interactive = false") as raised:
+                await world.call("s.ask", client="a", **HANDSHAKE)
+            assert not isinstance(raised.value, NeedsInput)
+        assert len(upstream.personal) == 0
