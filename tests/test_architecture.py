@@ -81,7 +81,7 @@ HOMES: dict[str, set[str]] = {
     },
     "cryptography": {"dragoman.a2a.signing"},
     "google.protobuf": {"dragoman.a2a.grpc_types", "dragoman.a2a.grpc_tables"},
-    "grpc": {"dragoman.a2a.grpc_server"},
+    "grpc": {"dragoman.a2a.grpc_client", "dragoman.a2a.grpc_server"},
     "uvloop": {"dragoman.process", "dragoman.mcp.relay"},
     "sqlite3": {"dragoman.stores"},
     "urllib.request": {"dragoman.net", "dragoman.cli"},

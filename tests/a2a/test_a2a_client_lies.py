@@ -231,8 +231,8 @@ async def test_an_agent_that_understands_nothing_is_told_of_clearly() -> None:
     assert len(agent.requests) < 30
 
 
-async def test_an_agent_that_only_speaks_grpc_is_told_of_clearly() -> None:
-    async with odd_agent(serving(lambda url: card_10("a:1", "GRPC:1.0"), lambda _: None)) as agent:
+async def test_an_agent_that_speaks_nothing_known_is_told_of_clearly() -> None:
+    async with odd_agent(serving(lambda url: card_10("a:1", "MQTT:1.0"), lambda _: None)) as agent:
         with pytest.raises(BadReply, match=r"and the hub speaks A2A 0\.1 to 1"):
             await client_for(agent).send(agent.url, SAID)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from random import getrandbits
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.a2a.card_reading import card_in
 from dragoman.a2a.dialects.ops import (
@@ -32,11 +33,18 @@ from dragoman.a2a.dialects.ops import (
     V03,
     V10,
 )
-from dragoman.a2a.discovery import Discovery, Found, Trust, is_same_origin, origin_of
-from dragoman.a2a.errors import METHOD_NOT_FOUND, UNSUPPORTED_OPERATION, A2aError
+from dragoman.a2a.discovery import LOOPBACK, Discovery, Found, Trust, is_same_origin, origin_of
+from dragoman.a2a.errors import (
+    METHOD_NOT_FOUND,
+    PERMISSION_DENIED,
+    UNAUTHENTICATED,
+    UNSUPPORTED_OPERATION,
+    A2aError,
+)
 from dragoman.a2a.hearing import EventStream, events, is_stream, one_event
 from dragoman.a2a.probing import Peer, settle
 from dragoman.a2a.ways import (
+    GRPC,
     HTTP_JSON,
     JSON_TYPE,
     JSONRPC,
@@ -49,13 +57,16 @@ from dragoman.a2a.ways import (
     words_in,
     written,
 )
-from dragoman.core.errors import BadReply, HubError, TimedOut
+from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 from dragoman.core.pace import PER_SECOND, Pace
-from dragoman.core.ports import FixedHeaders, HttpClient, Reply
+from dragoman.core.ports import AddressFinder, FixedHeaders, HttpClient, Reply
 from dragoman.core.trace import headers_of
 from dragoman.core.urls import render_origin
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
+
+if TYPE_CHECKING:
+    from dragoman.a2a.grpc_client import GrpcChannels
 
 SECONDS = 30.0
 PROBE_SECONDS = 10.0
@@ -63,6 +74,7 @@ MAX_PEERS = 256
 AT_ONCE: Mapping[str, Any] = {"returnImmediately": True}
 """The configuration of a message whose task is to be told of as soon as it has a name."""
 AUTO, SEED_WIRE = "auto", "seed"
+TLS = ("https", "https")
 
 NOTHING: Mapping[str, str] = {}
 
@@ -99,6 +111,7 @@ class A2aClient:
         """What goes with every message to these addresses, with extensions and without."""
         self._discover = Discovery(http, self._headers, registered, timeout, trust)
         self._peers: OrderedDict[str, Peer] = OrderedDict()
+        self._channels: GrpcChannels | None = None
         self._pace = Pace(events_per_second)
 
     # --- finding it ----------------------------------------------------------------------------
@@ -314,6 +327,11 @@ class A2aClient:
         while True:
             way = peer.way or await self._settle(peer)
             try:
+                if way.binding == GRPC:
+                    seconds = timeout or self.timeout
+                    return EventStream(
+                        await self._ask_grpc(way, op, request, seconds, more, streamed=True)
+                    )
                 reply = await self._exchange(way, op, request, timeout or self.timeout, more)
                 if not is_stream(reply):
                     data = await reply.body.read(MAX_BYTES)
@@ -361,9 +379,63 @@ class A2aClient:
         timeout: float | None = None,
         more: Mapping[str, str] = NOTHING,
     ) -> Any:
+        if way.binding == GRPC:
+            return await self._ask_grpc(way, op, request, timeout or self.timeout, more)
         until = monotonic() + (timeout or self.timeout)
         reply = await self._exchange(way, op, request, timeout or self.timeout, more)
         return await self._heard(way, op, reply, until)
+
+    # --- gRPC -------------------------------------------------------------------------------------
+
+    async def _ask_grpc(
+        self,
+        way: Way,
+        op: str,
+        request: Mapping[str, Any],
+        timeout: float,
+        more: Mapping[str, str],
+        *,
+        streamed: bool = False,
+    ) -> Any:
+        """The answer to one operation, or the events of one that is `streamed`."""
+        http = self._http
+        if not isinstance(http, AddressFinder):
+            raise Unreachable(f"{way} cannot be reached from here", sent=False)
+        channels = self._channels
+        if channels is None:
+            # It needs an extra, and takes longer to load than others should wait.
+            loaded = await asyncio.to_thread(import_module, "dragoman.a2a.grpc_client")
+            channels = self._channels = self._channels or loaded.GrpcChannels(http.find_addresses)
+        headers = {} if self._origin is None or self._withheld(way) else dict(self._headers)
+        headers |= {"a2a-version": way.version, **more}
+        message = request.get("message")
+        if isinstance(message, dict) and "extensions" in message and way.version == V10:
+            headers["a2a-extensions"] = ",".join(message["extensions"])
+        headers = http.fill(self._with_extensions(way, headers))
+        try:
+            if streamed:
+                return await channels.stream(way, op, request, headers, timeout, self._pace)
+            return await channels.ask(way, op, request, headers, timeout)
+        except A2aError as error:
+            if error.reason in (UNAUTHENTICATED, PERMISSION_DENIED) and self._withheld(way):
+                raise self._withheld_refusal(way, error.row.http) from None
+            raise
+
+    def _withheld_refusal(self, way: Way, status: int) -> HttpStatus:
+        return HttpStatus(
+            f"{way} wants credentials (HTTP {status}), and those registered for "
+            f'"{render_origin(self._registered)}" are not sent to another origin; '
+            "register the agent by the address that its card names, if that is meant",
+            status,
+        )
+
+    async def close(self) -> None:
+        """Ends the connections that are its own; those over HTTP are the hub's."""
+        channels, self._channels = self._channels, None
+        if channels is not None:
+            await channels.close()
+
+    # --- HTTP -------------------------------------------------------------------------------------
 
     async def _heard(self, way: Way, op: str, reply: Reply, until: float) -> Any:
         """The one answer that was asked for, which comes by then: a stream is no answer as long as
@@ -407,12 +479,7 @@ class A2aClient:
             reply = await self._send(way, written(way, op, request, other=True), timeout, more)
         if reply.status in (401, 403) and self._withheld(way):
             reply.body.close()
-            raise HttpStatus(
-                f"{way} wants credentials (HTTP {reply.status}), and those registered for "
-                f'"{render_origin(self._registered)}" are not sent to another origin; '
-                "register the agent by the address that its card names, if that is meant",
-                reply.status,
-            )
+            raise self._withheld_refusal(way, reply.status)
         return reply
 
     async def _send(
@@ -437,7 +504,15 @@ class A2aClient:
         return headers
 
     def _withheld(self, way: Way) -> bool:
-        return bool(self._headers) and not is_same_origin(origin_of(way.url), self._origin)
+        """gRPC has a port of its own: there the host counts, which TLS proves, or which is this
+        machine."""
+        if not self._headers:
+            return False
+        origin, own = origin_of(way.url), self._origin
+        if way.binding != GRPC or origin is None or own is None:
+            return not is_same_origin(origin, own)
+        local = origin.host in LOOPBACK and own.host in LOOPBACK
+        return not local and (origin.host != own.host or (origin.scheme, own.scheme) != TLS)
 
 
 def _bare(way: Way) -> Way:

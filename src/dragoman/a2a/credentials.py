@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
-from dragoman.core.ports import HttpClient, Reply
+from dragoman.core.ports import AddressFinder, HttpClient, Reply
 
 MAX_FILE_BYTES = 8 * 1024
 HELD = "(held)"
@@ -180,10 +180,25 @@ class Filled:
     ) -> Reply:
         if self._names.isdisjoint(headers):
             return await self._http.request(method, url, headers, body, timeout=timeout)
-        try:
-            values = self._credentials.values()
-        except ConfigError as error:
-            raise Unreachable(str(error), sent=False) from None
+        values = self._values()
         headers = {name: values.get(name, value) for name, value in headers.items()}
         reply = await self._http.request(method, url, headers, body, timeout=timeout)
         return replace(reply, secrets=tuple(values.values()))
+
+    def _values(self) -> dict[str, str]:
+        try:
+            return self._credentials.values()
+        except ConfigError as error:
+            raise Unreachable(str(error), sent=False) from None
+
+    async def find_addresses(self, url: str, timeout: float) -> list[str]:
+        """Implements `ports.AddressFinder`."""
+        if not isinstance(self._http, AddressFinder):
+            raise Unreachable("there is no way out for gRPC here", sent=False)
+        return await self._http.find_addresses(url, timeout)
+
+    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+        if self._names.isdisjoint(headers):
+            return dict(headers)
+        values = self._values()
+        return {name: values.get(name, value) for name, value in headers.items()}

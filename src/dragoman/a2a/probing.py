@@ -20,10 +20,10 @@ from dragoman.a2a.errors import (
     UNAUTHENTICATED,
     A2aError,
 )
-from dragoman.a2a.ways import HTTP_JSON, JSONRPC, PATHS, SEED, HttpStatus, NotTaken, Way
+from dragoman.a2a.ways import GRPC, HTTP_JSON, JSONRPC, PATHS, SEED, HttpStatus, NotTaken, Way
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 
-SPOKEN = "A2A 0.1 to 1.x over JSON-RPC and HTTP+JSON"
+SPOKEN = "A2A 0.1 to 1.x over JSON-RPC and HTTP+JSON, and 0.3 and 1.x over gRPC"
 MAX_WAYS = 24
 MAX_FINDINGS = 20
 
@@ -80,9 +80,10 @@ class Peer:
 
 def ways_of(found: Found) -> list[Way]:
     """What the card declares, in its order (8.3.2: the first that is known), then guesses."""
-    declared = list(_declared(found.card))
+    # gRPC last: its addresses are of another port, which the rules for addresses may not allow.
+    declared = sorted(_declared(found.card, found.url), key=lambda way: way.binding == GRPC)
     urls = list(dict.fromkeys([way.url for way in declared if way.binding == JSONRPC]))
-    urls += [way.url for way in declared if way.url not in urls]
+    urls += [way.url for way in declared if way.url not in urls and way.binding != GRPC]
     if declared or not found.card.get("supportedInterfaces"):
         urls += [url for url in (found.asked,) if url.rstrip("/") not in _bare(urls)]
     guesses = [Way(JSONRPC, version, url) for url in urls for version in (V10, V03, V01)]
@@ -96,7 +97,7 @@ def _bare(urls: list[str]) -> set[str]:
     return {url.rstrip("/") for url in urls}
 
 
-def _declared(card: Mapping[str, Any]) -> Iterator[Way]:
+def _declared(card: Mapping[str, Any], found_at: str) -> Iterator[Way]:
     interfaces = card.get("supportedInterfaces")
     for entry in interfaces[:MAX_WAYS] if isinstance(interfaces, list) else []:
         if not isinstance(entry, dict):
@@ -104,10 +105,27 @@ def _declared(card: Mapping[str, Any]) -> Iterator[Way]:
         url, tenant = entry.get("url"), entry.get("tenant")
         version = _known_version(entry.get("protocolVersion"))
         binding = str(entry.get("protocolBinding", "")).upper()
-        if binding not in (JSONRPC, HTTP_JSON) or version is None:
+        if binding not in (JSONRPC, HTTP_JSON, GRPC) or version is None:
             continue
+        if binding == GRPC:
+            if version == V01 or not isinstance(url, str):
+                continue
+            url = grpc_url(url, found_at)
         if isinstance(url, str) and origin_of(url) is not None:
             yield Way(binding, version, url, tenant if isinstance(tenant, str) else "", True)
+
+
+def grpc_url(said: str, found_at: str) -> str:
+    """An address of gRPC as a URL: cards have `host:port`, or a scheme of many kinds. Where they do
+    not say whether it has TLS, it has it at port 443, and where the card itself was had by it."""
+    scheme, mark, rest = said.rpartition("://")
+    authority = (rest if mark else said.removeprefix("dns:")).lstrip("/").partition("/")[0]
+    scheme = scheme.lower()
+    if scheme not in ("http", "grpc", "https", "grpcs"):
+        secure = authority.endswith(":443") or found_at.startswith("https:")
+    else:
+        secure = scheme in ("https", "grpcs")
+    return f"{'https' if secure else 'http'}://{authority}"
 
 
 def _known_version(said: Any) -> str | None:

@@ -168,6 +168,7 @@ class RemoteAgent:
         self.withdraw("it was stopped")
         self.state = "stopped"
         await self._following.close()
+        await self.client.close()
 
     def snapshot(self) -> dict[str, Any]:
         peer = self.peer

@@ -36,6 +36,8 @@ from dragoman.wire import rpc
 from dragoman.wire.json import Malformed, decode_reply, encode
 
 JSONRPC, HTTP_JSON = "JSONRPC", "HTTP+JSON"
+GRPC = "GRPC"
+"""Its address is an http:// or https:// one, without TLS and with it."""
 PATHS = "JSON-RPC by path"
 """0.1 as python-a2a has it: the body is JSON-RPC, the method stands in the path too."""
 SEED = "tasks/send"
@@ -58,7 +60,7 @@ class Way(NamedTuple):
 
     @property
     def streams(self) -> bool:
-        return self.binding in (JSONRPC, HTTP_JSON) and self.version != SEED_03
+        return self.binding in (JSONRPC, HTTP_JSON, GRPC) and self.version != SEED_03
 
     def __str__(self) -> str:
         return self.describe(render_origin(self.url))
@@ -222,7 +224,7 @@ def is_final(way: Way, op: str, value: Any) -> bool:
 
 
 def _opened(way: Way, op: str, value: Any) -> Any:
-    if way.binding == HTTP_JSON:
+    if way.binding in (HTTP_JSON, GRPC):
         return value
     if isinstance(value, dict) and "result" in value:
         return value["result"]

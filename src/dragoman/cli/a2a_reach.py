@@ -91,7 +91,10 @@ async def _outside(target: str, options: Options, work: Callable[[Agent], Awaita
             registered=target,
             extensions=options.extensions,
         )
-        return await work(Agent(client, target, target))
+        try:
+            return await work(Agent(client, target, target))
+        finally:
+            await client.close()
     finally:
         await net.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dragoman.core.principal import Principal
 from dragoman.core.record import record
@@ -328,6 +328,18 @@ class HttpClient(Protocol):
         what is no HTTP, `InvalidInput` for headers that cannot be sent. `Unreachable.sent` tells
         whether anything may have left. The time holds for `read` too; whoever takes `chunks` keeps
         the time himself."""
+
+
+@runtime_checkable
+class AddressFinder(Protocol):
+    """A way out that also serves protocols which bring their own connections, under its rules."""
+
+    async def find_addresses(self, url: str, timeout: float) -> list[str]:
+        """The IP addresses that may be dialled for `url`; to look it up again could lead elsewhere.
+        Raises `Unreachable`."""
+
+    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """The headers with the values of credentials in the place of their references."""
 
 
 JSON_HEADERS = [(b"content-type", b"application/json")]

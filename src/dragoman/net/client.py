@@ -17,7 +17,14 @@ from dragoman.core.ports import Reply
 from dragoman.core.urls import render_origin
 from dragoman.net.addresses import Verdict, judge
 from dragoman.net.connection import Exchange
-from dragoman.net.dialing import Reach, Resolve, judged, system_resolve
+from dragoman.net.dialing import (
+    CONNECT_SECONDS,
+    Reach,
+    Resolve,
+    judged,
+    permitted,
+    system_resolve,
+)
 from dragoman.net.headers import encode, harmless
 from dragoman.net.pool import Pool
 from dragoman.net.urls import LOOPBACK, BadUrl, Origin, Url, join, parse
@@ -35,7 +42,7 @@ class Client:
     """Connections are shared by all that reach the same origin under the same rule."""
 
     def __init__(self, resolve: Resolve = system_resolve) -> None:
-        self._resolve = resolve
+        self.resolve = resolve
         # A pool lives as long as somebody has a route to it or it has a connection.
         self._pools: WeakValueDictionary[tuple[Origin, Reach], Pool] = WeakValueDictionary()
         self._context: ssl.SSLContext | None = None
@@ -58,7 +65,7 @@ class Client:
         it would, or leads nowhere yet. To which address a name leads is not told."""
         reach = Reach.PRIVATE if allow_private else Reach.PUBLIC
         try:
-            judgements = await judged(parse(url), self._resolve)
+            judgements = await judged(parse(url), self.resolve)
         except BadUrl as problem:
             return f"cannot be used: {problem}"
         except (OSError, UnicodeError):
@@ -80,7 +87,7 @@ class Client:
     def pool(self, url: Url, reach: Reach) -> Pool:
         pool = self._pools.get((url.origin, reach))
         if pool is None:
-            pool = self._pools[url.origin, reach] = Pool(reach, self._resolve, self._tls)
+            pool = self._pools[url.origin, reach] = Pool(reach, self.resolve, self._tls)
             if self._closed:
                 pool.close()
         return pool
@@ -142,6 +149,19 @@ class Outlet:
         if exchange.status in _MOVED and self._follows:
             exchange = await self._follow(route, exchange, headers, body, timeout, deadline)
         return Reply(exchange.status, exchange.headers, exchange)
+
+    async def find_addresses(self, url: str, timeout: float) -> list[str]:
+        """Implements `ports.AddressFinder`."""
+        try:
+            parsed = parse(url)
+        except BadUrl as problem:
+            message = f'will not connect to "{render_origin(url)}": {problem}'
+            raise Unreachable(message, sent=False) from None
+        seconds = min(timeout, CONNECT_SECONDS)
+        return await permitted(parsed, self._reach(parsed), self._client.resolve, seconds)
+
+    def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
+        return dict(headers)
 
     async def _send(
         self, route: Route, headers: Mapping[str, str], body: bytes, timeout: float, deadline: float

@@ -94,6 +94,18 @@ async def judged(url: Url, resolve: Resolve) -> dict[str, Judgement]:
     return {address: judge(address) for address in addresses}
 
 
+async def permitted(url: Url, reach: Reach, resolve: Resolve, seconds: float) -> list[str]:
+    """The addresses that may be dialled for `url`. What it raises says `sent=False`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await _permitted(url, reach, resolve)
+    except TimeoutError:
+        problem = f"its name was not looked up within {seconds:.2g} s"
+    except (OSError, UnicodeError) as error:
+        problem = _in_words(error)
+    raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
+
+
 async def _permitted(url: Url, reach: Reach, resolve: Resolve) -> list[str]:
     judgements = await judged(url, resolve)
     for address, judgement in judgements.items():

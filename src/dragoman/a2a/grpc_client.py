@@ -1,0 +1,373 @@
+"""Agents that are spoken to over gRPC, 1.0 and 0.3: a request's bytes out, its answer's bytes in.
+
+Importing this needs the extra `grpc`; a hub whose agents offer something else does not load it.
+gRPC brings its own HTTP/2. So that the hub's rules for addresses hold all the same, the way out
+over HTTP finds and judges the addresses, and a channel goes to those and looks nothing up itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlsplit
+
+from dragoman.a2a.dialects import ops, v03, v10
+from dragoman.a2a.errors import (
+    DOMAIN,
+    INTERNAL,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED,
+    TABLE,
+    TASK_NOT_FOUND,
+    UNAUTHENTICATED,
+    UNSUPPORTED_OPERATION,
+    VERSION_NOT_SUPPORTED,
+    A2aError,
+)
+from dragoman.a2a.hearing import MAX_EVENTS, MAX_STREAM, TURN, Events, is_last, task_id_in
+from dragoman.a2a.ways import NotTaken, Way, is_final
+from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.core.pace import Pace
+from dragoman.core.urls import hide_secrets
+
+# As on the hub's own port: children need nothing of gRPC, and its own lines say nothing new.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+try:
+    import grpc  # type: ignore[import-untyped]
+    import grpc.aio  # type: ignore[import-untyped]
+
+    from dragoman.a2a.grpc_tables import METHODS_03, METHODS_10, SERVICE, V03, V10, Method
+    from dragoman.a2a.grpc_types import (
+        MAX_BYTES,
+        SMALL,
+        TYPES_03,
+        TYPES_10,
+        TYPES_RPC,
+        NotAMessage,
+        Types,
+    )
+except ImportError as error:
+    raise Unreachable(
+        f'the agent is reached over gRPC, which needs the package "{error.name}": run '
+        "pip install 'dragoman-hub[grpc]'",
+        sent=False,
+    ) from None
+
+MAX_CHANNELS = 8
+MAX_WORDS = 1_000
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+FindAddresses = Callable[[str, float], Awaitable[list[str]]]
+"""A URL and seconds in, the addresses that may be dialled for it out. Raises `Unreachable`."""
+
+
+class _Service(NamedTuple):
+    name: str
+    types: Types
+    methods: Mapping[str, tuple[str, Method]]
+    """By operation: the name that the service has for it, and its types."""
+    result_in: Callable[[str, Any], Any]
+    event_in: Callable[[Any], dict[str, Any]]
+
+
+def _by_op(methods: Mapping[str, Method]) -> dict[str, tuple[str, Method]]:
+    return {method.op: (name, method) for name, method in methods.items()}
+
+
+SERVICES = {
+    ops.V10: _Service(
+        f"{V10}.{SERVICE}", TYPES_10, _by_op(METHODS_10), v10.result_in, v10.event_in
+    ),
+    ops.V03: _Service(
+        f"{V03}.{SERVICE}", TYPES_03, _by_op(METHODS_03), v03.rest_result_in, v03.rest_event_in
+    ),
+}
+_NAMES_03 = {
+    v03.rest_error_out(A2aError(reason, ""))[1]["error"]: reason for reason in reversed(list(TABLE))
+}
+"""The reason of each error that 0.3 puts by name before its words."""
+_REASONS = {
+    grpc.StatusCode.NOT_FOUND: TASK_NOT_FOUND,
+    grpc.StatusCode.INVALID_ARGUMENT: INVALID_PARAMS,
+    grpc.StatusCode.FAILED_PRECONDITION: UNSUPPORTED_OPERATION,
+    grpc.StatusCode.UNAUTHENTICATED: UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: RESOURCE_EXHAUSTED,
+}
+
+
+class GrpcChannels:
+    """The channels to one agent, each to the judged addresses of one origin."""
+
+    def __init__(self, find_addresses: FindAddresses) -> None:
+        self._find = find_addresses
+        self._open: OrderedDict[str, Any] = OrderedDict()
+
+    async def close(self) -> None:
+        channels = list(self._open.values())
+        self._open.clear()
+        for channel in channels:
+            await channel.close()
+
+    async def ask(
+        self,
+        way: Way,
+        op: str,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        timeout: float,
+    ) -> Any:
+        """The answer to one operation, in the words of 1.0."""
+        service, name, method = _method(way, op)
+        data = _written(way, service, method, request)
+        channel = await self._channel(way, timeout)
+        send = channel.unary_unary(f"/{service.name}/{name}")
+        try:
+            answer = await send(data, timeout=timeout, metadata=_metadata(headers))
+        except grpc.aio.AioRpcError as error:
+            await self._fail(way, op, error, headers, timeout)
+        return _result(way, op, service.result_in, op, await _read(way, service, method, answer))
+
+    async def stream(
+        self,
+        way: Way,
+        op: str,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        timeout: float,
+        pace: Pace,
+    ) -> Events:
+        """The events of one operation. `timeout` is for the stream to begin."""
+        service, name, method = _method(way, op)
+        data = _written(way, service, method, request)
+        channel = await self._channel(way, timeout)
+        call = channel.unary_stream(f"/{service.name}/{name}")(data, metadata=_metadata(headers))
+        try:
+            async with asyncio.timeout(timeout):
+                await call.initial_metadata()
+                if call.done() and await call.code() is not grpc.StatusCode.OK:
+                    await self._fail(way, op, await _error_of(call), headers, timeout)
+        except TimeoutError:
+            call.cancel()
+            raise TimedOut(f'"{op}" in {way} was not answered within {timeout:g} s') from None
+        except grpc.aio.AioRpcError as error:
+            await self._fail(way, op, error, headers, timeout)
+        except BaseException:
+            call.cancel()
+            raise
+        return self._events(way, op, service, method, call, headers, pace)
+
+    async def _events(
+        self,
+        way: Way,
+        op: str,
+        service: _Service,
+        method: Method,
+        call: Any,
+        headers: Mapping[str, str],
+        pace: Pace,
+    ) -> Events:
+        own, count, size = "", 0, 0
+        try:
+            async for data in call:
+                count, size = count + 1, size + len(data)
+                if size > MAX_STREAM or count > MAX_EVENTS:
+                    raise BadReply(
+                        f"{way} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
+                    )
+                plain = await _read(way, service, method, data)
+                event = _result(way, op, service.event_in, plain)
+                task = task_id_in(event)
+                own = own or task
+                if task and task != own:
+                    continue
+                yield None, event
+                if is_last(event) or is_final(way, op, plain):
+                    return
+                if count % TURN == 0:
+                    await asyncio.sleep(pace.pause(TURN))
+        except grpc.aio.AioRpcError as error:
+            await self._fail(way, op, error, headers, 0.0)
+        finally:
+            call.cancel()
+
+    # --- channels ---------------------------------------------------------------------------------
+
+    async def _channel(self, way: Way, timeout: float) -> Any:
+        channel = self._open.get(way.url)
+        if channel is None:
+            addresses = await self._find(way.url, timeout)
+            channel = self._open.get(way.url)  # another call may have opened it meanwhile
+        if channel is None:
+            channel = self._open[way.url] = _dialled(way.url, addresses)
+        self._open.move_to_end(way.url)
+        while len(self._open) > MAX_CHANNELS:
+            _, oldest = self._open.popitem(last=False)
+            await oldest.close()
+        return channel
+
+    async def _fail(
+        self, way: Way, op: str, error: Any, headers: Mapping[str, str], timeout: float
+    ) -> NoReturn:
+        """Raises what the status of a call stands for."""
+        code = error.code()
+        words = " ".join(str(error.details() or code.name).split())[:MAX_WORDS]
+        words = hide_secrets(words, way.url, headers.values())
+        asked = f'"{op}" in {way}'
+        if code is grpc.StatusCode.UNAVAILABLE:
+            channel = self._open.pop(way.url, None)  # its addresses may be others by now
+            if channel is not None:
+                await channel.close()
+            raise Unreachable(
+                f"{asked} could not be asked: {words}", sent="failed to connect" not in words
+            ) from None
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise TimedOut(f"{asked} was not answered within {timeout:g} s") from None
+        if code is grpc.StatusCode.CANCELLED:
+            raise Unreachable(f"{asked} was ended by the agent: {words}") from None
+        reason, words = _reason_of(error, words)
+        if code is grpc.StatusCode.UNIMPLEMENTED or reason in (
+            METHOD_NOT_FOUND,
+            VERSION_NOT_SUPPORTED,
+        ):
+            raise NotTaken(f"{asked} is unknown there: {words[:300]}") from None
+        raise A2aError(reason, words) from None
+
+
+def _dialled(url: str, addresses: list[str]) -> Any:
+    """A channel to addresses of one family, which is what gRPC takes."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    four = [address for address in addresses if ":" not in address]
+    if four:
+        target = "ipv4:" + ",".join(f"{address}:{port}" for address in four)
+    else:
+        target = "ipv6:" + ",".join(f"[{address}]:{port}" for address in addresses)
+    options = [*OPTIONS, ("grpc.default_authority", parts.netloc)]
+    if parts.scheme != "https":
+        return grpc.aio.insecure_channel(target, options=options)
+    options.append(("grpc.ssl_target_name_override", parts.hostname or ""))
+    return grpc.aio.secure_channel(target, _trusted(), options=options)
+
+
+@cache
+def _trusted() -> Any:
+    """The authorities that the hub trusts over HTTPS."""
+    held = ssl.create_default_context().get_ca_certs(binary_form=True)
+    roots = "".join(ssl.DER_cert_to_PEM_cert(one) for one in held).encode()
+    return grpc.ssl_channel_credentials(roots or None)
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def _method(way: Way, op: str) -> tuple[_Service, str, Method]:
+    service = SERVICES[way.version]
+    if op not in service.methods:
+        raise A2aError(METHOD_NOT_FOUND, f'"{op}" is unknown in {way}')
+    name, method = service.methods[op]
+    return service, name, method
+
+
+def _written(way: Way, service: _Service, method: Method, request: Mapping[str, Any]) -> bytes:
+    held = {name: value for name, value in request.items() if value is not None}
+    held.pop(ops.TASK_ID, None)
+    if way.tenant:
+        held["tenant"] = way.tenant
+    plain = (
+        v10.params_out(method.op, held)[1] if way.version == ops.V10 else _plain_03(method, held)
+    )
+    try:
+        return service.types.write(method.asks, plain)
+    except NotAMessage as problem:
+        raise A2aError(INVALID_PARAMS, str(problem)) from None
+
+
+def _plain_03(method: Method, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """0.3 names what a request is about in one word."""
+    op = method.op
+    body = v03.rest_request_out(op, request)[3]
+    if op in (ops.SEND, ops.STREAM, ops.PUSH_SET):
+        return body or {}
+    task = f"tasks/{request.get('taskId') or request.get('id', '')}"
+    if op == ops.PUSH_LIST:
+        return {"parent": task}
+    if op in (ops.PUSH_GET, ops.PUSH_DELETE):
+        return {"name": f"{task}/pushNotificationConfigs/{request.get('id', '')}"}
+    length = request.get("historyLength")
+    return {"name": task} if length is None else {"name": task, "historyLength": length}
+
+
+async def _read(way: Way, service: _Service, method: Method, data: bytes) -> dict[str, Any]:
+    try:
+        if len(data) <= SMALL:
+            return service.types.read(method.answers, data)
+        return await asyncio.to_thread(service.types.read, method.answers, data)
+    except NotAMessage as problem:
+        raise BadReply(f"{way} answered with what is no message: {problem}") from None
+
+
+def _result(way: Way, op: str, read: Callable[..., Any], *value: Any) -> Any:
+    try:
+        return read(*value)
+    except A2aError as problem:
+        raise BadReply(f'"{op}" in {way} was not answered: {problem.message}') from None
+
+
+def _metadata(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(name.lower(), value) for name, value in headers.items()]
+
+
+async def _error_of(call: Any) -> Any:
+    return grpc.aio.AioRpcError(
+        await call.code(),
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        details=await call.details(),
+    )
+
+
+def _reason_of(error: Any, words: str) -> tuple[str, str]:
+    """Which error of A2A a status is: by its details, by the name that 0.3 begins with, by its
+    code."""
+    for name, value in error.trailing_metadata() or ():
+        if name == "grpc-status-details-bin" and (found := _reason_in(value)):
+            return found, words
+    name, colon, rest = words.partition(":")
+    if colon and name in _NAMES_03:
+        return _NAMES_03[name], rest.strip()
+    return _REASONS.get(error.code(), INTERNAL), words
+
+
+def _reason_in(status: Any) -> str:
+    if not isinstance(status, bytes):
+        return ""
+    try:
+        for detail in TYPES_RPC.read("Status", status).get("details", ()):
+            if str(detail.get("typeUrl", "")).endswith("google.rpc.ErrorInfo"):
+                info = TYPES_RPC.read("ErrorInfo", b64decode(detail.get("value", "")))
+                if info.get("domain") == DOMAIN and info.get("reason") in TABLE:
+                    return str(info["reason"])
+    except (NotAMessage, ValueError):
+        pass
+    return ""

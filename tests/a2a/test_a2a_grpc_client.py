@@ -1,0 +1,178 @@
+"""The client's side of gRPC: where it connects, whom it trusts, and what an agent's errors are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.types.a2a_pb2_grpc import A2AServiceServicer, add_A2AServiceServicer_to_server
+from tests.a2a.odd_agent import WELL_KNOWN, Request, card_10, odd_agent
+from tests.net.raw_server import a_client
+from tests.net.test_http_tls import certificate
+
+from dragoman.a2a import grpc_client
+from dragoman.a2a.client import A2aClient, text_message
+from dragoman.a2a.errors import A2aError
+from dragoman.a2a.probing import grpc_url
+from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.net.dialing import Resolve
+
+SAID = {"message": text_message("hi")}
+
+Handle = Callable[[Any], Any]
+
+
+class Servicer(A2AServiceServicer):  # type: ignore[misc]
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    async def SendMessage(self, request: Any, context: Any) -> Any:
+        return await self.handle(context)
+
+    async def GetTask(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such task")
+
+
+async def words(context: Any) -> Any:
+    return pb.SendMessageResponse(
+        message=pb.Message(message_id="m", role=pb.ROLE_AGENT, parts=[pb.Part(text="hello")])
+    )
+
+
+@asynccontextmanager
+async def served(handle: Handle, credentials: Any = None) -> AsyncIterator[int]:
+    server = grpc.aio.server()
+    add_A2AServiceServicer_to_server(Servicer(handle), server)
+    where = "127.0.0.1:0"
+    if credentials is None:
+        port = server.add_insecure_port(where)
+    else:
+        port = server.add_secure_port(where, credentials)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def client_of(
+    address: str, *, private: bool = True, resolve: Resolve | None = None
+) -> AsyncIterator[tuple[A2aClient, str]]:
+    def handle(request: Request) -> None:
+        if request.path == WELL_KNOWN:
+            request.reply(200, card_10(address, "GRPC:1.0"))
+        else:
+            request.reply(404, {})
+
+    async with odd_agent(handle) as agent, a_client(resolve) if resolve else a_client() as net:
+        http = net.reaching(agent.url, allow_private=private)
+        client = A2aClient(http, timeout=5, registered=agent.url)
+        try:
+            yield client, agent.url
+        finally:
+            await client.close()
+
+
+def text_in(answer: Any) -> str:
+    return str(answer["message"]["parts"][0]["text"])
+
+
+async def test_names_are_looked_up_by_the_hub_and_every_address_is_judged() -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return {"good.test": ["127.0.0.1"], "metadata.test": ["169.254.169.254"]}[host]
+
+    async with served(words) as port:
+        async with client_of(f"good.test:{port}", resolve=resolve) as (client, url):
+            assert text_in(await client.send(url, SAID)) == "hello"
+        async with client_of(f"metadata.test:{port}", resolve=resolve) as (client, url):
+            with pytest.raises(Unreachable, match=r"169\.254\.169\.254") as caught:
+                await client.send(url, SAID)
+            assert not caught.value.sent
+        async with client_of(f"127.0.0.1:{port}", private=False) as (client, url):
+            with pytest.raises(Unreachable, match="allow_private = true"):
+                await client.send(url, SAID)
+
+
+async def test_tls_is_verified_by_the_name_in_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    certificate(tmp_path, "good.test")
+    pair = (tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    grpc_client._trusted.cache_clear()
+    try:
+        async with served(words, grpc.ssl_server_credentials([pair])) as port:
+            async with client_of(f"grpcs://good.test:{port}", resolve=resolve) as (client, url):
+                assert text_in(await client.send(url, SAID)) == "hello"
+            async with client_of(f"grpcs://other.test:{port}", resolve=resolve) as (client, url):
+                with pytest.raises(Unreachable):
+                    await client.send(url, SAID)
+    finally:
+        grpc_client._trusted.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, A2aError),
+        (grpc.StatusCode.INTERNAL, A2aError),
+        (grpc.StatusCode.UNAVAILABLE, Unreachable),
+        (grpc.StatusCode.CANCELLED, Unreachable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, TimedOut),
+        (grpc.StatusCode.UNIMPLEMENTED, A2aError),
+    ],
+)
+async def test_a_status_is_the_error_it_stands_for(code: Any, kind: type[Exception]) -> None:
+    async def fail(context: Any) -> None:
+        await context.abort(code, "because of this")
+
+    async with served(fail) as port, client_of(f"127.0.0.1:{port}") as (client, url):
+        with pytest.raises(kind) as caught:
+            await client.send(url, SAID)
+        if isinstance(caught.value, Unreachable):
+            assert caught.value.sent, "it may have been done"
+
+
+async def test_an_agent_that_does_not_answer_or_says_too_much_is_given_up() -> None:
+    large = False
+
+    async def hang(context: Any) -> Any:
+        if not large:
+            await asyncio.Event().wait()
+        text = "x" * (11 << 20)
+        message = pb.Message(message_id="m", role=pb.ROLE_AGENT, parts=[pb.Part(text=text)])
+        return pb.SendMessageResponse(message=message)
+
+    async with served(hang) as port, client_of(f"127.0.0.1:{port}") as (client, url):
+        with pytest.raises(TimedOut):
+            await client.send(url, SAID, timeout=0.2)
+        large = True
+        with pytest.raises((A2aError, BadReply), match="larger than max"):
+            await client.send(url, SAID)
+
+
+@pytest.mark.parametrize(
+    ("said", "found_at", "url"),
+    [
+        ("a.example:50051", "http://a.example/card", "http://a.example:50051"),
+        ("a.example:50051", "https://a.example/card", "https://a.example:50051"),
+        ("a.example:443", "http://a.example/card", "https://a.example:443"),
+        ("grpc://a.example:9000", "https://a.example/card", "http://a.example:9000"),
+        ("grpcs://a.example", "http://a.example/card", "https://a.example"),
+        ("dns:///a.example:9000", "http://a.example/card", "http://a.example:9000"),
+        ("[::1]:9000", "http://[::1]/card", "http://[::1]:9000"),
+        ("https://a.example:9000/x", "http://a.example/card", "https://a.example:9000"),
+    ],
+)
+def test_an_address_on_a_card_is_read_in_all_its_forms(said: str, found_at: str, url: str) -> None:
+    assert grpc_url(said, found_at) == url
