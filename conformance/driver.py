@@ -73,19 +73,13 @@ async def answer_roots(context: ClientRequestContext) -> types.ListRootsResult:
 def calls_of(scenario: str, tools: list[types.Tool]) -> list[tuple[str, dict[str, Any]]]:
     if scenario == "http-custom-headers":
         context = json.loads(os.environ["MCP_CONFORMANCE_CONTEXT"])
-        return [(call["name"], given(call["arguments"])) for call in context["toolCalls"]]
+        return [(call["name"], call["arguments"]) for call in context["toolCalls"]]
     if scenario == "http-invalid-tool-headers":
         return [(tool.name, example_for(tool.input_schema)) for tool in tools]
     if scenario == "json-schema-2020-12-preservation":
         schema = next(t.input_schema for t in tools if t.name == "json_schema_2020_12_tool")
         return [("json_schema_echo", {"schema": schema})]
     return CALLS.get(scenario, [])
-
-
-def given(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Without what is null: the tool's schema knows no null there, so a hub would refuse it. The
-    check is about what is null or left out."""
-    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def example_for(schema: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,9 @@ class Everybody:
     def decide(self, call: Call) -> Decision:
         return Decision(True, ("everybody",), "test")
 
+    def reads_arguments(self, tool: Tool) -> bool:
+        return False
+
     def lists(self, caller: Principal, tool: Tool) -> bool:
         return True
 

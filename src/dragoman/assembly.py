@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,7 @@ class Instance:
             self._connector,
             self.hub.offered,
             self.bus,
-            compile_schema,
+            partial(compile_schema, check=entry.check_arguments),
             self.config.limits.question_secs,
             asker=self.face,
         )

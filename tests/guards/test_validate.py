@@ -13,7 +13,13 @@ from dragoman.core.pipeline import compose
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import Tool, Validator, anything, tool_nowhere
 from dragoman.core.trace import new_trace
-from dragoman.guards.validate import MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES, Validate, compile_schema
+from dragoman.guards.validate import (
+    LENIENT,
+    MAX_SCHEMA_DEPTH,
+    MAX_SCHEMA_NODES,
+    Validate,
+    compile_schema,
+)
 
 
 def call_with(validate: Validator, arguments: Any) -> Call:
@@ -77,7 +83,6 @@ def test_a_schema_that_says_nothing_costs_nothing() -> None:
     "schema",
     [
         {"type": "object", "properties": {"a": {"type": "texty"}}},
-        {"type": "object", "properties": {"a": {"pattern": "("}}},
         {"type": "object", "required": "a"},
         {"type": "object", "properties": {"a": {"minLength": -1}}},
     ],
@@ -193,3 +198,92 @@ def test_what_is_wrong_with_a_deep_tree_or_a_long_list_is_said_at_once() -> None
     assert compile_schema(tree)({"kind": "x", "in": {"kind": "y"}}) is None
     assert "l/0" in (compile_schema(wide)({"l": list(range(100_000))}) or "")
     assert time.process_time() - begun < 3
+
+
+@pytest.mark.parametrize("pattern", [r"^\S+\Z", "^[^]*$", r"[\b]", "a{,3}", r"\k<q>", "("])
+def test_a_pattern_that_this_engine_cannot_read_is_left_to_the_server(pattern: str) -> None:
+    inner = {"type": "string", "pattern": pattern, "maxLength": 3}
+    for schema in (
+        {"type": "object", "properties": {"a": inner}},
+        {"type": "object", "$defs": {"x": inner}, "properties": {"a": {"$ref": "#/$defs/x"}}},
+    ):
+        validate = compile_schema(schema)
+        assert validate({"a": "a"}) is None
+        assert validate({"a": "abcd"}) is not None, "the rest of the schema holds"
+    named = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    assert compile_schema({"type": "object", **named})({"a": 1}) is None
+
+
+CONVERTED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    ({"type": "integer"}, ["1", " -3 ", "2.0", True], ["x", "1.5", 1.5, [1], {}, ""]),
+    ({"type": "number", "minimum": 2}, ["1.5", "-1e3", ".5", False], ["x", 1, [], "1,5"]),
+    ({"type": "boolean"}, ["true", "No", 0, 1, "OFF"], ["maybe", 2, []]),
+    ({"type": "string", "maxLength": 3}, [5, True, 1.5], ["long text", [], {}]),
+    ({"type": "array", "items": {"type": "integer"}}, ["[1, 2]", ["1"]], ["1, 2", 1, ["x"]]),
+    ({"type": "object", "properties": {"b": {"type": "integer"}}}, ['{"b": 1}', {"b": "1"}],
+     ["b=1", [], {"b": "x"}]),
+    ({"enum": [1, 2, True]}, ["1", "yes"], ["3", "x"]),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, ["1", "null"], ["x", []]),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["1"], ["x"]),
+    ({"$ref": "#/$defs/n"}, ["7"], ["seven"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "taken", "refused"), CONVERTED)
+async def test_what_servers_convert_passes_as_it_is_and_what_nobody_can_mean_is_refused(
+    schema: dict[str, Any], taken: list[Any], refused: list[Any]
+) -> None:
+    reached: list[Any] = []
+
+    async def target(call: Call) -> Result:
+        reached.append(call.arguments)
+        return Result()
+
+    road = compose([Validate(lambda tool: False)], target)
+    exact = compose([Validate(lambda tool: True)], target)
+    whole = {
+        "type": "object",
+        "$defs": {"n": {"type": "integer"}},
+        "properties": {"a": schema, "c": {"type": "string"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    lenient = compile_schema(whole, LENIENT)
+    for value in taken:
+        sent = {"a": value, "c": None, "unheard_of": 1}
+        await road(call_with(lenient, sent))
+        assert reached.pop() is sent
+        with pytest.raises(InvalidInput):
+            await road(call_with(compile_schema(whole), sent))
+        with pytest.raises(InvalidInput, match="policies read arguments"):
+            await exact(call_with(lenient, sent))
+    for value in refused:
+        with pytest.raises(InvalidInput, match=r"fit: a[:/]"):
+            await road(call_with(lenient, {"a": value, "c": None}))
+    for sent in ({"c": "1"}, {}):
+        with pytest.raises(InvalidInput):
+            await road(call_with(lenient, sent))
+    await road(call_with(compile_schema(whole, "off"), {"a": object}))
+
+
+async def test_a_misspelt_argument_is_named() -> None:
+    async def target(call: Call) -> Result:
+        return Result()
+
+    road = compose([Validate(lambda tool: False)], target)
+    open_ = {
+        "type": "object",
+        "properties": {"file_path": {"type": "string"}, "dry_run": {"type": "boolean"}},
+        "required": ["file_path"],
+    }
+    closed = {**open_, "additionalProperties": False}
+    for schema, sent, words in (
+        (open_, {"filePath": "x"}, 'none of its arguments: did you mean "file_path"?'),
+        (open_, {"zzz": "x"}, '"zzz" is none of its arguments'),
+        # One that may be left out: the server would go on without it.
+        (closed, {"file_path": "x", "dryrun": True},
+         '"dryrun" is none of its arguments: did you mean "dry_run"?'),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput) as raised:
+            await road(call_with(compile_schema(schema, LENIENT), sent))
+        assert words in str(raised.value)

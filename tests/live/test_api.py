@@ -157,7 +157,7 @@ ERRORS: dict[str, tuple[str, Any, int, str | None]] = {
     "not JSON": ("s.echo", b"{", 400, "InvalidInput"),
     "not UTF-8": ("s.echo", b'{"arguments":{"text":"\xff"}}', 400, "InvalidInput"),
     "too deep": ("s.echo", b'{"arguments":' + b"[" * 99 + b"]" * 99 + b"}", 400, "InvalidInput"),
-    "arguments that do not fit": ("s.echo", {"arguments": {"text": 7}}, 400, "InvalidInput"),
+    "arguments that do not fit": ("s.echo", {"arguments": {"text": [7]}}, 400, "InvalidInput"),
     "unknown": ("no.such", {}, 404, "NotFound"),
     "an odd name": ("a/b c%20é", {}, 404, "NotFound"),
     "lost": ("dies.echo", {}, 502, "Unreachable"),
@@ -316,7 +316,7 @@ def test_every_call_by_the_api_is_recorded_once_and_what_never_became_one_is_not
 ) -> None:
     before = len(hub.audit())
     call(hub, "mcp_s_echo", {"arguments": {"text": "x"}})
-    call(hub, "s.echo", {"arguments": {"text": 7}})
+    call(hub, "s.echo", {"arguments": {"text": [7]}})
     call(hub, "no.such")
     call(hub, "s.fail")
     call(hub, "s.echo", b"{")

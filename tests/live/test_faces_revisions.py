@@ -102,7 +102,7 @@ def test_each_revision_is_told_of_errors_in_its_own_way(
     def call(name: Any, arguments: Any) -> Any:
         return ask("tools/call", {"name": name, "arguments": arguments})
 
-    unfit = call("mcp_s_echo", {"text": 7})
+    unfit = call("mcp_s_echo", {"text": [7]})
     if revision >= "2025-11-25":
         assert unfit["result"]["isError"] is True
         assert unfit["result"]["_meta"][ERROR_KEY]["kind"] == "InvalidInput"

@@ -241,7 +241,7 @@ def test_the_answers_are_the_same_with_a_daemon_and_without(
         ("initialize", wire.initialize_params()),
         ("tools/list", {}),
         ("tools/call", {"name": "mcp_r_echo", "arguments": {"text": "x"}}),
-        ("tools/call", {"name": "mcp_r_echo", "arguments": {"text": 7}}),
+        ("tools/call", {"name": "mcp_r_echo", "arguments": {"text": [7]}}),
         ("tools/call", {"name": "no.such"}),
         ("tools/list", wire.modern_params()),
         ("no/such", {}),

@@ -45,7 +45,7 @@ def test_each_call_has_one_record_that_says_how_it_ended(
     assert running.call("sdk.fail")["result"]["isError"] is True
     assert kind_of(running.call("no.such")) == "NotFound"
     assert text_of(running.call("sdk.do-thing")) == "do-thing"
-    assert kind_of(running.call("sdk.echo", {"text": 5})) == "InvalidInput"
+    assert kind_of(running.call("sdk.echo", {"text": [5]})) == "InvalidInput"
     assert kind_of(running.call("odd.hang")) == "TimedOut"
     assert kind_of(running.call("exits.echo")) == "Unreachable"
     with running.relay() as ide, ThreadPoolExecutor(1) as pool:

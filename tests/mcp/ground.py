@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Ground:
             self._connector,
             self.hub.catalogs,
             self.bus,
-            compile_schema,
+            partial(compile_schema, check=entry.check_arguments),
             self._question_secs,
             answer_secs=self._answer_secs,
         )

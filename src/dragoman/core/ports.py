@@ -57,6 +57,9 @@ class Authorizer(Protocol):
     def version(self) -> int:
         """Moves whenever a decision may have become another."""
 
+    def reads_arguments(self, tool: Tool) -> bool:
+        """Whether decisions on calls of `tool` may depend on the values of arguments."""
+
     def decide(self, call: Call) -> Decision:
         """Whether the call may be made: `mcp_call`, or `a2a_invoke` for an agent of others."""
 

@@ -40,7 +40,7 @@ def standard(
         Announce(bus, limits.calls_in_flight),  # pre-verb, then post-verb; gates may refuse
         Recursion(chains),  # free to check: a ring must not cost a decision
         Authorize(authorizer),  # the policies; what they do not permit goes no further
-        Validate(),  # arguments against the tool's schema, offline
+        Validate(authorizer.reads_arguments),  # against the tool's schema, offline
         Questions(handles),  # before anything leaves; and what comes back may be a question
         Cut(limits, kept),  # on the way back
         Time(  # innermost: times the target, not the guards

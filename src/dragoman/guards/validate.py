@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -11,7 +12,8 @@ import jsonschema_rs
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput
 from dragoman.core.pipeline import Next
-from dragoman.core.tool import Validator, anything
+from dragoman.core.tool import Tool, Validator, anything
+from dragoman.guards.lenient import find_misspelt, name_unknown, relax, strip_patterns
 
 MAX_SCHEMA_DEPTH = 64
 MAX_SCHEMA_NODES = 20_000
@@ -21,43 +23,132 @@ MAX_EXPLAINED = 1_000
 """To say what is wrong costs a thousand times more than to find that something is."""
 
 
+LENIENT, STRICT, UNCHECKED = "lenient", "strict", "off"
+"""What is refused: what no server could make sense of, what the schema does not say, nothing."""
+MAX_FOUND = 50
+
+
 class Validate:
+    def __init__(self, reads_arguments: Callable[[Tool], bool] = lambda tool: True) -> None:
+        """`reads_arguments` says whether policies decide by the values of arguments. Then these
+        must be what the schema says: a policy about `force=true` would not see a server take "yes"
+        for it."""
+        self._reads_arguments = reads_arguments
+
     def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
         problem = call.tool.validate(call.arguments)
         if problem is not None:
-            raise InvalidInput(f'the arguments of "{call.tool.name}" do not fit: {problem}')
+            self._tolerate(call, problem)
         return next(call)  # it has nothing to do on the way back
 
+    def _tolerate(self, call: Call, problem: str) -> None:
+        check = call.tool.validate
+        if isinstance(check, LenientCheck):
+            if self._reads_arguments(call.tool):
+                problem += " (policies read arguments here, so no other form is taken)"
+            else:
+                problem = check.find_problem(call.arguments, problem)
+        if problem:
+            raise InvalidInput(f'the arguments of "{call.tool.name}" do not fit: {problem}')
 
-def compile_schema(schema: Mapping[str, Any]) -> Validator:
+
+class SchemaCheck:
+    """Checks arguments against a schema."""
+
+    def __init__(self, schema: Mapping[str, Any], size: int) -> None:
+        self._schema = schema
+        self._validator, self._read = _compile(schema)
+        self._explainer = self._validator
+        if size > MAX_EXPLAINED:
+            self._explainer = jsonschema_rs.validator_for(_outline(self._read), offline=True)
+
+    def __call__(self, arguments: Mapping[str, Any]) -> str | None:
+        if self._validator.is_valid(arguments):
+            return None
+        return self._explain(arguments)
+
+    def _explain(self, arguments: Mapping[str, Any], place: Sequence[Any] | None = None) -> str:
+        """What is wrong, if possible at `place`; `iter_errors` finds all, the first alone is
+        cheap."""
+        try:
+            self._explainer.validate(arguments)
+        except jsonschema_rs.ValidationError as error:
+            if place is not None and list(error.instance_path) != place:
+                found = islice(self._explainer.iter_errors(arguments), MAX_FOUND)
+                error = next((one for one in found if list(one.instance_path) == place), error)
+            return self._describe(error, arguments)
+        return "they do not match the schema"
+
+    def _describe(self, error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> str:
+        path = "/".join(str(step) for step in error.instance_path)
+        words = _short(f"{path}: {error.message}" if path else error.message)
+        if not path and isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Required):
+            more = find_misspelt(self._schema, arguments) or name_unknown(self._schema, arguments)
+            words = f"{words}; {more}" if more else words
+        return words
+
+
+class LenientCheck(SchemaCheck):
+    """The same, and then whether a server that converts arguments could take them all the same."""
+
+    _relaxed: Any = None
+    """The validator that tells; made when it is first needed."""
+
+    def find_problem(self, arguments: Mapping[str, Any], problem: str) -> str:
+        """What is wrong with arguments that are not what the schema says (`problem`); empty where a
+        server may convert them."""
+        if self._schema.get("additionalProperties") is False and (
+            misspelt := find_misspelt(self._schema, arguments)
+        ):
+            return misspelt
+        try:
+            if self._relaxed is None:
+                self._relaxed = _compile(relax(self._read))[0]
+            if self._relaxed.is_valid(arguments):
+                return ""
+            if self._explainer is self._validator:
+                self._relaxed.validate(arguments)
+        except jsonschema_rs.ValidationError as error:
+            return self._explain(arguments, list(error.instance_path))
+        return problem
+
+
+def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
     """A validator that fetches nothing; ValueError says what is wrong with the schema."""
     _measure(schema)
+    if check == UNCHECKED:
+        return anything
     if not schema.keys() - {"type"} and schema.get("type", "object") == "object":
         return anything
     size = _expanded_size(schema)
     if size is None:
         return anything
     try:
-        validator = jsonschema_rs.validator_for(dict(schema), offline=True)
+        return (LenientCheck if check == LENIENT else SchemaCheck)(schema, size)
     except jsonschema_rs.ValidationError as error:
         if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
             return anything  # points outside itself: only the far side can check that
         raise ValueError(_short(error.message)) from None
-    explainer = validator
-    if size > MAX_EXPLAINED:
-        explainer = jsonschema_rs.validator_for(_outline(schema), offline=True)
 
-    def validate(arguments: Mapping[str, Any]) -> str | None:
-        if validator.is_valid(arguments):
-            return None
-        try:
-            explainer.validate(arguments)  # stops at the first; `iter_errors` would find them all
-        except jsonschema_rs.ValidationError as error:
-            place = "/".join(str(step) for step in error.instance_path)
-            return _short(f"{place}: {error.message}" if place else error.message)
-        return "they do not match the schema"
 
-    return validate
+def _compile(schema: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """A validator, and the schema as far as it could be read: patterns are written for the engine
+    of the server, and one that this engine does not know is left to the server."""
+    try:
+        return jsonschema_rs.validator_for(dict(schema), offline=True), schema
+    except jsonschema_rs.ValidationError as error:
+        if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
+            raise
+        readable = strip_patterns(schema, _is_regex)
+        return jsonschema_rs.validator_for(readable, offline=True), readable
+
+
+def _is_regex(pattern: str) -> bool:
+    try:
+        jsonschema_rs.validator_for({"pattern": pattern}, offline=True)
+    except jsonschema_rs.ValidationError:
+        return False
+    return True
 
 
 def _measure(schema: Any) -> None:

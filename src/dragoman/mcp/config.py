@@ -102,6 +102,13 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
             "held until it is approved (hold); default: as [policy] says."
         ),
     ] = None
+    check_arguments: Annotated[
+        Literal["lenient", "strict", "off"],
+        Meta(
+            description="Which arguments never reach it: those that a server could not make sense "
+            "of (lenient), all that its schemas do not say (strict), or none (off)."
+        ),
+    ] = "lenient"
     interactive: Annotated[
         bool | None,
         Meta(

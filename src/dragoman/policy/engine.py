@@ -148,6 +148,13 @@ class Policies:
         except Exception as error:
             return _failed(force, error)
 
+    def reads_arguments(self, tool: Tool) -> bool:
+        try:
+            return "args" in self._what(self._force, tool).volatile
+        except Exception as error:
+            _failed(self._force, error)
+            return True
+
     def lists(self, caller: Principal, tool: Tool) -> bool:
         return self._other(caller, LIST, lambda force: self._what(force, tool)).allowed
 

@@ -1,0 +1,53 @@
+"""Arguments on their way to servers: what a real server converts reaches it as it was sent, unless
+the configuration or a policy wants it exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.live.lasting import lasting_hub
+from tests.live.told_grounds import Told, tool
+from tests.peers.process import run_client, server_entry
+
+FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}, "path": {"type": "string"}}}
+POLICY = """
+@id("no-force")
+forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"told.run")
+when { context.args.contains("force=true") };
+"""
+
+
+@pytest.mark.promise("B12")
+def test_what_a_server_converts_reaches_it_as_it_was_sent(tmp_path: Path) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"^\S+\Z"}}}
+    told = Told(tmp_path, "told", {"tools": [tool("run") | {"inputSchema": FORCE},
+                                             tool("odd") | {"inputSchema": odd}]})  # fmt: skip
+    exact = Told(tmp_path, "exact", told.offers)
+    servers = [
+        server_entry("old", "mcp1_server"),
+        told.entry(),
+        exact.entry(check_arguments="strict"),
+    ]
+    with lasting_hub(servers) as hub:
+        hub.wait_connected("old", "told", "exact")
+        seen = run_client(
+            "sdk_client", "--http", hub.mcp_url, "--call", "old.add",
+            "--arguments", '{"a": "1", "b": "2"}',
+        )  # fmt: skip
+        assert seen["result"]["isError"] is False and "3" in str(seen["result"]["content"]), seen
+        assert "result" in hub.call("told.odd", {"a": "x"}), "no tool is lost for its pattern"
+
+        def called(name: str, arguments: object) -> str:
+            answer = hub.call(name, arguments)
+            return str(answer.get("error") or answer["result"]["content"][0]["text"])
+
+        assert called("told.run", {"force": "yes", "path": None}) == "arrived: run"
+        assert 'not of type "boolean"' in called("exact.run", {"force": "yes"})
+        assert 'not of type "boolean"' in called("told.run", {"force": []})
+        # A server that takes "yes" for true must not be reached past a policy about `force=true`.
+        done = hub.post("/api/policies", {"name": "mine", "text": POLICY})
+        assert "error" not in done, done
+        assert "a policy forbids" in called("told.run", {"force": True})
+        assert "policies read arguments here" in called("told.run", {"force": "yes"})
+        assert called("told.odd", {"a": 5}) == "arrived: odd", "the policy is not about that one"
