@@ -22,7 +22,16 @@ If a hub runs (`dragoman up`), this speaks for it; else the hub runs in here, an
 """
 
 
+WINDOWS = """\
+dragoman runs on Linux and macOS. On Windows run it in WSL (https://learn.microsoft.com/windows/wsl):
+install it there, and let IDEs start it with: wsl dragoman mcp
+"""
+
+
 def main() -> int:
+    if os.name == "nt":  # no flock, no Unix sockets, no process groups
+        sys.stderr.write(WINDOWS)
+        return 1
     if sys.argv[1:2] == ["mcp"]:
         return mcp(sys.argv[2:])
     from dragoman.cli.main import main as cli

@@ -59,6 +59,7 @@ from dragoman.store_side import (
     prune_offline,
     refuse_lost_config,
 )
+from dragoman.stores.backup import back_up, read_manifest, restore
 from dragoman.stores.keys import KeyRecord, KeyStore
 from dragoman.stores.records import AuditReader, Record
 from dragoman.stores.sqlite import advise, find_damage
@@ -94,11 +95,14 @@ __all__ = [
     "Verdict",
     "accept_losses",
     "advise",
+    "back_up",
     "find_damage",
     "host",
     "policy_files",
     "prune_offline",
+    "read_manifest",
     "refuse_lost_config",
+    "restore",
     "run",
     "survey",
     "verify",

@@ -21,9 +21,9 @@ from dragoman.guards.config import BusSettings, Limits
 from dragoman.mcp.config import (
     McpSettings,
     ServerEntry,
-    StdioTransport,
     namespace,
 )
+from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import header_pairs as header_pairs
 from dragoman.policy.config import PolicySettings
 from dragoman.settings import (

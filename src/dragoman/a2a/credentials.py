@@ -50,13 +50,13 @@ class ReferenceRules:
                 "agents registered by the API or the command line may not use the variable "
                 f'"{name}": add "{name}" to credential_env below [bridge] in config.toml and '
                 "restart the hub, or put the value under a name that begins with "
-                f"{ENV_PREFIX} into the hub's env file. See docs/registry.md"
+                f"{ENV_PREFIX} into the hub's env file. See: dragoman docs registry"
             )
         if kind == "file" and not self.normalize(reference).startswith(f"file:{TOKENS}/"):
             raise InvalidInput(
                 "agents registered by the API or the command line may only use files below "
                 f'"{TOKENS}" in the hub\'s home: put the token there, mode 600, and give '
-                f"file:{TOKENS}/NAME. See docs/registry.md"
+                f"file:{TOKENS}/NAME. See: dragoman docs registry"
             )
 
     def normalize(self, reference: str) -> str:

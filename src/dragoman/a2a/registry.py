@@ -224,7 +224,7 @@ class Registry:
                 raise InvalidInput(
                     f'"{reference}" is kept for {" and ".join(bound)}, where it was registered '
                     f"first, and is not sent to {origin}: put the credential for {origin} under "
-                    "another name, or write the agent into config.toml. See docs/registry.md"
+                    "another name, or write the agent into config.toml. See: dragoman docs registry"
                 )
 
     def _bind(self, entry: ExternalAgent) -> None:

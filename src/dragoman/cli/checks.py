@@ -244,7 +244,7 @@ def audit(found: Situation) -> Iterator[Finding]:
     if len(missing) == len(parts):
         yield Finding("audit", "info", "there is no record of calls yet")
         return
-    fix = "see docs/operations.md, and a backup if you have one"
+    fix = "see: dragoman docs operations, and a backup if you have one"
     if missing:
         said = f"{' and '.join(missing)} is missing, so the record of calls proves nothing"
         yield Finding("audit", "problem", said, fix)

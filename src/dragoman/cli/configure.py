@@ -20,7 +20,7 @@ from dragoman.core.urls import render_arguments, render_origin
 
 FIRST_CONFIG = """\
 # Dragoman's configuration. Changes are applied while the hub runs; `dragoman config check`
-# explains what is wrong with it. All keys: docs/configuration.md
+# explains what is wrong with it. All keys: dragoman docs configuration
 
 # api_key = "…"            # callers must then send: Authorization: Bearer …
 
@@ -37,8 +37,9 @@ stdio_expose = ["*"]
 tool_timeout_secs = 60     # seconds a tool may take; progress gives it more
 result_chars = 100000      # characters of a text in a result; the rest can be read for a while
 
-# Agents, over A2A and as tools, are at the end; docs/a2a.md explains them. Who may call what is in
-# the folder policies: `dragoman policy init` writes it, docs/policies.md explains it.
+# Agents, over A2A and as tools, are at the end; `dragoman docs a2a` explains them. Who may call
+# what is in the folder policies: `dragoman policy init` writes it, `dragoman docs policies`
+# explains it.
 #
 # One block a server. `dragoman import` writes them for the servers your IDE has already.
 #

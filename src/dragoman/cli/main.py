@@ -40,6 +40,10 @@ COMMANDS = {
     "logs": ("dragoman.cli.logs", "logs", "The hub's log, also as it is written."),
     "stores": ("dragoman.cli.stores", "stores", "The databases of the home, and lost ones."),
     "completion": ("dragoman.cli.completion", "completion", "Teach your shell to complete."),
+    "backup": ("dragoman.cli.backup", "backup", "Copy the home into a file."),
+    "restore": ("dragoman.cli.backup", "restore", "Make a home of such a file."),
+    "service": ("dragoman.cli.service", "service", "Run the hub as a service of your user."),
+    "docs": ("dragoman.cli.docs", "docs", "Print the documentation."),
     "doctor": ("dragoman.cli.doctor", "doctor", "What is wrong, and how to fix it."),
     "mcp": ("dragoman.cli.main", "mcp", "What an IDE starts (see: dragoman mcp --help)."),
 }

@@ -41,8 +41,8 @@ def policy() -> None:
                                                     differently?
     dragoman policy propose --since 7d              the least that would have done
 
-    A running hub takes changes up within a second, all of them or none. docs/policies.md teaches
-    it in five minutes.
+    A running hub takes changes up within a second, all of them or none. `dragoman docs policies`
+    teaches it in five minutes.
     """
 
 

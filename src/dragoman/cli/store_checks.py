@@ -20,7 +20,7 @@ def stores(found: Situation) -> Iterator[Finding]:
     try:
         losses = survey(found.place, found.place / found.config.policy.folder).losses
     except HubError as error:
-        yield Finding("stores", "problem", str(error), "see docs/operations.md")
+        yield Finding("stores", "problem", str(error), "see: dragoman docs operations")
         return
     lost = {loss.file.name for loss in losses}
     for loss in losses:

@@ -1,0 +1,140 @@
+"""`backup` and `restore`: a home in one file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from dragoman import __version__
+from dragoman import home as homes
+from dragoman.cli.asking import confirm
+from dragoman.cli.client import place_of
+from dragoman.cli.errors import NO_HUB, USAGE, say, stop, stop_for
+from dragoman.cli.output import clean, home_option, json_option, print_json, user_name
+from dragoman.config import Config, StdioTransport, header_pairs, load
+from dragoman.core.errors import HubError
+from dragoman.core.urls import render_arguments
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@click.option(
+    "--no-secrets", is_flag=True, help="Only policies, pins, agents and a config.toml without keys."
+)
+@home_option
+@json_option
+def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> None:
+    """Copy the home into FILE (a .tar.gz), whether or not a hub runs.
+
+    Everything but the private homes of servers, the log and what belongs to the running process.
+    FILE holds the keys of the hub and the env file: keep it as you keep those. With --no-secrets it
+    holds none, and neither the audit nor tasks; a home made of it is a new one with the same rules.
+    """
+    from dragoman.assembly import back_up
+
+    place = Path(place_of(home))
+    if not (place / "config.toml").exists() and not (place / "stores.json").exists():
+        stop(f'there is no home "{place}"', USAGE)
+    try:
+        config = load(place / "config.toml")
+        if no_secrets and (secret := _find_secret(config)):
+            stop(
+                f"config.toml holds {secret} itself; write ${{NAME}} there and the value into the "
+                "env file, or back up with secrets"
+            )
+        manifest = back_up(
+            place,
+            file.absolute(),
+            place / config.policy.folder,
+            __version__,
+            homes.now(),
+            secrets=not no_secrets,
+        )
+    except HubError as error:
+        stop_for(error)
+    size = file.stat().st_size
+    if as_json:
+        print_json({"file": str(file), "bytes": size, "files": len(manifest.files)})
+        return
+    print(f"wrote {file}: {len(manifest.files)} files, {size / 2**20:.1f} MB")
+    if manifest.policies is None:
+        say(f"{config.policy.folder} is outside of the home; back up the policies there yourself")
+
+
+def _find_secret(config: Config) -> str:
+    """What of the configuration would be a secret in a copy; empty if nothing is."""
+    if config.api_key is not None:
+        return "api_key"
+    for server in config.mcp_servers:
+        transport = server.transport
+        if isinstance(transport, StdioTransport):
+            if render_arguments(transport.args) != list(transport.args):
+                return f'what looks like a key, among the arguments of server "{server.name}",'
+        elif _has_secret(transport.url, transport.headers):
+            return f'a credential of server "{server.name}"'
+    for agent in config.a2a.external_agents:
+        if _has_secret(agent.url, agent.headers):
+            return f'a credential of agent "{agent.name}"'
+    return ""
+
+
+def _has_secret(url: str, headers: dict[str, str] | list[str]) -> bool:
+    parts = urlsplit(url)
+    literal = any(value and "${" not in value for _, value in header_pairs(headers))
+    return literal or bool(parts.query or parts.username or parts.password)
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@home_option
+@json_option
+def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
+    """Make a home of a file that `dragoman backup` wrote.
+
+    The home must not be there, or be empty: move the old one away first. The copy is proved before
+    anything is written, and the audit records that it was restored.
+
+    The hub goes on from the time of the copy: calls after it are in no audit, keys that were
+    revoked after it are good again, and definitions that were approved after it are not. Look at
+    `dragoman keys list` before you start the hub.
+    """
+    from dragoman.assembly import read_manifest
+    from dragoman.assembly import restore as restore_home
+
+    place = Path(place_of(home))
+    try:
+        found = read_manifest(file)
+        if not yes:
+            age = _render_age(found.created)
+            confirm(
+                f"Make {place} of a copy of {clean(found.home)} of {clean(found.created)}{age}? "
+                "What happened since is not in it, and keys revoked since are good again."
+            )
+        restore_home(file, place, user_name())
+        homes.prepare(str(place))
+    except homes.Unfit as unfit:
+        stop(str(unfit), NO_HUB)
+    except HubError as error:
+        stop_for(error)
+    if as_json:
+        print_json({"home": str(place), "created": found.created, "files": len(found.files)})
+        return
+    print(f"restored {len(found.files)} files of {clean(found.created)} to {place}")
+    if not found.secrets:
+        say("it has no keys and no env file: write these before you start the hub")
+    print("next: dragoman doctor, dragoman keys list, dragoman up")
+
+
+def _render_age(created: str) -> str:
+    try:
+        then = time.strptime(created, "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        return ""
+    days = (time.time() - time.mktime(then) + time.timezone) / 86_400
+    return f", {days:.0f} days ago" if days >= 1 else ""

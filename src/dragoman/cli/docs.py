@@ -1,0 +1,62 @@
+"""`docs`: the documentation, which is installed with the program."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import click
+
+import dragoman
+from dragoman.cli.errors import NOT_FOUND, stop
+from dragoman.cli.output import json_option, print_json, table
+
+
+@click.command()
+@click.argument("page", required=False)
+@json_option
+def docs(page: str | None, as_json: bool) -> None:
+    """Print a page of the documentation, or list the pages.
+
+    \b
+    dragoman docs                  the list
+    dragoman docs operations       a page (Markdown)
+    dragoman docs | less           page by page: add | less
+    """
+    pages = find_pages()
+    if page is None:
+        rows = [{"name": name, "title": _read_title(path)} for name, path in pages.items()]
+        if as_json:
+            print_json(rows)
+        else:
+            table(["PAGE", "TITLE"], [[row["name"], row["title"]] for row in rows])
+        return
+    name = page.removeprefix("docs/").removesuffix(".md")
+    if name not in pages:
+        near = difflib.get_close_matches(name, pages, n=1)
+        hint = f'did you mean "{near[0]}"?' if near else "for the list: dragoman docs"
+        stop(f'there is no page "{page}"; {hint}', NOT_FOUND)
+    text = pages[name].read_text(encoding="utf-8")
+    if as_json:
+        print_json({"name": name, "text": text})
+    else:
+        print(text, end="")
+
+
+def find_pages() -> dict[str, Path]:
+    """Every page by its name, with pages of subfolders last."""
+    folder = find_folder()
+    found = sorted(folder.rglob("*.md"), key=lambda path: (path.parent != folder, path))
+    return {str(path.relative_to(folder).with_suffix("")): path for path in found}
+
+
+def find_folder() -> Path:
+    """Inside of the package; in a checkout, beside its sources."""
+    package = Path(dragoman.__file__).parent
+    inside = package / "docs"
+    return inside if inside.is_dir() else package.parent.parent / "docs"
+
+
+def _read_title(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return file.readline().removeprefix("# ").strip()

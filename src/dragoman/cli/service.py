@@ -1,0 +1,243 @@
+"""`service`: the hub as a service of this user, by systemd or launchd."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from dragoman.cli.client import place_of, running
+from dragoman.cli.configure import list_used_variables
+from dragoman.cli.errors import FAILED, NO_HUB, NOT_FOUND, say, stop
+from dragoman.cli.output import home_option, json_option, print_json, user_name
+
+MARK = "Written by `dragoman service install`"
+COMMAND_SECONDS = 60.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+UNIT = """\
+# {mark}; `dragoman service uninstall` removes it.
+[Unit]
+Description=Dragoman hub on {home}
+StartLimitIntervalSec=60
+StartLimitBurst=5
+
+[Service]
+ExecStart={command}
+# The shell's at the time of the installation: servers are started by npx, uvx and the like.
+Environment={path}
+Restart=on-failure
+RestartSec=2
+# A hub that holds the home already, and a configuration that must be corrected.
+RestartPreventExitStatus=3 7
+KillMode=mixed
+TimeoutStopSec=20
+UMask=0077
+
+[Install]
+WantedBy=default.target
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A file for the service manager of this system, and the commands that take it up."""
+
+    file: Path
+    text: str
+    start: tuple[Sequence[str], ...]
+    end: tuple[Sequence[str], ...]
+    """Before the file is removed."""
+    after: tuple[Sequence[str], ...]
+    """After it was removed."""
+    state: Sequence[str]
+
+
+def name_option(command: click.decorators.FC) -> click.decorators.FC:
+    return click.option(
+        "--name", default="dragoman", show_default=True, help="Of the service; one for each home."
+    )(command)
+
+
+@click.group()
+def service() -> None:
+    """Run the hub as a service of your user: from login to logout, and again after a crash.
+
+    On Linux a systemd user unit, on macOS a launchd agent.
+    """
+
+
+@service.command()
+@click.option("--print", "only_print", is_flag=True, help="Show the file, and change nothing.")
+@name_option
+@home_option
+def install(only_print: bool, name: str, home: str | None) -> None:
+    """Write the service's file, enable it and start it."""
+    place = place_of(home)
+    made = build_service(name, place)
+    if only_print:
+        print(f"# {made.file}")
+        print(made.text, end="")
+        return
+    _refuse_foreign(made.file)
+    daemon = running(place)
+    if daemon is not None and not made.file.exists():
+        stop(f"a hub runs on {place} (process {daemon.pid}); stop it first: dragoman stop", NO_HUB)
+    _demand_program(made.start[0][0])
+    made.file.parent.mkdir(parents=True, exist_ok=True)
+    made.file.write_text(made.text, encoding="utf-8")
+    print(f"wrote {made.file}")
+    for command in made.start:
+        _run(command)
+    print(f"the hub runs on {place}, and again after each login; see: dragoman status")
+    if sys.platform == "linux":
+        print(f"to run it without a login too: loginctl enable-linger {user_name()}")
+    if variables := list_used_variables():
+        say(f"the service does not see {', '.join(variables)}; write that into config.toml")
+
+
+@service.command()
+@name_option
+def uninstall(name: str) -> None:
+    """Stop the service and remove its file. The home stays as it is."""
+    made = build_service(name, "")
+    if not made.file.exists():
+        stop(f"there is no {made.file}", NOT_FOUND)
+    _refuse_foreign(made.file)
+    _demand_program(made.end[0][0])
+    for command in made.end:
+        _run(command)
+    made.file.unlink()
+    print(f"removed {made.file}")
+    for command in made.after:
+        _run(command)
+
+
+@service.command()
+@name_option
+@json_option
+def status(name: str, as_json: bool) -> None:
+    """Whether the service is installed, and what its manager says of it. Exits with 3 if it does
+    not run."""
+    made = build_service(name, "")
+    state = ""
+    if made.file.exists():
+        _demand_program(made.state[0])
+        done = subprocess.run(
+            made.state, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
+        active = done.returncode == 0
+        state = ("active" if active else "inactive") if sys.platform == "darwin" else ""
+        state = state or done.stdout.strip() or done.stderr.strip() or f"exit {done.returncode}"
+    is_active = state == "active"
+    if as_json:
+        print_json(
+            {"installed": bool(state), "active": is_active, "state": state, "file": str(made.file)}
+        )
+    elif state:
+        print(f"{made.file}: {state}")
+    else:
+        print("not installed; dragoman service install installs it")
+    if not is_active:
+        raise SystemExit(NO_HUB)
+
+
+def build_service(name: str, place: str, platform: str = sys.platform) -> Service:
+    if not NAME.fullmatch(name):
+        raise click.BadParameter("it may hold letters, digits, - and _ only", param_hint="--name")
+    command = [sys.executable, "-m", "dragoman", "up", "--home", place]
+    if platform == "linux":
+        return _build_unit(name, place, command)
+    if platform == "darwin":
+        return _build_agent(name, place, command)
+    stop(f"there is no service manager for {platform} here; run: dragoman up --detach")
+
+
+def _build_unit(name: str, place: str, command: Sequence[str]) -> Service:
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    unit = f"{name}.service"
+    text = UNIT.format(
+        mark=MARK,
+        home=_escape_percent(place),
+        command=" ".join(_quote_argument(word).replace("$", "$$") for word in command),
+        path=_quote_argument(f"PATH={os.environ.get('PATH') or os.defpath}"),
+    )
+    control = ("systemctl", "--user")
+    return Service(
+        Path(base, "systemd", "user", unit),
+        text,
+        start=(
+            (*control, "daemon-reload"),
+            (*control, "enable", unit),
+            (*control, "restart", unit),
+        ),
+        end=((*control, "disable", "--now", unit),),
+        after=((*control, "daemon-reload"),),
+        state=(*control, "is-active", unit),
+    )
+
+
+def _build_agent(name: str, place: str, command: Sequence[str]) -> Service:
+    label = f"hub.{name}"
+    file = Path(os.path.expanduser("~/Library/LaunchAgents"), f"{label}.plist")
+    agent = {
+        "Label": label,
+        "ProgramArguments": [*command, "--log-file", os.path.join(place, "hub.log")],
+        "EnvironmentVariables": {"PATH": os.environ.get("PATH") or os.defpath},
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 10,
+        "Umask": 0o077,
+    }
+    text = plistlib.dumps(agent).decode().replace("<plist", f"<!-- {MARK} -->\n<plist", 1)
+    domain = f"gui/{os.getuid()}"
+    return Service(
+        file,
+        text,
+        start=(("launchctl", "bootstrap", domain, str(file)),),
+        end=(("launchctl", "bootout", f"{domain}/{label}"),),
+        after=(),
+        state=("launchctl", "print", f"{domain}/{label}"),
+    )
+
+
+def _quote_argument(word: str) -> str:
+    """As systemd.syntax(7) has it."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_escape_percent(escaped)}"'
+
+
+def _escape_percent(text: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f]", "", text).replace("%", "%%")
+
+
+def _refuse_foreign(file: Path) -> None:
+    if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace"):
+        stop(f"{file} was not written by this command; remove it yourself, or use --name")
+
+
+def _demand_program(program: str) -> None:
+    if shutil.which(program) is None:
+        stop(
+            f"{program} is not on this machine, so nothing was changed; `dragoman service install "
+            "--print` shows the file for another way, and `dragoman up --detach` needs none"
+        )
+
+
+def _run(command: Sequence[str]) -> None:
+    print(f"ran {shlex.join(command)}")
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+    )
+    if done.returncode:
+        why = done.stderr.strip() or done.stdout.strip() or f"exit {done.returncode}"
+        stop(f"{shlex.join(command)} failed: {why}", FAILED)

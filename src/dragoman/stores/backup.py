@@ -1,0 +1,341 @@
+"""Copies a home into one file, while a hub runs on it or not, and makes a home of such a file.
+
+The file is a gzipped tar: `manifest.json` first, then what it lists. A copy is proved before it is
+kept, and again before it becomes a home: every store that its record names is there, every database
+can be read, and the audit's chain holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from dragoman.core.errors import ConfigError, HubError, InvalidInput
+from dragoman.core.recorded import record_done
+from dragoman.stores import chain, journal, pins, registry
+from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.sqlite import find_damage
+from dragoman.stores.verify import verify
+from dragoman.stores.witness import FILES, RECORD_FILE, survey
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+TRIES = 3
+BUSY_SECONDS = 10.0
+CHECK_SECONDS = 60.0
+MAX_MANIFEST = 16 * 1024 * 1024
+PIECE = 1024 * 1024
+PASSING = ("run", "lock", "daemon.json", "children.json", "servers")
+"""What belongs to a running hub, and the private homes of servers."""
+WITHOUT_SECRETS = (pins.DATABASE, registry.DATABASE)
+"""The databases without any; their copies begin a home of their own."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    format: int
+    version: str
+    """Of the program that made it."""
+    created: str
+    home: str
+    secrets: bool
+    """Whether keys and credentials are in it: without them it is no copy of a whole home."""
+    policies: str | None
+    """The folder of policies in the home; None where it is elsewhere."""
+    files: dict[str, Entry]
+
+
+def back_up(
+    home: Path, file: Path, policies: Path, version: str, created: str, *, secrets: bool
+) -> Manifest:
+    """Writes the copy in one step, mode 0600. Raises `InvalidInput` where `file` is there already,
+    `ConfigError` for a home that cannot be copied whole."""
+    if os.path.lexists(file):
+        raise InvalidInput(f'"{file}" is there already; give another name')
+    inside = _inside(home, policies)
+    with _staging(file.parent) as staged:
+        for left in range(TRIES - 1, -1, -1):
+            copied = staged / str(left)
+            copied.mkdir(mode=0o700)
+            _copy_home(home, copied, file, inside, secrets=secrets)
+            problem = _find_problem(copied, copied / inside if inside else policies, secrets)
+            if not problem:
+                break
+            if not left:
+                raise ConfigError(f'"{home}" cannot be copied whole: {problem}')
+            shutil.rmtree(copied)  # the hub wrote meanwhile
+        manifest = Manifest(
+            FORMAT, version, created, str(home), secrets, inside, dict(_list_files(copied))
+        )
+        ready = staged / "ready"
+        _write_archive(ready, copied, manifest)
+        os.link(ready, file)  # not rename: nothing is ever replaced
+    return manifest
+
+
+def restore(file: Path, home: Path, by: str) -> Manifest:
+    """Makes a home of a copy. `home` must not be there, or be empty."""
+    if os.path.lexists(home) and (not home.is_dir() or any(home.iterdir())):
+        raise InvalidInput(f'"{home}" is there and not empty; move it away, or give another --home')
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with _staging(home.parent) as staged:
+        manifest = _extract(file, staged / "home")
+        place = staged / "home"
+        # Policies outside of a home are not in its copy.
+        policies = place / manifest.policies if manifest.policies is not None else place
+        if problem := _find_problem(place, policies, manifest.secrets):
+            raise InvalidInput(f'"{file}" is not whole: {problem}')
+        if manifest.secrets:
+            _record_restore(place, manifest, by)
+        os.rename(place, home)
+    return manifest
+
+
+def read_manifest(file: Path) -> Manifest:
+    with _opened(file) as archive:
+        return _read_manifest(archive, file)
+
+
+# --- copying --------------------------------------------------------------------------------------
+
+
+def _copy_home(
+    home: Path, copied: Path, output: Path, policies: str | None, *, secrets: bool
+) -> None:
+    """In an order in which no file speaks of what another one does not have yet."""
+    for path, name in _find_files(home, output):
+        if secrets or _is_public(name, policies):
+            _copy_file(path, copied / name)
+    databases = [one for one in (FILES if secrets else WITHOUT_SECRETS) if one != chain.DATABASE]
+    for database in databases:
+        _copy_database(home / database, copied / database)
+        if not secrets:
+            _forget_home(copied / database)
+    if secrets:
+        for beside in (chain.HEAD, journal.JOURNAL):
+            with contextlib.suppress(FileNotFoundError):
+                _copy_file(home / beside, copied / beside)
+        _copy_database(home / chain.DATABASE, copied / chain.DATABASE)
+
+
+def _is_public(name: Path, policies: str | None) -> bool:
+    """What a copy without secrets has beside databases; whatever else is there stays out of it."""
+    if str(name) == "config.toml" or (len(name.parts) == 1 and name.suffix == ".py"):
+        return True
+    return policies is not None and name.is_relative_to(policies)
+
+
+def _find_files(home: Path, output: Path) -> Iterator[tuple[Path, Path]]:
+    """All but databases and what passes, the record of stores first."""
+    if (home / RECORD_FILE).exists():
+        yield home / RECORD_FILE, Path(RECORD_FILE)
+    for path in sorted(home.iterdir()):
+        name = path.name
+        is_database = name in FILES or name.endswith(("-wal", "-shm"))
+        if is_database or name in PASSING or name.startswith((".", "hub.log")):
+            continue
+        if name in (RECORD_FILE, chain.HEAD, journal.JOURNAL) or ".lost-" in name:
+            continue
+        if path.is_dir():
+            for below in sorted(path.rglob("*")):
+                if below.is_file() and "__pycache__" not in below.parts:
+                    yield below, below.relative_to(home)
+        elif path.is_file() and path != output and not tarfile.is_tarfile(path):
+            yield path, Path(name)
+
+
+def _copy_file(path: Path, target: Path) -> None:
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("rb") as source, open(_create(target), "wb") as file:
+        shutil.copyfileobj(source, file, PIECE)
+
+
+def _copy_database(path: Path, target: Path) -> None:
+    if not path.exists():
+        return
+    os.close(_create(target))
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        with (
+            closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as source,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            source.backup(copy)
+    except sqlite3.Error as error:
+        raise ConfigError(f'"{path}" cannot be copied ({error})') from error
+
+
+def _forget_home(database: Path) -> None:
+    """Of a store that leaves its home: it belongs to the next one that opens it."""
+    if not database.exists():
+        return
+    with closing(sqlite3.connect(database, isolation_level=None)) as db:
+        db.execute("DROP TABLE IF EXISTS home_store")
+        db.execute("VACUUM")
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def _inside(home: Path, policies: Path) -> str | None:
+    with contextlib.suppress(ValueError):
+        return str(policies.relative_to(home))
+    return None
+
+
+@contextlib.contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix=".dragoman-", dir=folder))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+# --- proving --------------------------------------------------------------------------------------
+
+
+def _find_problem(copied: Path, policies: Path, secrets: bool) -> str:
+    for name in FILES:
+        if (copied / name).exists() and (damage := find_damage(copied / name, CHECK_SECONDS)):
+            return f"{name} is damaged ({damage})"
+    if not secrets:
+        return ""
+    try:
+        losses = survey(copied, policies).losses
+    except HubError as error:
+        return str(error)
+    if losses:
+        return "; ".join(f"{loss.file.name} {loss.how}" for loss in losses)
+    if (copied / chain.DATABASE).exists():
+        verdict = verify(copied)
+        if not verdict.ok:
+            return f"its audit does not hold: {verdict.problem}"
+    return ""
+
+
+def _record_restore(place: Path, manifest: Manifest, by: str) -> None:
+    if not (place / chain.DATABASE).exists():
+        return
+    audit = SqliteAudit(place)
+    try:
+        told = {"message": f"restored from a copy of {manifest.home} of {manifest.created}"}
+        record_done(audit, "home.restore", "home", by, "cli", told)
+        audit.flush()
+    finally:
+        audit.close()
+
+
+# --- the archive ----------------------------------------------------------------------------------
+
+
+def _list_files(folder: Path) -> Iterator[tuple[str, Entry]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            yield str(path.relative_to(folder)), Entry(path.stat().st_size, digest)
+
+
+def _write_archive(ready: Path, folder: Path, manifest: Manifest) -> None:
+    with open(_create(ready), "wb") as file:
+        with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+            data = msgspec.json.encode(manifest)
+            first = tarfile.TarInfo(MANIFEST)
+            first.size, first.mode = len(data), 0o600
+            archive.addfile(first, io.BytesIO(data))
+            for name, entry in manifest.files.items():
+                info = tarfile.TarInfo(f"home/{name}")
+                info.size, info.mode = entry.size, 0o600
+                with (folder / name).open("rb") as source:
+                    archive.addfile(info, source)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            yield archive
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise InvalidInput(f'"{file}" cannot be read: {error.strerror}') from None
+        raise InvalidInput(f'"{file}" is damaged, or no backup: {error}') from None
+    except (tarfile.TarError, EOFError) as error:
+        raise InvalidInput(f'"{file}" is damaged, or no backup: {error}') from None
+
+
+def _read_manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
+    first = archive.next()
+    if first is None or first.name != MANIFEST or not 0 < first.size <= MAX_MANIFEST:
+        raise InvalidInput(f'"{file}" is no backup: it does not begin with {MANIFEST}')
+    source = archive.extractfile(first)
+    assert source is not None
+    try:
+        manifest = msgspec.json.decode(source.read(MAX_MANIFEST), type=Manifest)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidInput(f'"{file}" is no backup: its {MANIFEST}: {error}') from None
+    if manifest.format != FORMAT:
+        raise InvalidInput(
+            f'"{file}" was made by dragoman {manifest.version} in a form that this version does '
+            "not know; restore it with that one"
+        )
+    return manifest
+
+
+def _extract(file: Path, place: Path) -> Manifest:
+    """Only what the manifest lists, each as it was: names are paths below the home."""
+    place.mkdir(mode=0o700)
+    with _opened(file) as archive:
+        manifest = _read_manifest(archive, file)
+        left = dict(manifest.files)
+        while (member := archive.next()) is not None:
+            name = member.name.removeprefix("home/")
+            if name == member.name or name not in left or not member.isreg():
+                raise InvalidInput(f'"{file}" has something in it that it does not list')
+            _refuse_outside(name, file)
+            _extract_file(archive, member, place / name, left.pop(name), file)
+    if left:
+        raise InvalidInput(f'"{file}" is damaged: {sorted(left)[0]} is missing')
+    return manifest
+
+
+def _refuse_outside(name: str, file: Path) -> None:
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise InvalidInput(f'"{file}" has a path in it that leads out of a home')
+
+
+def _extract_file(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, entry: Entry, file: Path
+) -> None:
+    source = archive.extractfile(member)
+    assert source is not None
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with open(_create(target), "wb") as out:
+        while piece := source.read(min(PIECE, entry.size + 1 - size)):
+            size += len(piece)
+            digest.update(piece)
+            out.write(piece)
+            if size > entry.size:
+                break
+    if size != entry.size or digest.hexdigest() != entry.sha256:
+        raise InvalidInput(f'"{file}" is damaged: {target.name} is not what was backed up')

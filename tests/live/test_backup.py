@@ -1,0 +1,174 @@
+"""A home in one file and back: while the hub works, and with nothing left open by it."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.live.conftest import RunningHub
+from tests.live.lasting import text_of
+from tests.peers import wire
+from tests.peers.process import server_entry
+
+Start = Callable[..., RunningHub]
+SECRET = "s3cret-value-of-the-env-file"
+
+
+def dragoman(hub: RunningHub, home: Path, *args: str) -> tuple[int, str]:
+    before, hub.home = hub.home, home
+    try:
+        done = hub.command(*args)
+    finally:
+        hub.home = before
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_audit(
+    hub: Start, short_tmp: Path
+) -> None:
+    first = hub([server_entry("near", "rude_server", "ok")])
+    (first.home / "env").write_text(f"TOKEN={SECRET}\n", encoding="utf-8")
+    (first.home / "env").chmod(0o600)
+    assert first.command("policy", "init").returncode == 0
+    key = first.command("keys", "create", "ci").stdout.strip()
+    first.headers = {"Authorization": f"Bearer {key}"}
+    first.wait_connected("near")
+    working = threading.Event()
+
+    def work() -> None:
+        while not working.is_set():
+            first.call("near.echo", {"text": "x"})
+
+    busy = threading.Thread(target=work)
+    busy.start()
+    file, bare = short_tmp / "copy.tar.gz", short_tmp / "bare.tar.gz"
+    try:
+        made = first.command("backup", str(file), "--json")
+        assert made.returncode == 0, made.stderr
+        assert first.command("backup", str(bare), "--no-secrets").returncode == 0
+        again = first.command("backup", str(file))
+        assert again.returncode == 2 and "is there already" in again.stderr
+    finally:
+        working.set()
+        busy.join(10)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    revoked = first.command("keys", "revoke", "ci", "--yes")
+    entries = len(first.audit())
+    first.stop()
+    assert sorted(path.name for path in short_tmp.iterdir()) == ["bare.tar.gz", "copy.tar.gz", "h0"]
+
+    refused = dragoman(first, first.home, "restore", str(file), "--yes")
+    assert refused[0] == 2 and "is there and not empty" in refused[1]
+    home = short_tmp / "new" / "home"
+    asked = dragoman(first, home, "restore", str(file))
+    assert asked[0] == 2 and not home.exists()  # nobody has answered
+    code, said = dragoman(first, home, "restore", str(file), "--yes")
+    assert code == 0, said
+    assert all(not path.stat().st_mode & 0o077 for path in home.rglob("*"))
+    assert (home / "env").read_text(encoding="utf-8") == f"TOKEN={SECRET}\n"
+    second = hub(home=home)
+    second.headers = first.headers
+    second.wait_connected("near")
+    assert wire.get(f"{second.url}/api/tools").status == 401
+    assert text_of(second.call("near.echo", {"text": "there"})) == "there", revoked
+    records = second.audit()
+    verbs = [one["verb"] for one in records]
+    assert "home.restore" in verbs and 0 < len(records) < entries
+    assert (home / "policies").is_dir() and "near.echo" in verbs
+
+    # Without secrets: the same rules, and nothing that opens a door.
+    with tarfile.open(bare) as archive:
+        names = {name.removeprefix("home/") for name in archive.getnames()}
+        texts = [archive.extractfile(one).read() for one in archive if one.isreg()]  # type: ignore[union-attr]
+    assert {"config.toml", "pins.db", "registry.db", "manifest.json"} < names
+    assert not names & {"env", "hub.db", "hub.key", "audit.db", "audit.key", "stores.json"}
+    assert not any(SECRET.encode() in text or b"home_store" in text for text in texts)
+    other = short_tmp / "bare"
+    code, said = dragoman(first, other, "restore", str(bare), "--yes")
+    assert code == 0 and "no keys" in said
+    third = hub(home=other)
+    third.wait_connected("near")
+    assert third.get("/api/tools").status == 200  # its own keys, of which there are none yet
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a home that no hub has run on."""
+    from dragoman.assembly import back_up
+
+    folder = tmp_path_factory.mktemp("copy")
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text("# mine\n", encoding="utf-8")
+    back_up(
+        home, folder / "ok.tar.gz", home / "policies", "1", "2026-01-01T00:00:00Z", secrets=True
+    )
+    return folder / "ok.tar.gz"
+
+
+def _changed(archive: Path, target: Path, name: str, text: bytes, listed: bool = True) -> Path:
+    with tarfile.open(archive) as source, tarfile.open(target, "w:gz") as copy:
+        for member in source:
+            data = source.extractfile(member).read()  # type: ignore[union-attr]
+            if member.name == "manifest.json" and name != "home/config.toml" and listed:
+                manifest = json.loads(data)
+                entry = manifest["files"].pop("config.toml")
+                manifest["files"][name.removeprefix("home/")] = entry
+                data = json.dumps(manifest).encode()
+            elif member.name == "home/config.toml":
+                member = tarfile.TarInfo(name)
+                data = text
+            member.size = len(data)
+            copy.addfile(member, io.BytesIO(data))
+    return target
+
+
+DAMAGE = {
+    "another text": ("home/config.toml", b"# evil\n", True, "is not what was backed up"),
+    "a longer text": ("home/config.toml", b"# mine\n" * 9, True, "is not what was backed up"),
+    "a path that leads out": ("home/../x", b"# mine\n", True, "leads out of a home"),
+    "a whole path": ("home//tmp/x", b"# mine\n", True, "leads out of a home"),
+    "what is not listed": ("home/y", b"# mine\n", False, "that it does not list"),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "half of it", "no archive", "nothing"])
+def test_a_copy_that_was_changed_makes_no_home(archive: Path, tmp_path: Path, damage: str) -> None:
+    from dragoman.assembly import restore
+    from dragoman.core.errors import InvalidInput
+
+    bad, why = tmp_path / "bad.tar.gz", "is damaged"
+    if damage in DAMAGE:
+        name, text, listed, why = DAMAGE[damage]
+        _changed(archive, bad, name, text, listed)
+    elif damage == "half of it":
+        bad.write_bytes(archive.read_bytes()[:150])
+    elif damage == "no archive":
+        bad.write_bytes(b"x")
+    else:
+        bad, why = archive, ""
+    if not why:
+        restore(bad, tmp_path / "home", "me")
+        assert (tmp_path / "home" / "config.toml").read_bytes() == b"# mine\n"
+        return
+    with pytest.raises(InvalidInput, match=why):
+        restore(bad, tmp_path / "home", "me")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar.gz"]
+
+
+def test_a_home_with_a_lost_store_is_not_backed_up_as_if_it_were_whole(
+    hub: Start, short_tmp: Path
+) -> None:
+    running = hub([])
+    running.stop()
+    running.checks = False
+    (running.home / "pins.db").unlink()
+    done = running.command("backup", str(short_tmp / "x"))
+    assert done.returncode == 7 and "pins.db is gone" in done.stderr
+    assert not (short_tmp / "x").exists()
