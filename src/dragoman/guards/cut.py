@@ -121,9 +121,7 @@ class Cut:
         most, setting = self._limit_for(call)
         if len(text) <= most:
             return text
-        where = self._keep(call, text, mime_type)
-        if where:
-            where += f", and parts of it with ?offset={most}&limit={most} after that address"
+        where = self._keep(call, text, mime_type, most)
         return f"{text[:most]}\n{_marker(len(text), most, setting, most, where)}"
 
     def _cut_native(self, call: Call, error: WorkFailed) -> None:
@@ -138,12 +136,16 @@ class Cut:
             kept["data"] = f"[cut: more than {self.chars} characters left out]"
         error.native = kept
 
-    def _keep(self, call: Call, text: str, mime_type: str) -> str:
-        """Where the whole can be read, in words; empty where it cannot."""
+    def _keep(self, call: Call, text: str, mime_type: str, offset: int) -> str:
+        """Where the whole can be read, in words; empty where it cannot. `offset` is that of the
+        first part that is missing."""
         uri = self._kept.keep(call, text, mime_type)
         if uri is None:
             return ""
-        return f"; for {_spell(self._kept.seconds)} the whole can be read as resource {uri}"
+        return (
+            f"; for {_spell(self._kept.seconds)} the whole can be read as resource {uri}, and "
+            f"parts of it with ?offset={offset}&limit={self.chars} after that address"
+        )
 
     # --- structured content ----------------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class Cut:
         """`value` with long texts cut; or, where that does not make it short enough, a text that
         says so."""
         most = self.data_chars
-        where = self._keep(call, whole, JSON)
+        where = self._keep(call, whole, JSON, 0)
 
         def mark(length: int, left: int) -> str:
             return _marker(length, left, "data_chars", most, where)
