@@ -65,9 +65,9 @@ def test_a_list_that_takes_long_to_read_is_read_less_often() -> None:
     clock = Clock()
     fresh = clock.made(60)
     begun = clock.now
-    clock.now += 10
+    clock.now += 20
     fresh.note(TOOL, begun, 0.0, announced=False)
-    clock.now = begun + REST * 10 - 1
+    clock.now = begun + REST * 20 - 1
     assert not fresh.is_stale(TOOL) and not fresh.may_read(TOOL) and not fresh.due(clock.now)
     clock.now += 1
     assert fresh.is_stale(TOOL) and fresh.may_read(TOOL) and fresh.due(clock.now)

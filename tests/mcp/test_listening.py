@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call, Result
+from dragoman.core.call import Call, Note, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Denied, InvalidInput
-from dragoman.core.events import ClientGone, ResourceUpdated
-from dragoman.core.principal import OWNER
+from dragoman.core.events import ClientGone, ListAnnounced, ResourceUpdated, ServerLogged
+from dragoman.core.ports import Decision
+from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.view import EVERYTHING, View
 from dragoman.mcp import listening
 from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
 from dragoman.mcp.server import Face, Peer
+from dragoman.mcp.server_logs import ServerLogs
+from dragoman.mcp.spawn import Ring
 from dragoman.wire import rpc
 from open_road import open_hub
 
@@ -174,6 +177,84 @@ async def test_a_list_that_is_the_same_after_all_is_not_told_of() -> None:
     face.hub.catalog.offer("more", [])
     face.hub.catalogs[RESOURCE].offer("more", [offered(RESOURCE, "r", target)])
     assert methods(await told(peer, 1)) == ["notifications/resources/list_changed"]
+
+
+@pytest.mark.promise("B12", "N1")
+async def test_a_list_that_is_the_same_is_told_of_if_its_server_says_so_but_not_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    face, target = watched()
+    peer, blind = Told(), Told(client="two")
+    blind.view = View(("other.*",))
+    face.join(peer)
+    face.join(blind)
+    announced = ListAnnounced("watch", RESOURCE)
+    face.hub.bus.emit(announced)
+    assert methods(await told(peer, 1)) == ["notifications/resources/list_changed"]
+    for _ in range(5):
+        face.hub.bus.emit(announced)
+    monkeypatch.setattr(listening, "ANNOUNCE_PAUSE", 0.05)
+    face.hub.catalogs[PROMPT].offer("more", [offered(PROMPT, "p", target)])
+    seen = sorted(methods(await told(peer, 3)))
+    assert (
+        seen
+        == ["notifications/prompts/list_changed"] + ["notifications/resources/list_changed"] * 2
+    )
+    assert methods(blind.told) == ["notifications/prompts/list_changed"]
+
+
+# --- lines of logs
+
+
+@pytest.mark.promise("B12")
+async def test_a_line_of_a_shared_log_goes_to_those_who_asked_for_it_and_may_read_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    face, _ = watched()
+    asked, quiet, other = Told(client="asked"), Told(client="quiet"), Told(client="other")
+    blind, late = Told(client="blind"), Told(client="late")
+    other.principal = Principal("key", "other")
+    blind.view = View(("elsewhere.*",))
+    for peer in (asked, other, blind, late):
+        peer.log_level = "notice"
+    for peer in (asked, quiet, other, blind):
+        face.join(peer)
+
+    def may(caller: Principal, action: str, *_: Any, **__: Any) -> Decision:
+        return Decision(caller == OWNER, (), "test")
+
+    monkeypatch.setattr(face.hub.authorizer, "may", may)
+
+    def log(level: str, data: Any, client: str | None = None) -> None:
+        face.hub.bus.emit(ServerLogged("watch", Note(level=level, data=data), client))
+
+    log("info", "dull")
+    log("error", "news")
+    log("error", "x" * listening.MAX_LOG_BYTES)
+    assert [one["params"] for one in asked.told] == [{"level": "error", "data": "news"}]
+    assert not quiet.told and not other.told and not blind.told and not late.told
+    log("debug", "dull", "quiet")
+    log("info", "own", "quiet")
+    log("error", "own", "other")
+    assert [one["params"]["data"] for one in quiet.told] == ["own"]
+    assert [one["params"]["data"] for one in other.told] == ["own"]
+    assert len(asked.told) == 1
+
+
+@pytest.mark.promise("N1")
+def test_a_server_that_logs_too_fast_is_kept_but_not_passed_on() -> None:
+    now, bus, ring = [0.0], Bus(), Ring()
+    heard: list[ServerLogged] = []
+    bus.observe(ServerLogged, heard.append)
+    logs = ServerLogs("s", ring, bus, lambda: now[0])
+    for number in range(150):
+        logs.write({"level": "info", "data": f"line {number}"}, None)
+    logs.write({"level": "info", "data": "of a client without a session"}, "")
+    assert len(heard) == 100 and "line 149" in ring.text() and "without a session" in ring.text()
+    now[0] = 1.0
+    for _ in range(150):
+        logs.write({"level": "info", "data": "more"}, None)
+    assert len(heard) == 120
 
 
 @pytest.mark.promise("B12")

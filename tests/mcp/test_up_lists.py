@@ -101,8 +101,8 @@ async def test_a_changed_list_is_looked_at_alone_and_the_others_stay_as_they_are
             lists = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
             return {method: methods.count(method) for method in lists}
 
-        # Once the stream for changes is open all is looked at again, if it had to be opened.
-        if (era, transport) != ("legacy", "stdio") and transport != "sse":
+        # In the new era all is looked at again once the stream for changes is open.
+        if era == "modern":
             if transport == "http":
                 await until(lambda: min(asked().values()) >= 2)
             else:

@@ -11,7 +11,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from dragoman.core.call import Call, Result
+from dragoman.core.call import Call, Note, Result
 from dragoman.core.errors import HubError
 from dragoman.core.record import record
 
@@ -159,6 +159,16 @@ class RootsChanged(Event):
     """A client says that its roots, the folders that it works in, have changed."""
 
     client: str
+
+
+@record(frozen=True, slots=True)
+class ServerLogged(Event):
+    """A server has written a line to its log that belongs to no call. `client` is the session whose
+    own connection it came on, or None for the connection that all clients share."""
+
+    server: str
+    note: Note
+    client: str | None
 
 
 @record(frozen=True, slots=True)

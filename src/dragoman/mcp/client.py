@@ -100,6 +100,7 @@ class Session:
         elif modern is False or not await self._discover(timeout / 2):
             await self._initialize(timeout)
         self.unasked.start()
+        await self.unasked.wait_open()
 
     async def _find_out(self, timeout: float) -> None:
         """Asks the new way first. A server that keeps silent, since it is still starting or never
@@ -265,6 +266,7 @@ class Session:
                 f'server "{self.server}" has ended the session and opens no other: {error}',
                 sent=False,
             )
+        await self.unasked.wait_open()
 
     def _reopened(self, task: asyncio.Task[None]) -> None:
         self._reopening = None

@@ -455,9 +455,19 @@ class HttpWire:
                 listener.acknowledged(params)
         elif method == CANCELLED:
             self._requests.cancel(params)
-        elif method != MESSAGE or listener is None or not listener.noted(params):
+        elif method == MESSAGE:
+            self._logged(params, id, listener)
+        else:
             self._heard(method, params)
         return False
+
+    def _logged(self, params: Mapping[str, Any], id: int | None, listener: Listener | None) -> None:
+        """A line of the server's log. On a session of a client's own each of them is that client's,
+        so that the newest call under way may have those that come on no call's stream."""
+        if id is None and self._asking:
+            listener = next(reversed(self._asking.values()))
+        if listener is None or not listener.noted(params):
+            self._heard(MESSAGE, params)
 
     def _reply(self, message: bytes) -> None:
         self._errand(self._deliver(message))

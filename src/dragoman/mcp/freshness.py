@@ -14,7 +14,7 @@ from time import monotonic
 
 LEAST_SECONDS = 1.0
 """A list younger than this is never read again."""
-REST = 20.0
+REST = 5.0
 """A list that took long to read is left alone for so many times as long."""
 WAIT_SECONDS = 3.0
 """How long a request waits for lists that are read again for it."""

@@ -16,8 +16,9 @@ from time import monotonic
 from typing import Any
 
 from dragoman.core.errors import Full, HubError
-from dragoman.core.events import ClientGone, ListAnnounced, ResourceUpdated
+from dragoman.core.events import ClientGone, ListAnnounced, ResourceUpdated, ServerLogged
 from dragoman.core.hub import Hub
+from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
 from dragoman.core.urls import render_uri
@@ -37,6 +38,7 @@ from dragoman.mcp.revisions import (
 from dragoman.mcp.tasks import TaskFace, Watching, declared, listening_flaw, missing
 from dragoman.mcp.translate import meta_to_pass
 from dragoman.mcp.turns import Turns
+from dragoman.mcp.updates import DEFAULT_LEVEL, encode_note, is_wanted
 from dragoman.wire import rpc
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ CHANGE_PAUSE = 0.05
 """Changes of a list that come together are told together."""
 ANNOUNCE_PAUSE = 1.0
 """Seconds between two announcements of a list that is as it was."""
+MAX_LOG_BYTES = 64 * 1024
+"""A longer line of a server's log that belongs to no call is not sent to clients."""
 RETRY_SECONDS = 1.0
 """When somebody is told again who did not read."""
 MAX_FOLLOWED = 1_000
@@ -130,6 +134,7 @@ class Listening:
         """When clients were last told so, by method."""
         hub.bus.observe(ResourceUpdated, self._updated)
         hub.bus.observe(ListAnnounced, self._list_announced)
+        hub.bus.observe(ServerLogged, self._tell_log)
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -447,6 +452,31 @@ class Listening:
             return found[key]
 
         return concerned
+
+    def _tell_log(self, event: ServerLogged) -> None:
+        """A line that belongs to no call. On a client's own connection it is that client's. On the
+        one that all share it may be about anybody's call: it goes to those clients that asked for a
+        level, see something of the server, and may read its whole log anyway."""
+        message: bytes | None = None
+        for peer in tuple(self._joined):
+            if event.client is None:
+                level = peer.log_level
+            elif event.client == peer.client:
+                level = peer.log_level or DEFAULT_LEVEL
+            else:
+                continue
+            if level is None or not is_wanted(event.note, level):
+                continue
+            if event.client is None and not self._may_read_log(event.server, peer):
+                continue
+            message = message or encode_note(event.note)
+            if len(message) <= MAX_LOG_BYTES:
+                peer.tell(message)
+
+    def _may_read_log(self, server: str, peer: Peer) -> bool:
+        if not self._hub.authorizer.may(peer.principal, ADMIN).allowed:
+            return False
+        return any(self._sees_any(kind, [server], peer) for kind in self._hub.catalogs)
 
     def _updated(self, event: ResourceUpdated) -> None:
         name = next((one for one in _above(event.name) if one in self._followers), None)

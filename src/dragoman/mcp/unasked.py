@@ -27,6 +27,8 @@ STEADY_SECONDS = 10.0
 """A stream that lasted so long was a good one: it is opened again soon."""
 LOST_AFTER = 3
 """A server that cannot be reached so often in a row is lost."""
+OPEN_SECONDS = 1.0
+"""How long a session waits for its stream before it is used."""
 FOR_EVER = 10.0**9
 NO_STREAM = frozenset({400, 404, 405, 406, 501})
 """What a server says that has no such stream."""
@@ -46,6 +48,8 @@ class Unasked:
         self._wanted: frozenset[str] = frozenset()
         self._streams = 0
         """Over HTTP, those that are open."""
+        self._tried = asyncio.Event()
+        """Whether the server has answered the first request for a stream."""
 
     @property
     def is_open(self) -> bool:
@@ -60,7 +64,18 @@ class Unasked:
         if self._needed(self._wanted):
             self._keeper = self._keep(self._wanted, None)
 
+    async def wait_open(self) -> None:
+        """Until the server has opened the stream of a handshake session over HTTP, or has refused
+        to. What it would say there is lost before that."""
+        session = self._session
+        if self._keeper is None or session.modern or not isinstance(session.wire, HttpWire):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_SECONDS):
+                await self._tried.wait()
+
     def end(self) -> None:
+        self._tried = asyncio.Event()
         if self._keeper is not None:
             self._keeper.cancel()
             self._keeper = None
@@ -197,12 +212,13 @@ class Unasked:
     ) -> None:
         announces = self._follows() or bool(self._lists())
 
-        is_open = False
+        is_open, tried = False, self._tried
 
         def opened() -> None:
             nonlocal is_open
             is_open = True
             self._streams += 1
+            tried.set()
             if announces and (ready is None or ready.done()):
                 self._missed()
 
@@ -213,6 +229,7 @@ class Unasked:
                 await wire.listen("", None, opened)
         finally:
             self._streams -= is_open
+            tried.set()
 
     async def _keep_duplex(
         self, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None

@@ -28,6 +28,11 @@ DEFAULT_LEVEL = "info"
 _GRAVITY = {level: number for number, level in enumerate(LEVELS)}
 
 
+def is_wanted(note: Note, level: str) -> bool:
+    """Whether somebody who asked for that level wants the note."""
+    return _GRAVITY.get(note.level, -1) >= _GRAVITY[level]
+
+
 def updates_of(
     params: Mapping[str, Any], level: str | None, revision: int, push: Push | None
 ) -> tuple[Updates, Wanted]:
@@ -44,12 +49,8 @@ def updates_of(
         if isinstance(told, Progress):
             if wanted.progress:
                 push(_progress(token, told, revision))
-        elif (
-            isinstance(told, Note)
-            and level is not None
-            and _GRAVITY.get(told.level, -1) >= _GRAVITY[level]
-        ):
-            push(_note(told))
+        elif isinstance(told, Note) and level is not None and is_wanted(told, level):
+            push(encode_note(told))
 
     return update, wanted
 
@@ -68,7 +69,7 @@ def _progress(token: Any, told: Progress, revision: int) -> bytes:
     return rpc.notification("notifications/progress", params)
 
 
-def _note(told: Note) -> bytes:
+def encode_note(told: Note) -> bytes:
     params: dict[str, Any] = {"level": told.level, "data": told.data}
     if told.logger is not None:
         params["logger"] = told.logger

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -28,12 +29,13 @@ from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
 from dragoman.mcp.freshness import Freshness
-from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, Listener, line_of, note_of
+from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, Listener
 from dragoman.mcp.listing import ASKED, Listing
 from dragoman.mcp.offers import KINDS, Offers, is_announced, is_offered, kinds_changed
 from dragoman.mcp.personal import PersonalSessions
 from dragoman.mcp.questions import ASKING
 from dragoman.mcp.revisions import NAMES
+from dragoman.mcp.server_logs import ServerLogs
 from dragoman.mcp.session_choice import SessionChoice
 from dragoman.mcp.spawn import Ring
 from dragoman.mcp.unasked import FOR_EVER
@@ -87,8 +89,9 @@ class Upstream:
         "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
         "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_listing",
         "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
-        "_wake", "choice", "entry", "facts", "followed", "fresh", "may_last", "modern", "name",
-        "offers", "personal", "reason", "restarts", "session", "state", "stderr", "tasks", "way",
+        "_wake", "choice", "entry", "facts", "followed", "fresh", "logs", "may_last", "modern",
+        "name", "offers", "personal", "reason", "restarts", "session", "state", "stderr", "tasks",
+        "way",
     )  # fmt: skip
 
     def __init__(
@@ -121,6 +124,7 @@ class Upstream:
         self._failure = RepeatedFailure()
         self.stderr = Ring()
         """What it wrote there, and the lines of its log that are nobody's."""
+        self.logs = ServerLogs(self.name, self.stderr, bus)
         self.session: Session | None = None
         self.modern: bool | None = None
         self.way: str | None = None
@@ -323,12 +327,10 @@ class Upstream:
         else:
             self.overheard(method, params)
 
-    def overheard(self, method: str, params: Mapping[str, Any]) -> None:
-        """On any session."""
+    def overheard(self, method: str, params: Mapping[str, Any], client: str | None = None) -> None:
+        """On any session; `client` is whose own it is."""
         if method == MESSAGE:
-            note = note_of(params)
-            if note is not None:
-                self.stderr.write(line_of(note).encode("utf-8", "replace") + b"\n")
+            self.logs.write(params, client)
         elif method == UPDATED:
             self.followed.told(params.get("uri"))
         elif kinds := kinds_changed(method):
@@ -495,7 +497,8 @@ class Upstream:
         shared = self.session
         if shared is not None and shared.modern:  # it may well speak no other era
             seconds = min(seconds, HANDSHAKE_SECONDS)
-        apart = Apart(features, self.overheard, listens=True, outside=outside)
+        heard = partial(self.overheard, client=outside.client)
+        apart = Apart(features, heard, listens=True, outside=outside)
         session = await self._open_apart(apart, seconds)
         self.choice.opened(shared)
         self.may_last = self.may_last or may_last(session.features)
