@@ -330,7 +330,7 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
-def clients(_: Situation) -> Iterator[Finding]:
+def clients(found: Situation) -> Iterator[Finding]:
     """The IDEs and agents of this machine, as far as their files show."""
     seen = False
     for client in CLIENTS.values():
@@ -349,6 +349,10 @@ def clients(_: Situation) -> Iterator[Finding]:
             level = "warning"
             said = f'{client.title} starts "{now["command"]}", which is not there'
             fix = install
+        elif now["installed"] and (twice := _twice(found, now["servers"])):
+            level = "warning"
+            said = f"{client.title} has the hub and {twice} as well, so their tools are there twice"
+            fix = f"dragoman import {client.name} --move"
         elif now["installed"]:
             level, said = "ok", f'{client.title} has the hub as "{now["name"]}"'
         elif now["installed"] is None:
@@ -359,3 +363,9 @@ def clients(_: Situation) -> Iterator[Finding]:
     if not seen:
         said = "no IDE or agent that is known here has files in your home"
         yield Finding("client", "info", said, "dragoman install lists those that are known")
+
+
+def _twice(found: Situation, theirs: list[str]) -> str:
+    """The servers that are in the hub's configuration and in the client's."""
+    ours = found.config.mcp_servers if found.config is not None else ()
+    return ", ".join(entry.name for entry in ours if entry.enabled and entry.name in theirs)

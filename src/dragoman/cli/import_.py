@@ -22,6 +22,8 @@ from dragoman.cli.configure import FIRST_CONFIG
 from dragoman.cli.errors import Failed, Unreadable
 from dragoman.cli.files import decode, read_bytes, write
 from dragoman.cli.install import unknown
+from dragoman.cli.moving import Moving, move
+from dragoman.cli.moving import undo as put_back
 from dragoman.cli.output import clean, home_option, json_option
 from dragoman.cli.planned import Found, Plan, plan_for
 from dragoman.cli.references import Skip
@@ -46,6 +48,10 @@ class Work:
     problems: list[str] = field(default_factory=list)
     config: bytes | None = None
     env: bytes | None = None
+    there: list[tuple[Found, str]] = field(default_factory=list)
+    """Servers that `config.toml` has already just as they are in the other file, with their names
+    there."""
+    added: list[tuple[Found, str]] = field(default_factory=list)
     replaces: str | None = None
     """The name of a server of `config.toml` whose place a new one takes."""
 
@@ -75,6 +81,7 @@ class Work:
         for server in found:
             try:
                 plan = plan_for(server)
+                self._note_same(server, plan, known)
                 self._fits(plan, taken, values)
             except Skip as reason:
                 names = {"name": clean(server.name), "from": server.source}
@@ -83,6 +90,13 @@ class Work:
             taken[_namespace(plan.name)] = plan.source
             values |= plan.values
             self.plans.append(plan)
+            self.added.append((server, plan.name))
+
+    def _note_same(self, server: Found, plan: Plan, known: list[dict[str, Any]]) -> None:
+        for entry in known:
+            same = _without_defaults(entry.get("transport")) == _without_defaults(plan.transport)
+            if same and _namespace(str(entry.get("name"))) == _namespace(plan.name):
+                self.there.append((server, str(entry["name"])))
 
     def _fits(self, plan: Plan, taken: dict[str, str], values: dict[str, str]) -> None:
         holder = taken.get(_namespace(plan.name))
@@ -133,6 +147,13 @@ class Work:
         if self.env is not None and os.name == "posix":
             os.chmod(self.env_path, 0o600)
         write(self.env_path, old + gap + lines.encode(), self.env, backup=False)
+
+
+def _without_defaults(transport: Any) -> Any:
+    """Where a transport leads, whichever of its defaults are written out."""
+    if not isinstance(transport, dict):
+        return transport
+    return {key: value for key, value in transport.items() if value not in ([], {}, False, None)}
 
 
 def _collect(source: str | None, work: Work) -> list[Found]:
@@ -236,6 +257,9 @@ def _sure(work: Work) -> bool:
 @click.option("--print", "printed", is_flag=True, help="Show what would be added; touch nothing.")
 @click.option("--all", "everything", is_flag=True, help="Add all that is found without asking.")
 @click.option("--only", metavar="NAME,…", help="Only the servers of these names.")
+@click.option("--move", "moves", is_flag=True,
+              help="Then take those that the hub connects to out of the other file.")  # fmt: skip
+@click.option("--undo", is_flag=True, help="Put back what was moved last, out of CLIENT or FILE.")
 @home_option
 @json_option
 @click.pass_context
@@ -245,6 +269,8 @@ def import_command(
     printed: bool,
     everything: bool,
     only: str | None,
+    moves: bool,
+    undo: bool,
     home: str | None,
     as_json: bool,
 ) -> None:
@@ -255,6 +281,8 @@ def import_command(
     dragoman import cursor             what Cursor has
     dragoman import .vscode/mcp.json   what a file has
     dragoman import cursor --print     only show it
+    dragoman import cursor --move      and take them out of Cursor's file, so that none is twice
+    dragoman import cursor --undo      put back what was moved
 
     From one CLIENT ("dragoman install" lists them), from a FILE in any of their formats, or, with
     neither, from all known clients after you confirmed it (--all: without asking).
@@ -264,8 +292,15 @@ def import_command(
     there is changed or overwritten: a name or a value that is taken is reported and that server
     skipped.
 
+    --move waits until the hub has connected to each server, also to those that were imported
+    before, and takes them out of the file that they came from. Everything else in that file stays
+    as it is, the file as it was is kept beside it, and --undo puts the servers back.
+
     Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage.
     """
+    if undo:
+        _undo(source, home, as_json)
+        return
     try:
         work = Work(Path(home_path(home)))
         found = _collect(source, work)
@@ -275,6 +310,8 @@ def import_command(
         explicit = everything or source is not None or only is not None
         done = not printed and bool(work.plans) and (explicit or (not as_json and _sure(work)))
         backup = work.write() if done else None
+        wanted = [*work.added, *work.there] if moves and (done or not work.plans) else []
+        moved = move(work.home, wanted) if wanted and not printed else None
     except (click.ClickException, Unreadable, Unfit, ConfigError, OSError) as error:
         message = str(error).rstrip(".") + "."
         failure = error if isinstance(error, click.ClickException) else Failed(message)
@@ -283,7 +320,8 @@ def import_command(
         click.echo(json.dumps({"error": failure.message}))
         ctx.exit(failure.exit_code)
     if as_json:
-        click.echo(json.dumps(_answer(work, done, backup), indent=2))
+        more = moved.as_json() if moved is not None else {}
+        click.echo(json.dumps({**_answer(work, done, backup), **more}, indent=2))
     elif printed:
         _printed(work)
     elif done:
@@ -298,3 +336,30 @@ def import_command(
             if found_none
             else "Nothing new to import; nothing was changed."
         )
+    if moved is not None and not as_json:
+        _show_moved(moved)
+
+
+def _show_moved(moved: Moving) -> None:
+    for one in moved.moved:
+        kept = f" (backup: {Path(one.backup).name})" if one.backup else ""
+        click.echo(f"Moved out of {one.path}{kept}: {', '.join(map(clean, one.names))}.")
+    for name, why in moved.left.items():
+        click.echo(f'"{clean(name)}" stays in its file: {clean(why)}.')
+    if moved.moved:
+        click.echo("Put them back with: dragoman import --undo")
+        click.echo("Restart the client; if the hub is not in it yet: dragoman install CLIENT")
+
+
+def _undo(source: str | None, home: str | None, as_json: bool) -> None:
+    client = CLIENTS.get(source or "")
+    path = config_file(client) if client else Path(source).absolute() if source else None
+    try:
+        back = put_back(Path(home_path(home)), path)
+    except (Unreadable, Unfit) as error:
+        raise Failed(str(error)) from None
+    if as_json:
+        click.echo(json.dumps({"restored": back.names, "file": back.path}, indent=2))
+        return
+    click.echo(f"Put back into {back.path}: {', '.join(map(clean, back.names))}.")
+    click.echo("The hub still has them; take them out with: dragoman servers remove NAME")

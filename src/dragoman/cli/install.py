@@ -160,6 +160,7 @@ def state(client: Client) -> dict[str, Any]:
     path = config_file(client)
     found: dict[str, Any] = {"client": client.name, "title": client.title, "path": str(path)}
     found |= {"exists": False, "installed": False, "name": None, "command": None, "problem": None}
+    found["servers"] = []
     try:
         data = read_bytes(path) if path else None
         found["exists"] = data is not None
@@ -171,7 +172,9 @@ def state(client: Client) -> dict[str, Any]:
         return found | {"exists": True, "installed": None, "problem": str(error)}
     name = next((name for name, server in servers.items() if is_hub(server)), None)
     command = started_by(servers[name]) if name is not None else None
-    return found | {"installed": name is not None, "name": name, "command": command}
+    others = [name for name, server in servers.items() if not is_hub(server)]
+    installed = {"installed": name is not None, "name": name, "command": command}
+    return found | installed | {"servers": others}
 
 
 def _listed(as_json: bool) -> None:
@@ -335,7 +338,10 @@ def _remarks(done: Outcome, home: str | None) -> Iterator[str]:
     twice = [entry.name for entry in config.mcp_servers if entry.name in theirs]
     if twice:
         names = ", ".join(twice)
-        yield f"{names}: these are in {path} too, so their tools come twice; take them out there"
+        yield (
+            f"{names}: these are in {path} too, so their tools come twice; move them with: "
+            f"dragoman import {done.client} --move"
+        )
 
 
 def _lines(done: Outcome) -> Iterator[str]:

@@ -42,6 +42,9 @@ class Found:
     """Further keys of its entry in `config.toml`."""
     allow_private: bool = False
     """Whether the operator lets its address lead to a private network."""
+    path: Path | None = None
+    """The file that it stands in, below `keys`."""
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

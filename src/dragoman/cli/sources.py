@@ -23,15 +23,22 @@ def found_in(client: Client, path: Path, source: str) -> list[Found]:
         document = parse("toml" if path.suffix == ".toml" else client.format, data)
     except Unreadable as error:
         raise Unreadable(f'"{path}" cannot be read: {error}') from None
-    servers = dict(servers_at(document, client)[1])
+    keys, servers = servers_at(document, client)
+    places = {name: (keys, entry) for name, entry in servers.items()}
     if client.name == "claude-code" and isinstance(document, dict):
         # `claude mcp add` without a scope puts a server under the folder it was run in.
         try:
-            here = object_of(object_of(document, "projects"), str(Path.cwd()))
-            servers = {**object_of(here, "mcpServers"), **servers}
+            folder = str(Path.cwd())
+            here = object_of(object_of(document, "projects"), folder)
+            local = ("projects", folder, "mcpServers")
+            theirs = object_of(here, "mcpServers").items()
+            places = {**{name: (local, entry) for name, entry in theirs}, **places}
         except Skip:
             pass
-    return [Found(name, entry, client, source) for name, entry in servers.items()]
+    return [
+        Found(name, entry, client, source, path=path, keys=below)
+        for name, (below, entry) in places.items()
+    ]
 
 
 def found_in_client(client: Client) -> list[Found]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 from dragoman.cli.errors import Unreadable
@@ -38,6 +39,18 @@ def append_toml(text: str, block: str) -> str:
     newline = newline_of(text)
     gap = "" if not text else newline if is_broken(text[-1]) else newline * 2
     return f"{text}{gap}{block.replace(chr(10), newline)}"
+
+
+def render_table(keys: tuple[str, ...], entry: Mapping[str, Any]) -> str:
+    """A table and, after its own values, the tables in it."""
+    inner = {key: value for key, value in entry.items() if isinstance(value, dict)}
+    header = ".".join(
+        key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key) for key in keys
+    )
+    lines = [f"[{header}]"]
+    lines += [f"{key} = {toml_value(value)}" for key, value in entry.items() if key not in inner]
+    tables = [render_table((*keys, key), value) for key, value in inner.items()]
+    return "\n".join(["\n".join(lines) + "\n", *tables])
 
 
 def with_table(text: str, keys: tuple[str, ...], name: str, entry: Any) -> str:
