@@ -4,8 +4,6 @@ others, their tasks, and the doors by which A2A comes in. Part of `assembly`, wh
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -320,7 +318,7 @@ class AgentSide:
             )
             self.grpc_port = await grpc.start()
             self._grpc = grpc
-            self.face.cards.grpc = f"{_reached(host)}:{self.grpc_port}"
+            self.face.cards.grpc_port = self.grpc_port
 
     async def settled(self) -> None:
         """Until each agent of others has been found once, or has failed once."""
@@ -378,12 +376,3 @@ class AgentSide:
             "grpc_port": self.grpc_port,
             "tasks": self.tasks,
         }
-
-
-def _reached(host: str) -> str:
-    """An address that a client on this machine can use."""
-    with contextlib.suppress(ValueError):
-        address = ipaddress.ip_address(host)
-        if address.is_unspecified:
-            host = "127.0.0.1" if address.version == 4 else "::1"
-    return f"[{host}]" if ":" in host else host

@@ -81,9 +81,9 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
     server = GrpcFace(
         face, lambda *_: known, "127.0.0.1", 0, base="http://127.0.0.1:1", require_version=False
     )
-    cards.grpc = f"127.0.0.1:{await server.start()}"
+    cards.grpc_port = await server.start()
     try:
-        async with grpc.aio.insecure_channel(cards.grpc) as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{cards.grpc_port}") as channel:
             yield channel
     finally:
         face.close()

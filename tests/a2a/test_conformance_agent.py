@@ -94,7 +94,7 @@ def over_grpc(
     hub: RunningHub, operation: str, params: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Said:
     card = hub.get("/.well-known/agent-card.json", V1).json()
-    (where,) = [i["url"] for i in card["supportedInterfaces"] if i["protocolBinding"] == "GRPC"]
+    (where,) = {i["url"] for i in card["supportedInterfaces"] if i["protocolBinding"] == "GRPC"}
     kind = REQUESTS.get(operation) or getattr(pb, f"{operation}Request")
     metadata = [(name.lower(), value) for name, value in headers.items()]
     with grpc.insecure_channel(where) as channel:

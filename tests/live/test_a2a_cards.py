@@ -43,7 +43,8 @@ def grounds() -> Iterator[Grounds]:
         extensions=[{"uri": "urn:example:one", "description": "One", "params": {"k": 1}}],
     )
     server = '\n[server]\nallowed_hosts = ["hub.example.com"]\n'
-    with a2a_grounds((*AGENTS, skilled), config=server) as made:
+    agents = (*AGENTS, skilled, agent_entry("SDK 1-3", "echo"))
+    with a2a_grounds(agents, config=server, a2a={"grpc_port": 0}) as made:
         yield made
 
 
@@ -120,6 +121,38 @@ def test_the_addresses_follow_the_host_that_was_asked_for(served: RunningHub) ->
     assert card["url"] == "http://hub.example.com/a2a"
     assert served.get(CARD, {"Host": "evil.example.com"}).status == 421
     assert served.api(CARD)["url"] == f"{served.url}/a2a"
+
+
+@pytest.mark.promise("I3")
+def test_grpc_is_on_the_cards_that_are_fetched_for_it(served: RunningHub) -> None:
+    """Others have one origin alone, or google-adk would refuse them."""
+    port = served.api("/api/status")["agents"]["grpc_port"]
+    for host in (served.url.partition("//")[2], "hub.example.com", f"localhost:{port}"):
+        name = host.partition(":")[0]
+        plain = served.get(CARD, {"Host": host, **named("1.0")}).json()
+        origins = {one["url"].partition("/a2a")[0] for one in plain["supportedInterfaces"]}
+        assert origins == {f"http://{host}"}
+        asked = served.get(f"{CARD}?binding=GRPC", {"Host": host, **named("1.0")}).json()
+        added = asked["supportedInterfaces"][len(plain["supportedInterfaces"]) :]
+        assert added == [
+            {"url": f"{name}:{port}", "protocolBinding": "GRPC", "protocolVersion": version}
+            for version in ("1.0", "0.3")
+        ]
+    old = served.get(f"{CARD}?binding=GRPC", named("0.3")).json()
+    assert old["preferredTransport"] == "JSONRPC"
+    assert old["additionalInterfaces"][-1] == {"url": f"127.0.0.1:{port}", "transport": "GRPC"}
+    other = served.get(f"/a2a/skilled{CARD}?binding=GRPC", named("0.3")).json()
+    assert "GRPC" not in json.dumps(other)  # which cannot be named there
+
+
+@pytest.mark.promise("I3")
+def test_an_agent_is_reached_by_its_slug_too(served: RunningHub) -> None:
+    by_slug = served.get(f"/a2a/sdk_1_3{CARD}").json()
+    assert by_slug == served.get(f"/a2a/SDK%201-3{CARD}").json()
+    task = Caller(served, "sdk_1_3").send("hello")
+    assert Caller(served, "SDK 1-3").get(task["id"]) == Caller(served, "sdk_1_3").get(task["id"])
+    tenant = {**V10.params("hello"), "tenant": "sdk_1_3"}
+    assert Caller(served).ask("send", tenant).error is None
 
 
 @pytest.mark.promise("I3")

@@ -99,6 +99,8 @@ def test_the_hub_is_an_agent_whose_skills_are_its_tools(grounds: Grounds) -> Non
     assert asks["description"] == "Can use the legacy.ask_form tool"
     assert skills["modern.add"]["inputModes"] == ["application/json"]
     assert card["capabilities"]["extensions"][0]["uri"] == SKILL
+    listed = grounds.hub.api("/a2a/agents")  # where there is no other agent
+    assert [one["name"] for one in listed["agents"]] == ["dragoman"] and listed["total"] == 1
 
 
 @pytest.mark.promise("J4")

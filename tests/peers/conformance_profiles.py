@@ -43,7 +43,7 @@ def settings(name: str, *, grpc_port: int | None = None, extra: str = "") -> str
     """The whole configuration; the hub takes a free port for HTTP, for gRPC where 0 is given."""
     profile = PROFILES[name]
     head = f"api_key = {json.dumps(profile.key)}\n\n" if profile.key else ""
-    grpc = f"grpc_port = {grpc_port}\n" if grpc_port is not None else ""
+    grpc = f'grpc_port = {grpc_port}\ngrpc_on_cards = "always"\n' if grpc_port is not None else ""
     extension = (
         f"\n[[agents.extensions]]\nuri = {json.dumps(REQUIRED_EXTENSION)}\nrequired = true\n"
         if profile.required_extension

@@ -90,7 +90,8 @@ class Interfaces:
     url: str
     """Of JSON-RPC and of HTTP+JSON alike; it names the agent by its path."""
     grpc: str | None = None
-    """`host:port`; None for a card without it: some clients take no address that is no URL."""
+    """`host:port`; None for a card without it: google-adk 2.13 refuses a card with an address of
+    another origin than the card's own."""
     tenant: str = ""
     """The agent where no path can name it, which is over gRPC."""
 
@@ -125,8 +126,8 @@ def card_of(described: Described, *, urls: Interfaces, security: bool) -> dict[s
 
 
 def _interfaces(urls: Interfaces) -> list[dict[str, Any]]:
-    """The preferred one first. HTTP carries all versions at one address; gRPC comes last, since
-    there are clients that stop at an address without a scheme (google-adk 2.13)."""
+    """The preferred one first. HTTP carries all versions at one address, and gRPC comes last. In
+    0.3 gRPC has no tenant, so it reaches the default agent alone."""
     found: list[dict[str, Any]] = [
         {"url": urls.url, "protocolBinding": binding, "protocolVersion": version}
         for version in ("1.0", "0.3")
@@ -134,7 +135,10 @@ def _interfaces(urls: Interfaces) -> list[dict[str, Any]]:
     ]
     if urls.grpc:
         grpc = {"url": urls.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0"}
-        found.append({**grpc, "tenant": urls.tenant} if urls.tenant else grpc)
+        if urls.tenant:
+            found.append({**grpc, "tenant": urls.tenant})
+        else:
+            found += [grpc, {**grpc, "protocolVersion": "0.3"}]
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from dragoman import __version__
 from dragoman.a2a.card import Described, Interfaces, card_of, etag, shape, skill_of_tool
@@ -24,8 +24,9 @@ MAX_KEPT_BYTES = 16 * 1024 * 1024
 MAX_SKILLS = 1_000
 
 Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
-_Key = tuple[str, Principal | None, str, str, bool]
-"""The agent, who looks, the address, the shape, whether keys are needed: that may change."""
+_Key = tuple[str, Principal | None, str, str, bool, bool]
+"""The agent, who looks, the address, the shape, whether keys are needed (which may change), and
+whether gRPC is listed."""
 
 
 class Cards:
@@ -35,8 +36,8 @@ class Cards:
         self._sign = sign
         self.secured: Callable[[], bool] = lambda: True
         """Whether callers need a key."""
-        self.grpc: str | None = None
-        """Where gRPC is served, as clients reach it."""
+        self.grpc_port: int | None = None
+        """Where gRPC is served; None where it is not."""
         self._kept: dict[_Key, tuple[bytes, str, str]] = {}
         self._listed: dict[_Key, bytes] = {}
         self._since: dict[str, str] = {}
@@ -47,8 +48,11 @@ class Cards:
         """Whether there is more to say of the agent to those who are known."""
         return facts.extended and self.secured()
 
-    def of(self, facts: AgentFacts, principal: Principal | None, base: str) -> dict[str, Any]:
-        """In the form of 1.0: what `principal` may know; None is anybody."""
+    def of(
+        self, facts: AgentFacts, principal: Principal | None, base: str, *, grpc: bool = True
+    ) -> dict[str, Any]:
+        """In the form of 1.0: what `principal` may know; None is anybody. `grpc` says whether it
+        lists gRPC where that is served."""
         default = self._targets.default()
         path = base + self._settings.listen_path
         ours = "" if facts is HUB_FACTS else facts.name
@@ -66,23 +70,40 @@ class Cards:
             extensions=[_extension(one) for one in facts.extensions],
         )
         tenant = "" if ours == default else facts.name
-        urls = Interfaces(url=url, grpc=self.grpc, tenant=tenant)
+        urls = Interfaces(url=url, grpc=self._grpc_at(base) if grpc else None, tenant=tenant)
         return card_of(described, urls=urls, security=self.secured())
 
+    def _grpc_at(self, base: str) -> str | None:
+        """The address of gRPC for those who reach the hub at `base`: the same host."""
+        if self.grpc_port is None:
+            return None
+        if self._settings.grpc_address:
+            return self._settings.grpc_address
+        host = urlsplit(base).hostname or "localhost"
+        return f"[{host}]:{self.grpc_port}" if ":" in host else f"{host}:{self.grpc_port}"
+
     def served(
-        self, agent: str | None, principal: Principal | None, base: str, version: str
+        self,
+        agent: str | None,
+        principal: Principal | None,
+        base: str,
+        version: str,
+        *,
+        grpc: bool = False,
     ) -> tuple[bytes, str, str]:
         """A card encoded in the shape that was asked for, its tag, and since when it is so. Raises
-        for an agent that is not there, or not for that caller."""
+        for an agent that is not there, or not for that caller. With `grpc` it lists that even where
+        other cards do not."""
+        grpc = grpc or self._settings.grpc_on_cards == "always"
         facts = self._targets.facts_for(principal, agent)
         self._let_go()
         wanted = version or self._settings.card
         if facts is not HUB_FACTS and self.secured():
             principal = None  # the public one is the same for all
-        key = facts.name, principal, base, wanted, self.secured()
+        key = facts.name, principal, base, wanted, self.secured(), grpc
         kept = self._kept.get(key)
         if kept is None:
-            body = encode(self.shaped(self.of(facts, principal, base), wanted))
+            body = encode(self.shaped(self.of(facts, principal, base, grpc=grpc), wanted))
             tag = etag(body)
             if len(self._since) >= MAX_KEPT:
                 self._since.clear()
@@ -95,17 +116,18 @@ class Cards:
         return shape(self._sign(card) if self._sign is not None else card, version)
 
     def listed(self, principal: Principal, base: str, version: str) -> bytes:
-        """Their number and one of each agent, the hub's own among them, encoded."""
+        """Their number and one of each agent, encoded; the hub's own where there is no other."""
         self._let_go()
         wanted = version or self._settings.card
-        key = "", principal, base, wanted, self.secured()
+        grpc = self._settings.grpc_on_cards == "always"
+        key = "", principal, base, wanted, self.secured(), grpc
         kept = self._listed.get(key)
         if kept is None:
             tools = self._targets.agents(principal)
             found = [tool.agent for tool in tools if tool.agent is not None]
             cards = [
-                self.shaped(self.of(facts, principal, base), wanted)
-                for facts in [*found, HUB_FACTS]
+                self.shaped(self.of(facts, principal, base, grpc=grpc), wanted)
+                for facts in found or [HUB_FACTS]
             ]
             kept = encode({"agents": cards, "total": len(cards)})
             self._listed[key] = kept

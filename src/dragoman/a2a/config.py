@@ -167,6 +167,20 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=65_535)] | None,
         Meta(description="Serve A2A over gRPC there too; needs the extra grpc."),
     ] = None
+    grpc_on_cards: Annotated[
+        Literal["asked", "always"],
+        Meta(
+            description="Which cards list gRPC: those fetched with ?binding=GRPC (asked), or all "
+            "of them, which google-adk refuses (always)."
+        ),
+    ] = "asked"
+    grpc_address: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\s/]+:[0-9]{1,5}$")] | None,
+        Meta(
+            description="host:port of gRPC on cards, where a proxy stands before it; default: the "
+            "host of public_url or of the request, and grpc_port."
+        ),
+    ] = None
     signing_key: Annotated[
         str | None,
         Meta(description="A PEM file with a P-256 key that cards are signed with."),

@@ -84,6 +84,8 @@ class HttpFace:
     def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
+        if agent is not None:
+            agent = self.face.targets.resolve(agent)
         if principal is not None and rest in ("", "/"):
             return self._rpc(request, principal, agent)
         return self._other(request, principal, agent, rest)
@@ -333,7 +335,9 @@ class HttpFace:
             return
         try:
             shape = _card_shape(_version(request))
-            body, tag, since = self._cards.served(agent, principal, self._base_of(request), shape)
+            base = self._base_of(request)
+            grpc = _query(request).get("binding", "").upper() == "GRPC"
+            body, tag, since = self._cards.served(agent, principal, base, shape, grpc=grpc)
         except A2aError as error:
             status = 404 if error.reason == "INVALID_PARAMS" else error.row.http
             request.reply(status, JSON_HEADERS, encode({"error": {"message": error.message}}))

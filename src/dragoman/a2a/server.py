@@ -127,6 +127,7 @@ class Face:
         or where it is known which agent a message is for."""
         tenant = request.get("tenant")
         if tenant:
+            tenant = self.targets.resolve(tenant)
             if asker.agent is not None and asker.agent != tenant:
                 raise A2aError(INVALID_PARAMS, f'"{tenant[:100]}" is no tenant of this agent')
             asker = Asker(

@@ -6,6 +6,7 @@ where there is none that is the hub itself, whose skills are its tools.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -77,6 +78,8 @@ class Targets:
         """Why an agent of the configuration is not there; None for one that is not in it."""
         self._facts: dict[str | None, AgentFacts] = {}
         self._facts_at = -1
+        self._slugs: dict[str, str] = {}
+        self._slugs_at = -1
 
     def agents(self, principal: Principal) -> list[Tool]:
         """Those it may know of: of the configuration first, then those of others."""
@@ -98,8 +101,25 @@ class Targets:
             self._facts[agent] = known
         return known
 
+    def resolve(self, agent: str) -> str:
+        """The name of the agent that goes by that name or by its slug; itself where none does."""
+        if self._slugs_at != self._hub.catalog.version:
+            self._slugs_at, self._slugs = self._hub.catalog.version, self._find_slugs()
+        return self._slugs.get(agent, agent)
+
+    def _find_slugs(self) -> dict[str, str]:
+        """Those that stand for one agent alone, and are no agent's name."""
+        names = [tool.agent.name for tool in self._hub.catalog.tools() if tool.agent is not None]
+        taken = Counter(slug_of(name) for name in names)
+        slugs = {slug_of(name): name for name in names}
+        return {
+            slug: name
+            for slug, name in slugs.items()
+            if slug and taken[slug] == 1 and slug not in names and slug != HUB
+        }
+
     def _find(self, agent: str | None) -> AgentFacts:
-        name = agent if agent is not None else self.default()
+        name = self.resolve(agent) if agent is not None else self.default()
         if not name or name == HUB:
             return HUB_FACTS
         tool = self._agent(name)
