@@ -135,8 +135,7 @@ TOOL_FIELDS_SINCE = {
 """Fields of a tool that older revisions do not know. What no revision knows passes."""
 
 EXECUTION = "execution"
-"""Of a tool in 2025-11-25: whether it may be called as a task. Here every one may and none must,
-whatever its server says: the hub makes the task, or waits for the server's."""
+"""Of a tool in 2025-11-25: whether it may be called as a task."""
 
 
 def shape_tool(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
@@ -153,8 +152,15 @@ def shape_tool(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
             value = {"type": "object", **value}  # many clients refuse a whole list for want of it
         shaped[field] = value
     if revision == R2511:
-        shaped[EXECUTION] = {"taskSupport": "optional"}
+        shaped[EXECUTION] = {"taskSupport": task_support(definition.get(EXECUTION))}
     return shaped
+
+
+def task_support(execution: object) -> str:
+    """Whether a tool may be called as a task: the server's word where it forbids that. Else it may
+    and need not: the hub makes the task itself, or waits for the server's."""
+    said = execution.get("taskSupport") if isinstance(execution, dict) else None
+    return "forbidden" if said == "forbidden" else "optional"
 
 
 def _is_object_schema(schema: object) -> bool:
@@ -276,6 +282,7 @@ def shape_result(result: Mapping[str, Any], revision: int, wrapped: bool = False
             del shaped["structuredContent"]
         elif wrapped or not isinstance(structured, dict):
             shaped["structuredContent"] = {WRAPPED: structured}
+    shaped.setdefault("content", [])
     if revision < R2511:
         shaped["content"] = [shape_content(block, revision) for block in shaped["content"]]
     return shaped
@@ -287,7 +294,7 @@ def shape_members(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
         shaped = dict(result)
         meta = shaped.get("_meta")
         shaped["_meta"] = {**meta, SERVER_KEY: _INFO} if isinstance(meta, dict) else _OWN_META
-        shaped["resultType"] = "complete"
+        shaped.setdefault("resultType", "complete")  # an extension may have others
         return shaped
     shaped = {key: value for key, value in result.items() if key not in _MODERN_MEMBERS}
     meta = shaped.pop("_meta", None)

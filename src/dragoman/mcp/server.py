@@ -35,6 +35,7 @@ from dragoman.mcp.revisions import (
     NAMES,
     NUMBERS,
     R2503,
+    R2511,
     R2607,
     discover_result,
     initialize_result,
@@ -185,8 +186,14 @@ class Face:
 
     def _with_servers(self, result: dict[str, Any], peer: Peer) -> dict[str, Any]:
         seen_by = peer.principal, peer.view, peer.door
-        text = self._introduction.instructions(*seen_by)
-        return {**result, "instructions": text} if text else result
+        if text := self._introduction.instructions(*seen_by):
+            result["instructions"] = text
+        version = result.get("protocolVersion", NAMES[R2607])
+        extensions = self._introduction.extensions(*seen_by)
+        if extensions and NUMBERS[version] >= R2511:
+            able = result["capabilities"]
+            able["extensions"] = {**extensions, **able.get("extensions", {})}
+        return result
 
     async def _list_when_settled(
         self,

@@ -254,6 +254,8 @@ NO_COMPLETIONS = {"values": [], "hasMore": False}
 
 def mcp_from_result(result: Result) -> dict[str, Any]:
     """A result in MCP's newest form; `revisions.shape_result` makes the older ones of it."""
+    if result.extra.get("resultType", "complete") != "complete":
+        return dict(result.extra)  # of an extension, which says itself what is in it
     value: dict[str, Any] = {"content": result.content, **result.extra}
     if result.structured is not ABSENT:
         value["structuredContent"] = result.structured
