@@ -121,7 +121,9 @@ async def test_an_agent_is_offered_as_one_tool_and_one_for_each_skill(sdk: Sdk) 
         far.agent.withdraw("it is away")
         assert not far.hub.catalog.tools()
         assert (far.agent.state, far.agent.reason) == ("failed", "it is away")
-    assert tool.description == "Does what the first word says." and tool.agent is not None
+    assert tool.agent is not None and tool.agent.description == "Does what the first word says."
+    assert tool.description.startswith("Does what the first word says. Takes a message")
+    assert 'Its skills are also tools, named "far_away.…"' in tool.description
     assert [skill["id"] for skill in tool.agent.skills] == ["echo", "ask"]
     assert tool.definition["inputSchema"]["required"] == ["message"]
     assert shown["state"] == "connected" and "A2A 1.0 over JSONRPC" in shown["dialect"]

@@ -116,7 +116,11 @@ def test_a_result_is_all_of_its_content() -> None:
     result = Result(content=[{"type": "text", "text": "1"}], structured={"a": 1})
     assert parts_from_result(result) == [
         {"text": "1"},
-        {"data": {"a": 1}, "mediaType": "application/json"},
+        {
+            "data": {"a": 1},
+            "mediaType": "application/json",
+            "metadata": {"dragoman.hub/structured": True},
+        },
     ]
     said = Result(content=[{"type": "data", "data": {"a": 1}}], structured={"a": 1})
     assert parts_from_result(said) == [{"data": {"a": 1}}]

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.bridge_grounds import external
+from tests.live.bridge_grounds import eventually, external, over_http
 from tests.live.conftest import RunningHub
 from tests.live.lasting import lasting_hub, text_of, until
 from tests.peers import wire
-from tests.peers.process import HttpPeer, read_log
+from tests.peers.process import HttpPeer, read_log, server_entry
 
 pytestmark = pytest.mark.timeout(60)
 
+A2A = "[a2a]\nenabled = true\n"
 KEY = "k-0123456789abcdef"
 CONTEXT = "dragoman.hub/context"
 PNG = base64.b64encode(b"\x89PNG\r\n").decode()
@@ -42,7 +43,8 @@ def ground() -> Iterator[tuple[RunningHub, Path]]:
         ):
             agents = external("both", both.url) + external("plain", plain.url)
             config = f'api_key = "{KEY}"\n[a2a]\nenabled = true\n{OWN}{agents}'
-            with lasting_hub([], config) as hub:
+            with lasting_hub([server_entry("files", "sdk_server")], config) as hub:
+                hub.wait_connected("files")
                 until(lambda: {"both.echo", "plain.echo"} <= names(hub))
                 yield hub, folder / "both"
     finally:
@@ -189,6 +191,33 @@ def test_skills_are_sent_what_their_agent_takes(ground: tuple[RunningHub, Path])
     hub, _ = ground
     assert text_of(hub.call("plain.echo", {"text": "hello"})) == "echo: hello"
     assert text_of(hub.call("both.echo", {"text": "hello"})) == "echo: hello"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_pieces_of_an_artifact_are_progress(
+    ground: tuple[RunningHub, Path], mode: str
+) -> None:
+    hub, _ = ground
+    async with over_http(hub.mcp_url, mode, hub.headers) as user:
+        assert await user.call("both.echo", "chunks") == "one two"
+        await eventually(lambda: len(user.told) >= 2)
+        assert user.told[-2:] == ["one ", "two"]
+        user.told.clear()
+        assert await user.call("both.echo", "say whole") == "echo: whole"
+        assert "echo: whole" not in user.told, "what comes whole is the result"
+
+
+def test_a_structured_result_has_the_same_shape_behind_two_hubs(
+    ground: tuple[RunningHub, Path],
+) -> None:
+    hub, _ = ground
+    near = hub.call("files.add", {"a": 1, "b": 2})["result"]
+    with lasting_hub([], A2A, {"DRAGOMAN_AGENT_X": KEY}) as behind:
+        body = {"url": f"{hub.url}/a2a/dragoman", "name": "first", "token": "env:DRAGOMAN_AGENT_X"}
+        assert not behind.post("/api/a2a/agents", body).get("error")
+        far = behind.call("first.files.add", {"a": 1, "b": 2})["result"]
+    assert far["structuredContent"] == near["structuredContent"] == {"sum": 3}
+    assert far["content"] == near["content"]
 
 
 def test_the_command_line_goes_on_with_a_conversation(ground: tuple[RunningHub, Path]) -> None:

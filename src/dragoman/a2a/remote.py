@@ -67,6 +67,10 @@ SOURCES = {
 TRUST = {"external": EXTERNAL, "trusted": TRUSTED}
 SINKS = frozenset(("agent", "net"))
 """What an agent of others is given leaves the hub."""
+TAKES_MESSAGES = (
+    "Takes a message in plain words, with files and data, and goes on with a conversation."
+)
+OTHERWISE = "call one of those for exactly that skill, and this for anything else."
 STALE = frozenset((INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND))
 """What agents answer to a message of a conversation that they do not know any more."""
 
@@ -187,7 +191,17 @@ class RemoteAgent:
     def _tools(self, peer: Peer, card_id: str) -> list[Tool]:
         sources = SOURCES[TRUST[self.entry.trust]]
         whole = agent_tool(self, _facts(self.name, peer.card), self._prefix, self._validate)
-        whole = replace(whole, sources=sources, sinks=SINKS)
+        # In the hub's own words: the ids of skills may not have been approved yet.
+        description = f"{whole.description.rstrip()} {TAKES_MESSAGES}"
+        if self.slug and peer.card.get("skills"):
+            description += f' Its skills are also tools, named "{self.slug}.…": {OTHERWISE}'
+        whole = replace(
+            whole,
+            description=description,
+            definition={**whole.definition, "description": description},
+            sources=sources,
+            sinks=SINKS,
+        )
         if not self.slug:
             peer.note(f'its skills are no tools: "{self.name}" has nothing to make names of')
             return [whole]

@@ -14,7 +14,7 @@ from dragoman.a2a.dialects import ops, parts_out
 from dragoman.a2a.errors import A2aError
 from dragoman.a2a.far import FarTask, artifact_of, parts_of
 from dragoman.a2a.skills import AS_BOTH, AS_TEXT
-from dragoman.a2a.translate import JSON, Part, block_from_part
+from dragoman.a2a.translate import JSON, Part, block_from_part, structured_in
 from dragoman.a2a.ways import ErrorStatus, HttpStatus
 from dragoman.core.call import ABSENT, Artifact, Result
 from dragoman.core.errors import (
@@ -67,6 +67,9 @@ def _of_made(far: FarTask, made: list[dict[str, Any]], version: str) -> Result:
         return _of_many({"artifacts": whole}, artifacts)
     parts = made[0]["parts"]
     if len(parts) > 1:
+        if (data := structured_in(parts)) is not None and isinstance(data["data"], dict):
+            others = [block_from_part(part) for part in parts if part is not data]
+            return _of_many(data["data"], artifacts, others)
         return _of_many(_whole(made[0], version), artifacts)
     return _of_one(artifacts[0].content[0], artifacts, far.size)
 

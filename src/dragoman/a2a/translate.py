@@ -15,6 +15,9 @@ from dragoman.core.agents import PART_META
 from dragoman.core.call import ABSENT, Result
 
 META: Final = PART_META
+STRUCTURED: Final = "dragoman.hub/structured"
+"""In the metadata of a data part: it is a tool's structured result, and the other parts say the
+same for people. Another hub makes the same result of it again."""
 FILE: Final = "file:///"
 """The address of a file that came with its contents, and has none but its name."""
 UNNAMED: Final = "unnamed"
@@ -124,8 +127,20 @@ def parts_from_result(result: Result, accepted: Sequence[str] = ()) -> list[Part
     parts = [part_from_block(block) for block in result.content]
     if result.structured is not ABSENT and not _has_data(result.content):
         data: Part = {"data": result.structured, "mediaType": JSON}
+        if parts:
+            data["metadata"] = {STRUCTURED: True}
         parts.insert(0 if _prefers_data(accepted) else len(parts), data)
     return parts or [{"text": ""}]
+
+
+def structured_in(parts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The one part that is a tool's structured result; None where there is none, or several."""
+    found = [one for one in parts if "data" in one and _is_structured(one.get("metadata"))]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_structured(metadata: Any) -> bool:
+    return isinstance(metadata, dict) and metadata.get(STRUCTURED) is True
 
 
 def _prefers_data(accepted: Sequence[str]) -> bool:
