@@ -161,10 +161,10 @@ UNKNOWN = {
         '1: unknown key "servers" at the top of the file; did you mean "server"?'
     ),
     '[mcp]\nnames = "sefe"\n': (
-        '2: "mcp.names" is not right: choose one of "seed", "dotted", "safe"'
+        '2: "mcp.names" is not right: choose one of "seed", "dotted", "safe", "portable"'
     ),
     '[mcp]\nnames_for = {"a*" = "b"}\n': (
-        '2: "mcp.names_for" is not right: choose one of "seed", "dotted", "safe"'
+        '2: "mcp.names_for" is not right: choose one of "seed", "dotted", "safe", "portable"'
     ),
     "\n[server]\nprot = 1\n": '3: unknown key "prot" in [server]; did you mean "port"?',
     "[limits]\ntool_timeout = 3\n": (

@@ -130,7 +130,10 @@ def test_each_style_of_naming_has_a_name_of_its_own_and_a_prefix_takes_the_serve
         "spelled": "Git-Hub.create.issue",
         "safe": "Git-Hub_create_issue",
         "safe!": "Git-Hub_create_issue_" + digest("Git-Hub.create_issue"),
+        "portable": "Git-Hub_create_issue",
+        "portable!": "Git-Hub_create_issue_" + digest("Git-Hub.create_issue"),
     }
+    assert "portable" not in other_names("github", None, "create_issue"), "the usual one will do"
     prefixed = other_names("github", "gh", "Create-Issue")
     assert prefixed["spelled"] == "github.Create-Issue"
     assert prefixed["dotted"] == "gh.Create-Issue"
@@ -146,6 +149,8 @@ def test_a_safe_name_is_one_that_every_models_api_takes() -> None:
         names = other_names(server, server, tool)
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe!"]), names
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names["portable!"]), names
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names.get("portable", names["seed"])), names
     assert safe_name("s", "t" * 100) != safe_name("s", "t" * 101)
 
 

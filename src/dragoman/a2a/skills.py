@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dragoman.core.agents import accepts
-from dragoman.core.identity import fold_name, identity_of, shorten, tell_apart
+from dragoman.core.identity import fold_name, identity_of, portable_names, shorten, tell_apart
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import Bridged, Target, Tool
 
@@ -54,6 +54,7 @@ def _other_names(slug: str, skill: str, canonical: str, spelled: str) -> dict[st
         "alias": alias_name(slug, skill),
         "safe": shorten(safe, MAX_SAFE, canonical),
         "safe!": tell_apart(safe, canonical, MAX_SAFE),
+        **portable_names(spelled, safe, canonical),
     }
     if spelled != canonical:
         names["spelled"] = spelled

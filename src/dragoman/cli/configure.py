@@ -32,6 +32,8 @@ port = 50051
 [mcp]
 # What IDEs see through `dragoman mcp`: globs over tool names. Without this line: agents only.
 stdio_expose = ["*"]
+# Names of tools that every client takes. Without this line: only for clients that are known.
+names = "portable"
 
 [limits]
 tool_timeout_secs = 60     # seconds a tool may take; progress gives it more

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 
 from dragoman.core.conversations import CONTEXT, NEW
 from dragoman.core.errors import InvalidInput
+from dragoman.core.identity import portable_names
 from dragoman.core.tool import AgentFacts, Target, Tool, Validator
 
 MESSAGE, DATA, FILES, PARTS = "message", "data", "files", "parts"
@@ -80,7 +81,11 @@ def agent_tool(
     return Tool(
         name=name,
         alias=alias,
-        other_names={"dotted": name, "safe": alias[:64]},
+        other_names={
+            "dotted": name,
+            "safe": alias[:64],
+            **portable_names(alias, re.sub(r"[^A-Za-z0-9_-]", "_", alias), name),
+        },
         remote_name=MESSAGE,
         description=facts.description,
         definition={"name": MESSAGE, "description": facts.description, "inputSchema": schema},

@@ -16,6 +16,22 @@ MAX_NAME = 128
 _OTHER = re.compile(r"[^a-z0-9_]")
 
 
+MAX_PORTABLE = 48
+"""Characters of a name that every known client takes. Their models take 64, and clients put the
+name of the server before it: `mcp__dragoman__` in Claude Code, and in Cursor both have 60."""
+_PORTABLE = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_PORTABLE}}}")
+
+
+def portable_names(seed: str, safe: str, canonical: str) -> dict[str, str]:
+    """What a tool is called for clients that refuse dots and long names: its usual name (`seed`)
+    where that will do, else one made from `safe`, which has no dots. `portable!` is its own
+    whatever others are called."""
+    names = {"portable!": tell_apart(safe, canonical, MAX_PORTABLE)}
+    if not _PORTABLE.fullmatch(seed):
+        names["portable"] = shorten(safe, MAX_PORTABLE, canonical)
+    return names
+
+
 def fold_name(name: str) -> str:
     """What a target calls a tool, folded: lower case, `_` for everything but letters and digits.
 

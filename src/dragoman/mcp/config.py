@@ -132,7 +132,16 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         return self.home == "user" or "HOME" in self.env
 
 
-Style = Literal["seed", "dotted", "safe"]
+Style = Literal["seed", "dotted", "safe", "portable"]
+
+PORTABLE_CLIENTS = (
+    "amazon*", "amp*", "antigravity*", "augment*", "chatgpt*", "claude*", "cline*", "codeium*",
+    "codex*", "continue*", "copilot*", "cursor*", "gemini*", "github*copilot*", "goose*", "grok*",
+    "jetbrains*", "kilo*", "kiro*", "librechat*", "lm*studio*", "openai*", "opencode*", "q-dev*",
+    "qwen*", "raycast*", "roo*", "trae*", "visual*studio*", "vscode*", "warp*", "windsurf*", "zed*",
+)  # fmt: skip
+"""The names that clients give themselves whose models refuse dots and long names; docs/mcp.md has
+the sources."""
 
 
 class McpSettings(Struct, frozen=True, kw_only=True):
@@ -147,8 +156,9 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         Style,
         Meta(
             description="How tools are called in lists: seed (mcp_server_tool), dotted "
-            "(server.tool) or safe (server_tool, at most 64 of A-Z a-z 0-9 _ -). Calls may use "
-            "any of them."
+            "(server.tool), safe (server_tool, at most 64 of A-Z a-z 0-9 _ -) or portable (seed "
+            "where that has at most 48 of these characters, else like safe). Clients that are "
+            "known to refuse other names get portable ones instead of seed. Calls may use any."
         ),
     ] = "seed"
     names_for: Annotated[
@@ -191,7 +201,10 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         for pattern, style in self.names_for.items():
             if fnmatchcase(client.lower(), pattern.lower()):
                 return style
-        return self.names
+        known = self.names == "seed" and any(
+            fnmatchcase(client.lower(), pattern) for pattern in PORTABLE_CLIENTS
+        )
+        return "portable" if known else self.names
 
 
 def namespace(server: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from dragoman.core.identity import fold_name, identity_of, shorten, tell_apart
+from dragoman.core.identity import fold_name, identity_of, portable_names, shorten, tell_apart
 from dragoman.mcp.config import namespace
 
 MAX_SAFE = 64
@@ -65,6 +65,8 @@ def other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
     }
     if spelled != canonical:
         names["spelled"] = spelled
+    seed = tool if prefix == "" else alias_name(server if prefix is None else prefix, tool)
+    names |= portable_names(seed, safe, canonical)
     if prefix == "":
         names["dotted"] = names["seed"] = tool
     elif prefix is not None:
