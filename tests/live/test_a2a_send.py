@@ -275,6 +275,39 @@ def test_json_rpc_errors_are_json_rpcs(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J3")
+def test_clients_that_are_nearly_of_a_dialect_are_answered(served: RunningHub) -> None:
+    """An id that is null, messages without any kind, JSON-RPC where others have plain HTTP."""
+    message = {"messageId": "m", "role": "user", "parts": [{"text": "hello"}]}
+
+    def ask(path: str, id: Any, method: str, params: Any) -> Any:
+        body = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+        answer = wire.post(f"{served.url}{path}", body).json()
+        assert answer["id"] == id and "error" not in answer, answer
+        return answer["result"]
+
+    sent = ask("/a2a/", "a", "message/send", {"message": message})
+    task = sent["task"]  # as fasta2a reads it
+    assert task["status"]["state"] == "completed" and task["history"][0]["role"] == "user"
+    assert task["artifacts"][0]["parts"] == [{"text": "hello"}]
+    assert (sent["kind"], sent["id"]) == ("task", task["id"])  # as others read it
+    assert sent["artifacts"][0]["parts"] == [{"kind": "text", "text": "hello"}]
+    assert ask("/a2a/", None, "tasks/get", {"id": task["id"]})["id"] == task["id"]
+    streamed = wire.request(1, "message/stream", {"message": message})
+    with wire.stream("POST", f"{served.url}/a2a/", streamed, {}) as stream:
+        events = [event for _, event in V03.events(stream)]
+    assert [next(name for name in one if name.endswith(("task", "Update"))) for one in events] == [
+        "task",
+        "statusUpdate",
+        "artifactUpdate",
+        "statusUpdate",
+    ]
+    assert events[-1]["statusUpdate"]["status"]["state"] == "completed" and events[-1]["final"]
+    for path in ("/a2a/echo/message/send", "/a2a/echo/v1/message:send", "/a2a/v1/message:send"):
+        found = ask(path, 5, "message/send", {"message": V03.message("hello")})
+        assert found["status"]["state"] == "completed" and "task" not in found
+
+
+@pytest.mark.promise("J3")
 def test_paths_that_are_none_and_methods_that_do_not_fit_are_told(served: RunningHub) -> None:
     version = {"A2A-Version": "1.0"}
     lost = served.get("/a2a/tasks/x/nothing", version)

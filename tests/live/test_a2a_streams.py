@@ -124,7 +124,7 @@ def test_all_who_follow_hear_the_same_and_one_who_leaves_disturbs_nobody(
             assert REST10.events(other) == expected
 
 
-def test_a_stream_of_an_answer_begins_with_the_question_in_history(
+def test_a_stream_of_an_answer_begins_with_the_answer_in_history(
     actor: Caller,
 ) -> None:
     asked = actor.send(steps(["say", "before"], ["ask", "Which?"]))
@@ -136,8 +136,15 @@ def test_a_stream_of_an_answer_begins_with_the_question_in_history(
         "artifact 2: this",
         "completed",
     ]
-    said = [words(message) for message in events[0]["task"]["history"][1:]]
-    assert said == ["before", "Which?", "this"]
+    said = [words(message) for message in events[0]["task"]["history"]]
+    assert said == ["this"]
+    whole = actor.get(asked["id"])["history"]
+    assert [words(message) for message in whole[1:]] == ["before", "Which?", "this"]
+    asked = actor.send(steps(["say", "before"], ["ask", "Which?"]))
+    longer = {**V10.params("this", task=asked["id"]), "configuration": {"historyLength": 2}}
+    with actor.stream(STREAM, longer) as stream:
+        first = V10.event(stream.next())["task"]
+    assert [words(message) for message in first["history"]] == ["Which?", "this"]
 
 
 def test_a_stream_ends_where_input_is_needed_and_goes_on_where_a_login_is(

@@ -17,7 +17,7 @@ from dragoman.a2a.asker import Asker
 from dragoman.a2a.card import headers_of, unchanged
 from dragoman.a2a.cards import Cards
 from dragoman.a2a.config import PATHS, A2aSettings
-from dragoman.a2a.dialects import Dialect, ops, v03, v10
+from dragoman.a2a.dialects import Dialect, ops, unmarked, v03, v10
 from dragoman.a2a.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
     INTERNAL,
@@ -48,6 +48,9 @@ SSE_HEADERS = [
 ]
 _JSON = b"application/json"
 _A2A_JSON = b"application/a2a+json"
+_RPC_PATHS = frozenset(("", "/", "/message/send", "/message/stream"))
+"""Some gateways, litellm's among them, add the method to the path of an agent."""
+_MESSAGES = frozenset((ops.SEND, ops.STREAM))
 PARAMS = (b'"message"', b'"id"', b'"configuration"', b'"metadata"')
 
 
@@ -79,14 +82,14 @@ class HttpFace:
         return path in CARD_PATHS or self._split(path)[1] in CARD_PATHS
 
     def is_rpc(self, path: str) -> bool:
-        return self._split(path)[1] in ("", "/")
+        return self._split(path)[1] in _RPC_PATHS
 
     def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
         if agent is not None:
             agent = self.face.targets.resolve(agent)
-        if principal is not None and rest in ("", "/"):
+        if principal is not None and rest in _RPC_PATHS:
             return self._rpc(request, principal, agent)
         return self._other(request, principal, agent, rest)
 
@@ -134,7 +137,7 @@ class HttpFace:
         known.id = rpc.id_of(message)
         if isinstance(message, dict) and "jsonrpc" not in message and legacy.bare(message):
             return self._legacy(request, principal, agent, "")
-        if (flaw := rpc.flaw(message)) is not None or "method" not in message:
+        if (flaw := rpc.flaw(_with_any_id(message))) is not None or "method" not in message:
             raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
         method, params = message["method"], message.get("params")
         version = _version(request)
@@ -147,6 +150,8 @@ class HttpFace:
         if op is None:
             raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
         known.op = op
+        if dialect is v03 and op in _MESSAGES and version is None and unmarked.is_unmarked(params):
+            dialect = known.dialect = unmarked
         wanted = dialect.params_in(op, params)
         asker = self._asker(request, principal, agent, dialect, wanted)
         if "id" not in message:  # nobody waits for the outcome, so nothing is done
@@ -279,6 +284,10 @@ class HttpFace:
                 raise A2aError(METHOD_NOT_FOUND, f'there is nothing at "{request.path[:200]}"')
             op, values = found
             body = self._message(request) if request.body else None
+            if op in _MESSAGES and isinstance(body, dict) and "jsonrpc" in body:
+                # agno's client puts the envelope of JSON-RPC there, and reads one.
+                await self._rpc(request, principal, agent)
+                return
             wanted = dialect.rest_params_in(op, values, _query(request), body)
             asker = self._asker(request, principal, agent, dialect, wanted)
             if op in ops.STREAMING:
@@ -442,6 +451,13 @@ def _card_shape(version: str | None) -> str:
     if version is None:
         return ""
     return dialects.choose(version, None, None, False).VERSION
+
+
+def _with_any_id(message: Any) -> Any:
+    """JSON-RPC discourages null as an id, and some clients of A2A send it: they are answered."""
+    if isinstance(message, dict) and "id" in message and message["id"] is None:
+        return {**message, "id": 0}
+    return message
 
 
 async def _done() -> None:

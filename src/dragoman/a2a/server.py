@@ -179,7 +179,12 @@ class Face:
         if message := self._sending.unasked(task):
             return self._streaming(asker, Stream.of_message(message))
         self.tasks.flush()  # what cannot be kept is refused, rather than a stream that breaks off
-        first = {"task": task.snapshot(configuration.get("historyLength"), at=mark)}
+        history = configuration.get("historyLength")
+        if history is None and task.turn > 1 and mark == task.said_at:
+            # The answer alone: google-adk shows the last message of the agent in a task that has
+            # nothing else to show, which would be the question that was just answered.
+            history = 1
+        first = {"task": task.snapshot(history, at=mark)}
         return self._streaming(asker, Stream(task, mark, first, self._stream_seconds))
 
     def subscribe(
