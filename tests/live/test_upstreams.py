@@ -100,7 +100,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             server_entry("by-localhost", "http", f"http://localhost:{plain.port}/ok"),
         ]  # fmt: skip
         env = {"SECRET": "s3cret", "NAMED": "named value", "UNNAMED": "not for children"}
-        config = '[limits]\ntool_timeout_secs = 2\n[mcp]\nstdio_expose = ["*"]\n'
+        limits = "[limits]\ntool_timeout_secs = 2\nresult_chars = 10000\n"
+        config = f'{limits}[mcp]\nstdio_expose = ["*"]\n'
         begun = time.monotonic()
         hub = stack.enter_context(lasting_hub(servers, config, env))
         hub.wait_connected(*ALL, "my-server")
@@ -555,8 +556,8 @@ def test_a_child_gets_the_path_the_named_variables_and_a_home_of_its_own(world: 
 @pytest.mark.promise("P2")
 @pytest.mark.parametrize("server", SDK)
 def test_a_long_text_is_cut_with_a_marker_that_says_so(world: World, server: str) -> None:
-    most = 100_000
-    marker = "\n[cut: 1 of 100001 characters left out, by [limits] result_chars = 100000; "
+    most = 10_000
+    marker = "\n[cut: 1 of 10001 characters left out, by [limits] result_chars = 10000; "
     assert text_of(world.hub.call(f"{server}.big", {"chars": most})) == "x" * most
     cut = text_of(world.hub.call(f"{server}.big", {"chars": most + 1}))
     assert cut.startswith("x" * most + marker)
