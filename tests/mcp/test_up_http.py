@@ -14,6 +14,7 @@ from tests.mcp.mini_http import Mini, Request, legacy, mini, modern
 from dragoman.core.call import Progress, Wanted
 from dragoman.core.errors import TimedOut, Unreachable, WorkFailed
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE
+from dragoman.mcp import unasked
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
 
@@ -350,3 +351,34 @@ async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
         assert (await world.call("s.t", extra={"_meta": {"a": 1}}, **how)).content
         with pytest.raises(TimedOut):
             await world.call("s.t", extra={"_meta": {"a": 1}})
+
+
+@pytest.mark.promise("B7", "B8")
+@pytest.mark.parametrize("how", ["refused", "page", "broken off"])
+async def test_a_server_without_a_stream_of_its_session_is_used_as_it_is(
+    how: str, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unasked, "FIRST_PAUSE", 0.01)
+
+    def handle(request: Request) -> None:
+        if legacy(request):
+            return
+        if request.method == "GET":
+            if how == "refused":
+                request.reply(405)
+            elif how == "page":
+                request.reply(200, {"this": "is a server"}, **{"content-type": "text/html"})
+        elif request.asked == "ping":
+            request.result({})
+        else:
+            request.result(DONE)
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        upstream = await world.add(http("s", server.url))
+        first = upstream.session
+        if how == "broken off":
+            await until(lambda: server.sent("ping"))
+        assert (await world.call("s.t")).content == DONE["content"]
+        gets = [request for request in server.requests if request.method == "GET"]
+        assert len(gets) == (3 if how == "broken off" else 1)
+        assert upstream.session is first and len(server.sent("initialize")) == 1

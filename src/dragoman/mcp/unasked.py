@@ -191,7 +191,7 @@ class Unasked:
                 if await session.is_known() or wire.lost.done():
                     return  # there is none: 404 is also what a framework says of a missing route
             except HttpStatus as error:
-                if error.status in NO_STREAM:
+                if error.status in NO_STREAM or error.status < 400:  # or it shows a page there
                     return
                 failures = 0
             except TargetFailed as error:
