@@ -11,7 +11,7 @@ from tests.a2a.odd_agent import Request
 from tests.a2a.skill_ground import ARGS, DEPLOY, bridged, card_03, card_of_10
 
 from dragoman.a2a.dialects.ops import SKILL
-from dragoman.core.errors import ConfigError, InvalidInput, NotFound
+from dragoman.core.errors import ConfigError, InvalidInput, NotFound, RemoteA2ATaskFailedError
 from dragoman.core.tool import Tool
 from dragoman.core.trace import MEMBERS
 
@@ -231,3 +231,30 @@ async def test_a_tool_that_another_holds_is_not_offered_and_both_are_named() -> 
         assert '"vercel_ops.deploy" is a tool of "vercel-mcp" already' in str(told.value)
         assert ground.hub.catalog.find("vercel_ops.deploy") is taken
         assert ground.hub.catalog.find("vercel_ops.x").target is ground.agent
+
+
+async def test_a_conversation_that_an_agent_has_forgotten_is_begun_anew_by_the_next_call() -> None:
+    known = {"far-1"}
+
+    def answer(request: Request) -> None:
+        context = request.params["message"].get("contextId", "far-2")
+        if "contextId" in request.params["message"] and context not in known:
+            request.fail(-32602, "there is no such context")
+            return
+        artifact = {"artifactId": "a", "parts": [{"text": context}]}
+        status = {"state": "TASK_STATE_COMPLETED"}
+        named = context if "contextId" in request.params["message"] else min(known)
+        task = {"id": "t1", "contextId": named, "status": status, "artifacts": [artifact]}
+        request.result({"task": task})
+
+    async with bridged(answer, card_of_10) as ground:
+        extra = {"session": "s"}
+        for _ in range(2):
+            await ground.call(extra=extra)
+        known = {"far-2"}  # it was restarted
+        with pytest.raises(RemoteA2ATaskFailedError, match="no such context"):
+            await ground.call(extra=extra)
+        for _ in range(2):
+            await ground.call(extra=extra)
+    sent = [request.params["message"].get("contextId") for request in ground.sent]
+    assert sent == [None, "far-1", "far-1", None, "far-2"], "and nothing was sent twice"

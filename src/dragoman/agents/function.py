@@ -21,7 +21,6 @@ from uuid import uuid4
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.threads import Threads
 from dragoman.core.agents import (
-    PARTS,
     SCHEMA,
     TEXT_SCHEMA,
     accepts,
@@ -207,11 +206,26 @@ class FunctionAgent:
         self._conversations = Conversations(entry.name)
 
     async def run(self, call: Call) -> Result:
-        if self._takes_text:
-            return await self._run(call, _text(call))
-        request = _request(call, self._blocks(call), self._context(call))
-        result = await self._run(call, request)
-        if CONTEXT in call.extra or not request._keeps_context:
+        request: Request | None = None
+        try:
+            given: Any = _text(call)
+            if not self._takes_text:
+                given = request = _request(call, given, self._blocks(call), self._context(call))
+            if self._threads is None:
+                value = await self._function(given)
+            else:
+                value = await self._threads.run(self._function, given)
+        except SystemExit as error:
+            raise WorkFailed(f'agent "{self.name}" wanted to end the hub: {error!r}') from None
+        except Decline as error:
+            raise Declined(f'agent "{self.name}" will not do it: {error}') from None
+        except HubError:
+            raise
+        except Exception as error:
+            log.exception('agent "%s" failed', self.name)
+            raise WorkFailed(f'agent "{self.name}" failed: {_words(error)}') from error
+        result = result_of(value, self.name)
+        if request is None or not request._keeps_context or CONTEXT in call.extra:
             return result
         id = self._conversations.keep(call, Conversation(request._context), KEPT)
         return result if result.questions else add_context(result, call, id, shown=True)
@@ -228,32 +242,14 @@ class FunctionAgent:
             text = _text(call)
             return [{"type": "text", "text": text}] if text else []
         blocks = blocks_from_arguments(call.arguments)
-        if PARTS not in call.arguments:  # those have been checked
-            for block in blocks[1:]:
-                media = media_type_of(block)
-                if not accepts(self.entry.input_modes, media):
-                    raise InvalidInput(
-                        f'agent "{self.name}" does not take "{media}"; it takes '
-                        f"{', '.join(self.entry.input_modes)}"
-                    )
+        for block in () if CONTEXT in call.extra else blocks:  # A2A's have been checked
+            media = media_type_of(block) if isinstance(block, dict) else ""
+            if media != "text/plain" and not accepts(self.entry.input_modes, media):
+                raise InvalidInput(
+                    f'agent "{self.name}" does not take "{media}"; it takes '
+                    f"{', '.join(self.entry.input_modes)}"
+                )
         return blocks if blocks != [{"type": "text", "text": ""}] else []
-
-    async def _run(self, call: Call, given: Any) -> Result:
-        try:
-            if self._threads is None:
-                value = await self._function(given)
-            else:
-                value = await self._threads.run(self._function, given)
-        except SystemExit as error:
-            raise WorkFailed(f'agent "{self.name}" wanted to end the hub: {error!r}') from None
-        except Decline as error:
-            raise Declined(f'agent "{self.name}" will not do it: {error}') from None
-        except HubError:
-            raise
-        except Exception as error:
-            log.exception('agent "%s" failed', self.name)
-            raise WorkFailed(f'agent "{self.name}" failed: {_words(error)}') from error
-        return result_of(value, self.name)
 
     def close(self) -> None:
         if self._threads is not None:
@@ -303,10 +299,10 @@ def _text(call: Call) -> str:
     return str(call.arguments.get("message", ""))
 
 
-def _request(call: Call, parts: Blocks, context: str) -> Request:
+def _request(call: Call, text: str, parts: Blocks, context: str) -> Request:
     extra = call.extra
     return Request(
-        text=_text(call),
+        text=text,
         parts=parts,
         metadata=extra.get("metadata", NOTHING),
         task=extra.get("task", ""),

@@ -1,0 +1,67 @@
+"""Agents that are functions: what they are asked by callers that have no parts of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dragoman.agent import Ask, Request
+from dragoman.agents.config import AgentEntry
+from dragoman.agents.function import FunctionAgent
+from dragoman.core.call import Call
+from dragoman.core.errors import Declined, InvalidInput
+from dragoman.core.principal import OWNER
+from dragoman.core.tool import anything
+from dragoman.core.trace import new_trace
+
+
+async def asking(request: Request) -> Any:
+    return Ask("which colour?") if request.text == "ask" else request.text
+
+
+async def listing(request: Request) -> Any:
+    return {"parts": list(request.parts)}
+
+
+def agent(function: str, *modes: str) -> FunctionAgent:
+    entry = AgentEntry(name="own", function=f"{__name__}:{function}", input_modes=list(modes))
+    return FunctionAgent(entry, "dragoman_agent_", anything)
+
+
+def call(to: FunctionAgent, arguments: dict[str, Any], answers: Any = None) -> Call:
+    return Call(
+        caller=OWNER,
+        tool=to.tool,
+        asked_as="own",
+        arguments=arguments,
+        trace=new_trace(),
+        door="mcp-http",
+        extra={"session": "s"},
+        answers=answers,
+    )
+
+
+async def test_a_question_that_is_not_answered_is_declined() -> None:
+    own = agent("asking", "text/plain")
+    asked = await own.run(call(own, {"message": "ask"}))
+    assert asked.questions is not None
+    with pytest.raises(Declined, match="its question was not answered"):
+        await own.run(call(own, {"message": "ask"}, {"reply": {"action": "decline"}}))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"message": "", "data": {"n": 1}},
+        {"message": "x", "files": [{"data": "AAEC", "mediaType": "application/pdf"}]},
+        {"message": "x", "parts": [{"type": "image", "data": "AA==", "mimeType": "image/png"}]},
+    ],
+)
+async def test_what_an_agent_does_not_take_is_refused(arguments: dict[str, Any]) -> None:
+    own = agent("listing", "text/plain")
+    with pytest.raises(InvalidInput, match="it takes text/plain"):
+        await own.run(call(own, arguments))
+    takes_all = agent("listing", "*/*")
+    result = await takes_all.run(call(takes_all, arguments))
+    assert result.structured["parts"]
