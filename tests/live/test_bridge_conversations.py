@@ -230,3 +230,14 @@ def test_the_command_line_goes_on_with_a_conversation(ground: tuple[RunningHub, 
     result = json.loads(second.stdout)
     assert result["content"][0]["text"] == "echo: turn 2"
     assert result["extra"]["_meta"][CONTEXT] == given.removeprefix("context=")
+
+
+def test_the_command_line_tells_the_size_of_an_image_exactly(
+    ground: tuple[RunningHub, Path],
+) -> None:
+    hub, _ = ground
+    (block,) = hub.call("files.image", {})["result"]["content"]
+    size = len(base64.b64decode(block["data"]))
+    assert block["data"].endswith("="), "or its length could not be told wrongly"
+    shown = hub.command("call", "files.image").stdout
+    assert shown == f"[image, image/png, {size} bytes; --json has it]\n"
