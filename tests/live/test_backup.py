@@ -39,6 +39,7 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
     key = first.command("keys", "create", "ci").stdout.strip()
     first.headers = {"Authorization": f"Bearer {key}"}
     first.wait_connected("near")
+    (first.home / "cache" / "npm").write_text("fetched again where it is missing")
     working = threading.Event()
 
     def work() -> None:
@@ -72,6 +73,7 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
     assert code == 0, said
     assert all(not path.stat().st_mode & 0o077 for path in home.rglob("*"))
     assert (home / "env").read_text(encoding="utf-8") == f"TOKEN={SECRET}\n"
+    assert not (home / "cache").exists() and not (home / "servers").exists()
     second = hub(home=home)
     second.headers = first.headers
     second.wait_connected("near")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 WRITE, READ, SEARCH = 2, 4, 1
 GUARDED = (
     *("config.toml", "env", "hub.key", "audit.key", "hub.db"),
-    *("servers", "pins.db", "registry.db", "tasks.db", "audit.db", "children.json"),
+    *("servers", "cache", "pins.db", "registry.db", "tasks.db", "audit.db", "children.json"),
 )
 """What a hub goes by, in its home."""
 

@@ -36,8 +36,8 @@ BUSY_SECONDS = 10.0
 CHECK_SECONDS = 60.0
 MAX_MANIFEST = 16 * 1024 * 1024
 PIECE = 1024 * 1024
-PASSING = ("run", "lock", "daemon.json", "children.json", "servers")
-"""What belongs to a running hub, and the private homes of servers."""
+PASSING = ("run", "lock", "daemon.json", "children.json", "servers", "cache")
+"""What belongs to a running hub, the private homes of servers, and the cache that they share."""
 WITHOUT_SECRETS = (pins.DATABASE, registry.DATABASE)
 """The databases without any; their copies begin a home of their own."""
 
