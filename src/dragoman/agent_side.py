@@ -176,7 +176,7 @@ class AgentSide:
             return None
         from dragoman.a2a import signing
 
-        key = signing.load_private(place / path)
+        key = load_signing_key(place / path)
         return lambda card: signing.sign(card, key)
 
     def _without(self, name: str, error: ConfigError) -> None:
@@ -376,3 +376,10 @@ class AgentSide:
             "grpc_port": self.grpc_port,
             "tasks": self.tasks,
         }
+
+
+def load_signing_key(path: Path) -> Any:
+    """Raises `ConfigError` for a key that cannot be used."""
+    from dragoman.a2a import signing  # needs an extra
+
+    return signing.load_private(path)

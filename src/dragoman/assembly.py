@@ -21,8 +21,8 @@ from typing import Any
 from dragoman import __version__, home, policy_files, process
 from dragoman.a2a.client import A2aClient
 from dragoman.a2a.errors import A2aError
-from dragoman.agent_side import AgentSide, Authenticate
-from dragoman.bus_side import BusSide
+from dragoman.agent_side import AgentSide, Authenticate, load_signing_key
+from dragoman.bus_side import BusSide, find_plugin
 from dragoman.config import Config, find_frozen_changes, load
 from dragoman.core.calllog import CallLog
 from dragoman.core.errors import ConfigError, Full
@@ -66,7 +66,7 @@ from dragoman.stores.sqlite import advise, find_damage
 from dragoman.stores.verify import Verdict, verify
 from dragoman.stores.witness import FILES as STORE_FILES
 from dragoman.stores.witness import NAMES as STORE_NAMES
-from dragoman.stores.witness import Loss, accept_losses, describe_damage, survey
+from dragoman.stores.witness import Loss, accept_losses, describe_damage, find_obstacle, survey
 from dragoman.web.access import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.api_offers import OffersApi
@@ -97,7 +97,10 @@ __all__ = [
     "advise",
     "back_up",
     "find_damage",
+    "find_obstacle",
+    "find_plugin",
     "host",
+    "load_signing_key",
     "policy_files",
     "prune_offline",
     "read_manifest",

@@ -59,14 +59,8 @@ class BusSide:
 def join_plugins(bus: Bus, names: Sequence[str]) -> None:
     if not names:
         return
-    from importlib.metadata import entry_points  # takes longer to load than the rest of this
-
-    there = entry_points(group=GROUP)
     for name in dict.fromkeys(names):
-        found = {entry.value: entry for entry in there if entry.name == name}
-        if len(found) != 1:
-            raise ConfigError(_not_one(name, sorted(found), sorted({one.name for one in there})))
-        (entry,) = found.values()
+        entry = find_plugin(name)
         try:
             _join(bus, entry)
         except Exception as error:
@@ -75,6 +69,17 @@ def join_plugins(bus: Bus, names: Sequence[str]) -> None:
                 "take it out"
             ) from error
         log.info("the bus has the plug-in %s (%s)", name, entry.value)
+
+
+def find_plugin(name: str) -> EntryPoint:
+    """The one entry point of that name; raises `ConfigError` for none or several."""
+    from importlib.metadata import entry_points  # takes longer to load than the rest of this
+
+    there = entry_points(group=GROUP)
+    found = {entry.value: entry for entry in there if entry.name == name}
+    if len(found) != 1:
+        raise ConfigError(_not_one(name, sorted(found), sorted({one.name for one in there})))
+    return next(iter(found.values()))
 
 
 def _join(bus: Bus, entry: EntryPoint) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -67,10 +68,13 @@ def protect() -> None:
 
 def count_files() -> int:
     """How many files this process has open; 0 where that cannot be told."""
-    try:
-        return len(os.listdir("/proc/self/fd")) - 1
-    except OSError:
-        return 0
+    for folder in ("/proc/self/fd", "/dev/fd"):  # Linux, macOS
+        try:
+            return len(os.listdir(folder)) - 1
+        except OSError as error:
+            if error.errno == errno.EMFILE:  # one more cannot be opened to look
+                return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0
 
 
 def raise_file_limit() -> None:

@@ -6,11 +6,11 @@ do about it.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import resource
 import shutil
-import socket
 import stat
 import sys
 import time
@@ -24,8 +24,11 @@ from dragoman.cli.hub import holder
 from dragoman.cli.install import state
 from dragoman.cli.listening import listener_on
 from dragoman.cli.output import clean
+from dragoman.cli.start_checks import find_listening_problem, is_passing
+from dragoman.config import Config
 from dragoman.core.errors import HubError
 from dragoman.core.modes import find_exposures, find_exposures_in
+from dragoman.settings import find_near_misses
 
 MANY = 10
 LEAST_PYTHON = (3, 11)
@@ -116,6 +119,9 @@ def configuration(found: Situation) -> Iterator[Finding]:
         said = f"there is no {file}: no servers, and IDEs see no tools and skills"
         yield Finding("config", "info", said, "dragoman init writes a commented one")
         return
+    for name, meant in find_near_misses(Config, os.environ):
+        said = f"environment variable {name} sets nothing"
+        yield Finding("config", "warning", said, f"did you mean {meant}?")
     count = len(found.config.mcp_servers)
     yield Finding("config", "ok", f"{file} is valid, {count} server{'s' * (count != 1)}")
     if not count and not _has_agents(found):
@@ -176,23 +182,26 @@ def port(found: Situation) -> Iterator[Finding]:
         else:
             yield Finding("port", "ok", f"the hub listens on {host} port {listens}")
         return
-    if number == 0:
-        yield Finding("port", "ok", "any free one (port = 0)")
+    error = find_listening_problem(host, number)
+    if error is None:
+        said = "any free one (port = 0)" if number == 0 else f"{host} port {number} is free"
+        yield Finding("port", "ok", said)
         return
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(1)
-    except OSError as error:
-        who = listener_on(number)
-        why = f"{clean(who)} listens there" if who else error.strerror or str(error)
-        said = f"the hub could not listen on {host} port {number}: {why}"
-        fix = "stop that one, or set another [server] port, or: dragoman up --port N"
-        yield Finding("port", "problem", said, fix)
-    else:
-        yield Finding("port", "ok", f"{host} port {number} is free")
+    if is_passing(error, host, number):
+        said = (
+            f"{host} port {number} is the near end of a connection that is open or was closed just "
+            "now; no program listens there"
+        )
+        fix = f"start again in a minute, or: sysctl net.ipv4.ip_local_reserved_ports={number}"
+        yield Finding("port", "warning", said, fix)
+        return
+    who = listener_on(number) if number else None
+    why = f"{clean(who)} listens there" if who else error.strerror or str(error)
+    said = f"the hub could not listen on {host} port {number}: {why}"
+    fix = "stop that one, or set another [server] port, or: dragoman up --port N"
+    if error.errno != errno.EADDRINUSE:
+        fix = 'set [server] host to an address of this machine, such as "127.0.0.1"'
+    yield Finding("port", "problem", said, fix)
 
 
 def key(found: Situation) -> Iterator[Finding]:

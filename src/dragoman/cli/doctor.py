@@ -8,7 +8,14 @@ from pathlib import Path
 
 import click
 
-from dragoman.cli import agent_checks, checks, guard_checks, server_checks, store_checks
+from dragoman.cli import (
+    agent_checks,
+    checks,
+    guard_checks,
+    server_checks,
+    start_checks,
+    store_checks,
+)
 from dragoman.cli.client import place_of
 from dragoman.cli.errors import FAILED
 from dragoman.cli.findings import Check, Finding, Situation, look
@@ -17,11 +24,14 @@ from dragoman.cli.output import clean, home_option, json_option, print_json, sty
 CHECKS: tuple[Check, ...] = (
     checks.python,
     checks.home_folder,
+    start_checks.files,
     checks.env_file,
     checks.modes,
     checks.configuration,
     checks.running_hub,
     checks.port,
+    start_checks.grpc,
+    start_checks.parts,
     checks.key,
     server_checks.servers,
     agent_checks.agents,

@@ -21,6 +21,10 @@ def policies(found: Situation) -> Iterator[Finding]:
     from dragoman.assembly import policy_files
 
     folder = policy_files.Folder(found.place / found.config.policy.folder)
+    if folder.path.exists() and not folder.exists:
+        said = f"{folder.path} is no folder, so no hub starts"
+        yield Finding("policies", "problem", said, "move it away, or correct [policy] folder")
+        return
     if not folder.exists:
         yield Finding("policies", "ok", "those that come with the hub")
         return

@@ -23,6 +23,39 @@ _ADVICE = {
 }
 
 
+_HTTP_ADVICE = (
+    (
+        "wants OAuth",
+        "give it a token that it takes otherwise, such as a personal access token: headers = "
+        '{ Authorization = "Bearer ${NAME}" }; or put a program between that signs in for you: '
+        'type = "stdio", command = "npx", args = ["-y", "mcp-remote", URL]',
+    ),
+    (
+        "HTTP 401",
+        'set what it wants under headers, for example { Authorization = "Bearer ${NAME}" }, with '
+        "NAME=… in the env file; a token that is there may have expired",
+    ),
+    (
+        "HTTP 403",
+        "its credentials are known and may not do this: use others, or ask who gives them",
+    ),
+    ("HTTP 404", "correct the path of url: many servers serve MCP at /mcp, older ones at /sse"),
+    ("HTTP 405", "correct url: there is something at this address that is no MCP endpoint"),
+    ("HTTP 3", "give the address that it redirects to, or sign in: it may lead to a login page"),
+    ("HTTP 429", "it has had too many requests; the hub tries again by itself"),
+    ("HTTP 5", "the server itself fails: look at its own log; the hub tries again by itself"),
+    ("a web page", "correct url: this is the address of a page, MCP is often at /mcp below it"),
+    ("nothing listens", "start the server, or correct the port in url"),
+    ("leads to no address", "correct the name in url, or see that this machine can resolve it"),
+)
+"""What to do, by what the reason says."""
+
+
+def advise_http(reason: str) -> str:
+    found = (advice for words, advice in _HTTP_ADVICE if words in reason)
+    return next(found, "see that it runs, and that url and headers are right")
+
+
 def servers(found: Situation) -> Iterator[Finding]:
     for entry in found.config.mcp_servers if found.config else ():
         name = f"server {entry.name}"
@@ -140,7 +173,7 @@ def _state(found: Situation, entry: Any, name: str, explained: bool) -> Iterator
         yield Finding(name, "ok", words)
     elif state["state"] == "failed" and not explained:
         here = hasattr(entry.transport, "command")
-        fix = logs if here else "see that it runs, and that url and headers are right"
+        fix = logs if here else advise_http(state["reason"])
         yield Finding(name, "problem", f"it is not connected: {clean(state['reason'])}", fix)
     elif state["state"] != "failed":
         yield Finding(name, "info", f"it is {state['state']}: {clean(state.get('reason', ''))}")

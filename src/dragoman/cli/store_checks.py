@@ -15,7 +15,7 @@ DEEP_SECONDS = 3600.0
 def stores(found: Situation) -> Iterator[Finding]:
     if found.config is None or not found.place.is_dir():
         return
-    from dragoman.assembly import STORE_FILES, advise, find_damage, survey
+    from dragoman.assembly import STORE_FILES, advise, find_damage, find_obstacle, survey
 
     try:
         losses = survey(found.place, found.place / found.config.policy.folder).losses
@@ -31,10 +31,14 @@ def stores(found: Situation) -> Iterator[Finding]:
         path = found.place / name
         if name in lost or not path.exists():
             continue
+        if obstacle := find_obstacle(path):
+            said, _, fix = obstacle.partition("; ")
+            yield Finding("stores", "problem", said, fix)
+            continue
         damage = find_damage(path, DEEP_SECONDS if found.deep else SECONDS)
         if damage:
             yield Finding("stores", "problem", f'"{path}" is damaged ({damage})', advise(path))
         else:
             whole += 1
-    if whole and not lost:
+    if whole == sum((found.place / name).exists() for name in STORE_FILES) and whole:
         yield Finding("stores", "ok", f"{whole} databases can be read")

@@ -298,6 +298,11 @@ class HttpWire:
         try:
             return decode_reply(data)
         except Malformed as error:
+            if data[:100].lstrip()[:1] == b"<":
+                raise BadReply(
+                    f'server "{self.server}" answered "{method}" with a web page, which is no '
+                    "message"
+                ) from None
             raise BadReply(
                 f'server "{self.server}" answered "{method}" with what is no message: {error}'
             ) from None
@@ -328,6 +333,12 @@ class HttpWire:
                 body = decode(data)
                 if isinstance(body, dict) and isinstance(body.get("error"), dict):
                     raise self._failure(method, body["error"])
+        if status == 401 and "resource_metadata=" in reply.headers.get("www-authenticate", ""):
+            raise HttpStatus(
+                f'server "{self.server}" wants OAuth (HTTP 401), which the hub does not do yet; if '
+                "it also takes a token, set that under headers in its transport",
+                status,
+            )
         if status in (401, 403):
             raise HttpStatus(
                 f'server "{self.server}" wants other credentials (HTTP {status}); set them under '

@@ -14,6 +14,7 @@ import contextlib
 import hmac
 import os
 import secrets
+import shlex
 import sqlite3
 import tempfile
 import time
@@ -30,7 +31,7 @@ from dragoman.stores import chain, dispatches, journal, keys, pins, registry, ta
 from dragoman.stores.audit import SqliteAudit
 from dragoman.stores.chain import Tip
 from dragoman.stores.clock import SteadyClock
-from dragoman.stores.sqlite import find_damage, is_damage
+from dragoman.stores.sqlite import find_damage, is_damage, open_to_read
 
 RECORD_FILE = "stores.json"
 KEY_FILE = "hub.key"
@@ -46,6 +47,10 @@ DATABASES: Mapping[str, str] = {
 is in it."""
 NAMES = (*DATABASES, POLICIES, HOME_KEY)
 FILES = (*DATABASES.values(), dispatches.DATABASE)
+VERSIONS: Mapping[str, int] = {
+    store.DATABASE: len(store.MIGRATIONS)
+    for store in (keys, pins, chain, registry, tasks, dispatches)
+}
 ALWAYS = (KEYS, "pins", AUDIT, "registry")
 """Those that every home has had since its first start."""
 MEANING: Mapping[str, str] = {
@@ -330,6 +335,23 @@ def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> 
     )
     write_private(home / RECORD_FILE, _encode(after, key))
     return accepted
+
+
+def find_obstacle(path: Path) -> str:
+    """Why a start cannot use a database that may well be whole, and what to do; empty if nothing is
+    in the way."""
+    if not path.is_file():
+        return f'"{path}" is no file; move it away'
+    if not os.access(path, os.R_OK | os.W_OK):
+        return (
+            f'"{path}" cannot be written; run: sudo chown {os.geteuid()} {shlex.quote(str(path))}'
+        )
+    try:
+        open_to_read(path, VERSIONS[path.name]).close()
+    except ConfigError as error:
+        cause = error.__cause__
+        return "" if isinstance(cause, Exception) and is_damage(cause) else str(error)
+    return ""
 
 
 def describe_damage(home: Path) -> str:
