@@ -176,6 +176,14 @@ UNKNOWN = {
     STDIO + NAMED.replace('"a"', '"b"') + "\nenvs = []\n" + COMMAND: (
         '9: unknown key "envs" in [[mcp_servers]]; did you mean "env"?'
     ),
+    f'{NAMED}command = "x"\n': (
+        '3: unknown key "command" in [[mcp_servers]]; '
+        '"command" belongs below [mcp_servers.transport]'
+    ),
+    f'{NAMED}comand = "x"\n': (
+        '3: unknown key "comand" in [[mcp_servers]]; '
+        'did you mean "command", which belongs below [mcp_servers.transport]?'
+    ),
     f'{STDIO}comand = "y"\n': (
         '6: unknown key "comand" in [mcp_servers.transport]; did you mean "command"?'
     ),

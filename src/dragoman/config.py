@@ -342,7 +342,7 @@ def _refuse_unknown(
             continue
         if key not in fields:
             known = [*fields, *([tag_field] if tag_field else [])]
-            raise ConfigError(_unknown(key, known, at, source))
+            raise ConfigError(_unknown(key, known, at, source, fields))
         structs = structs_in(fields[key])
         items = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
         for index, item in items:
@@ -352,11 +352,30 @@ def _refuse_unknown(
                 _refuse_unknown(item, inner, place, source)
 
 
-def _unknown(key: str, known: list[str], at: Path_, source: Source) -> str:
+def _unknown(
+    key: str, known: list[str], at: Path_, source: Source, fields: Mapping[str, Any]
+) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     table = f"in {_table(at)}" if at else "at the top of the file"
     hint = f'did you mean "{near[0]}"?' if near else f"known here: {', '.join(sorted(known))}"
+    hint = _hint_below(key, at, fields) or hint
     return f'{source.where((*at, key))}: unknown key "{key}" {table}; {hint}'
+
+
+def _hint_below(key: str, at: Path_, fields: Mapping[str, Any]) -> str:
+    """Where a key belongs, or one that is nearly so called, if that is a table below this one."""
+    if not at:
+        return ""
+    below = {
+        inner: _table((*(step for step in at if isinstance(step, str)), name))
+        for name, hint in fields.items()
+        for struct in structs_in(hint)
+        for inner in fields_of(struct)
+    }
+    if key in below:
+        return f'"{key}" belongs below {below[key]}'
+    near = difflib.get_close_matches(key, below, n=1, cutoff=0.8)
+    return f'did you mean "{near[0]}", which belongs below {below[near[0]]}?' if near else ""
 
 
 def _table(at: Path_) -> str:

@@ -307,7 +307,7 @@ class Registry:
     async def add(self, body: Mapping[str, Any]) -> Member:
         """Registering what is there already looks at it again."""
         values = given(body)
-        self._check_references(entry_of(values, values.get("name", "(new)")))
+        self._check_references(entry_of(values, _provisional_name(values)))
         known = self._same(values["url"], values.get("name"))
         if known is not None:
             return await self._again(known, values)
@@ -371,7 +371,7 @@ class Registry:
     async def _discovered(self, values: Mapping[str, Any], seconds: float) -> Found:
         url = values["url"]
         try:
-            probe = self._make(entry_of(values, values.get("name", "(new)")), API)
+            probe = self._make(entry_of(values, _provisional_name(values)), API)
             async with asyncio.timeout(seconds):
                 found = await probe.client.discover(url)
             if values.get("wire") != SEED_WIRE:
@@ -493,3 +493,8 @@ def _origin_text(url: str) -> str:
         return render_origin(url)
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
     return f"{origin.scheme}://{host}:{origin.port}"
+
+
+def _provisional_name(values: Mapping[str, Any]) -> str:
+    """What an agent is called in messages before its card has said its name."""
+    return str(values.get("name") or render_origin(values["url"]))

@@ -122,10 +122,11 @@ async def _inside(
     daemon = running(hub.place)
     if daemon is None:
         stop("the hub did not answer; see: dragoman status", NO_HUB)
-    http = SocketHttp(daemon.socket)
+    here = daemon.url or HERE
+    http = SocketHttp(daemon.socket, urlsplit(here).netloc)
     # By its card's own address: what is not there is not looked for at the origin.
     name = f"/{quote(target, safe='')}" if target else ""
-    url = f"{HERE}{path}{name}/.well-known/agent-card.json"
+    url = f"{here}{path}{name}/.well-known/agent-card.json"
     client = A2aClient(http, {}, options.timeout, extensions=options.extensions)
     awaited = any(one.name == target and one.enabled for one in settings.external_agents)
     until = time.monotonic() + (FIND_SECONDS if awaited else 0)
@@ -171,8 +172,10 @@ class SocketHttp:
     """Implements `ports.HttpClient`: whatever the host, it is the hub behind this socket. One
     connection a request; the hub's answers have a length or come in chunks."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, host: str = "localhost") -> None:
+        """`host` is the hub's own name: addresses in its cards begin with it."""
         self._path = path
+        self._host = host
 
     async def request(
         self,
@@ -185,7 +188,7 @@ class SocketHttp:
     ) -> Reply:
         parts = urlsplit(url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
-        lines = [f"{method} {target} HTTP/1.1", "host: localhost", "connection: close"]
+        lines = [f"{method} {target} HTTP/1.1", f"host: {self._host}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += [f"content-length: {len(body)}", "", ""]
         try:

@@ -13,7 +13,7 @@ from dragoman.cli.client import HubClient, connected
 from dragoman.cli.completing import complete_agents
 from dragoman.cli.errors import USAGE, say, stop
 from dragoman.cli.output import clean, home_option, json_option, print_json, table
-from dragoman.cli.pins import approve_shown
+from dragoman.cli.pins import approve_shown, must_ask, yes_option
 from dragoman.config import load
 from dragoman.core.errors import ConfigError
 from dragoman.core.text import escape_controls
@@ -70,11 +70,15 @@ def _list(home: str | None, as_json: bool) -> None:
         if hub.own:
             found["agents"] = [_looked_at(hub, agent) for agent in found["agents"]]
         held = hub.held()
+        local = hub.get("/api/status").get("agents", {}).get("local", [])
     if as_json:
-        print_json(found)
+        print_json({**found, "local": local})
         return
+    if local:
+        names = clean(", ".join(local))
+        say(f"agents of the hub's own, from [[agents]] in config.toml: {names}; see: dragoman a2a")
     if not found["agents"]:
-        print("no agents are registered; see: dragoman agents add --help")
+        print("no external agents are registered; see: dragoman agents add --help")
         return
     rows = [
         (
@@ -320,10 +324,15 @@ def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
 
 @agents.command(short_help="Accept what an agent has changed.")
 @_AGENT
+@yes_option
 @home_option
 @json_option
-def approve(agent: str, home: str | None, as_json: bool) -> None:
+def approve(agent: str, yes: bool, home: str | None, as_json: bool) -> None:
     """Accept all that is held of the agent NAME: its card, or skills, as they are now.
+
+    \b
+    dragoman agents approve ops          shows it, and asks on a terminal
+    dragoman agents approve ops --yes
 
     What has changed since it was first seen is neither listed nor called until then; see what it
     is with `dragoman pins diff`. Skills are looked at once the card is accepted: what of them is
@@ -331,7 +340,7 @@ def approve(agent: str, home: str | None, as_json: bool) -> None:
     """
     with connected(home) as hub:
         found = hub.get(_path(agent))
-        done = approve_shown(hub, found["name"], as_json)
+        done = approve_shown(hub, found["name"], as_json, must_ask(yes, as_json))
         found = hub.send("POST", f"{_path(found['id'])}/refetch", {}, ADD_SECONDS)
         held = hub.held()
     if as_json:

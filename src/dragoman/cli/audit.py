@@ -200,7 +200,7 @@ def _line(record: dict[str, Any]) -> str:
         clean(record.get(column, "")) for column in COLUMNS
     )
     columns = (
-        f"{at:<20}  {caller:<16}  {door:<5}  {outcome:<13}  {duration:>11}  {trace[:8]:<8}  {verb}"
+        f"{at:<20}  {caller:<16}  {door:<9}  {outcome:<13}  {duration:>11}  {trace[:8]:<8}  {verb}"
     )
     return "  ".join([columns, *map(clean, _behind(record))])
 

@@ -17,9 +17,10 @@ import click
 
 from dragoman import __version__, home
 from dragoman.cli.client import HubClient, place_of, running
-from dragoman.cli.errors import FAILED, NO_HUB, stop, stop_for
+from dragoman.cli.errors import FAILED, NO_HUB, code_of, stop, stop_for
+from dragoman.cli.listening import listener_on
 from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json
-from dragoman.core.errors import HubError
+from dragoman.core.errors import ConfigError, HubError
 from dragoman.settings import Given
 
 if TYPE_CHECKING:
@@ -110,7 +111,11 @@ def _serve(
     except home.Unfit as unfit:
         stop(str(unfit))
     except HubError as error:
-        stop_for(error)
+        port = error.taken_port if isinstance(error, ConfigError) else None
+        who = listener_on(port) if port else None
+        if who is None:
+            stop_for(error)
+        stop(f"{error} ({who} listens there)", code_of(error.kind), kind=error.kind)
 
 
 def _announce(hub: Instance, is_first: bool, quiet: bool, as_json: bool) -> None:

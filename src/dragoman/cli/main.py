@@ -124,9 +124,14 @@ def main() -> int:
         result = cli.main(prog_name="dragoman", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    except SystemExit as ended:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _write_no_more()
+        return ended.code if isinstance(ended.code, int) else FAILED
     except BrokenPipeError:
-        # Whoever read it has enough (`| head`): nothing more may be written, at the end neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return FAILED
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -150,6 +155,11 @@ def main() -> int:
             raise
         say(f"this is a bug ({type(error).__name__}: {error}); DRAGOMAN_DEBUG=1 shows where")
         return FAILED
+
+
+def _write_no_more() -> None:
+    """The reader has enough (`| head`): the interpreter must not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(error: click.ClickException) -> str:

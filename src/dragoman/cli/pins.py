@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import click
 
+from dragoman.cli.asking import confirm
 from dragoman.cli.client import HubClient, connected
 from dragoman.cli.completing import complete_held, complete_targets
 from dragoman.cli.errors import USAGE, stop
@@ -17,6 +18,7 @@ from dragoman.cli.output import clean, home_option, json_option, print_json, sty
 from dragoman.core.text import escape_controls
 
 LOOK_SECONDS = 2.0
+yes_option = click.option("--yes", is_flag=True, help="Approve without asking.")
 
 
 @click.group()
@@ -95,6 +97,7 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="All that waits.")
 @click.option("--digest", metavar="HEX", help="Only if that is how its digest begins.")
+@yes_option
 @home_option
 @json_option
 def approve(
@@ -102,14 +105,15 @@ def approve(
     target: str | None,
     everything: bool,
     digest: str | None,
+    yes: bool,
     home: str | None,
     as_json: bool,
 ) -> None:
     """Offer what is held again, as it is now: all NAMES, or all of a target. Of what was added, say
     that you have looked at it.
 
-    What is approved is shown first: what a server says by the time you type may not be what you
-    have looked at. --digest makes sure of that.
+    What is approved is shown first, and on a terminal you are asked: what a server says by the time
+    you type may not be what you have looked at. --digest makes sure of that without a question.
 
     \b
     dragoman pins approve files.read_file
@@ -122,19 +126,32 @@ def approve(
     if digest is not None and len(names) != 1:
         stop("--digest is of one name", USAGE)
     with _settled(home) as hub:
+        asks = must_ask(yes or digest is not None, as_json)
         if names:
-            done = [line for name in names for line in _approve(hub, name, digest, as_json)]
+            shown = [_show(hub, name, as_json) for name in names]
+            if asks:
+                confirm(_question(len(shown)))
+            done = [line for found in shown for line in _approve(hub, found, digest)]
         else:
-            done = approve_shown(hub, target, as_json)
+            done = approve_shown(hub, target, as_json, asks)
     if as_json:
         print_json({"approved": done})
     else:
         print(f"approved: {clean(', '.join(done))}" if done else "nothing was approved")
 
 
-def approve_shown(hub: HubClient, target: str | None, quiet: bool) -> list[str]:
+def must_ask(yes: bool, as_json: bool) -> bool:
+    """Whether the person at the terminal is asked before something is approved."""
+    return not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _question(count: int) -> str:
+    return "Approve this?" if count == 1 else f"Approve these {count}?"
+
+
+def approve_shown(hub: HubClient, target: str | None, quiet: bool, asks: bool) -> list[str]:
     """Approves what waits of a target, or (None) of all, and is offered now. What is shown is what
-    is approved."""
+    is approved; with `asks`, if the person at the terminal agrees."""
     of = f"&target={quote(target, safe='')}" if target is not None else ""
     found = [
         pin
@@ -146,6 +163,8 @@ def approve_shown(hub: HubClient, target: str | None, quiet: bool) -> list[str]:
     for pin in taken if not quiet else ():
         _print(pin)
         print()
+    if taken and asks:
+        confirm(_question(len(taken)))
     digests = {f"{pin['kind']}:{pin['name']}": pin["digest"] for pin in taken}
     body: dict[str, Any] = {"target": target} if target is not None else {"all": True}
     answer = hub.send("POST", "/api/pins/approve", {**body, "digests": digests})
@@ -206,12 +225,16 @@ def _shown(hub: HubClient, name: str) -> Any:
     return hub.get(f"/api/pins/diff?name={quote(name, safe='')}")
 
 
-def _approve(hub: HubClient, name: str, digest: str | None, quiet: bool) -> list[str]:
-    """What is shown is what is approved, or nothing is."""
+def _show(hub: HubClient, name: str, quiet: bool) -> Any:
     found = _shown(hub, name)
     if not quiet:
         _print(found)
         print()
+    return found
+
+
+def _approve(hub: HubClient, found: Any, digest: str | None) -> list[str]:
+    """What was shown is what is approved, or nothing is."""
     body = {"name": f"{found['kind']}:{found['name']}", "digest": digest or found["digest"]}
     done: list[str] = hub.send("POST", "/api/pins/approve", body)["approved"]
     return done

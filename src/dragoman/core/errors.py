@@ -156,6 +156,9 @@ class NeedsInput(TargetFailed):
 class ConfigError(HubError):
     """The configuration cannot be used; the message says what, where and how to fix it."""
 
+    taken_port: int | None = None
+    """The port that another program listens on."""
+
 
 def leaves(root: type[HubError] = HubError) -> list[type[HubError]]:
     """Every error that can be raised: the classes below `root` that are not only groups."""

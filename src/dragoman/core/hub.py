@@ -172,13 +172,18 @@ class Hub:
         absent = startup.find_absent(name) if _is_unknown(tool) else None
         if absent is None:
             return tool
-        target, error = absent
+        target = absent[0]
         guess = Tool(
             name=f"{target.name}.{name}", alias=name, remote_name=name, kind=kind, target=target
         )
         if not self.authorizer.lists(caller, guess):
             return tool
-        return tool_nowhere(name, error, kind)
+        await startup.try_now(target)
+        tool = self.find_for(caller, name, view, kind)
+        if not _is_unknown(tool):
+            return tool
+        absent = startup.find_absent(name)  # or it is there, and has no such thing
+        return tool_nowhere(name, absent[1], kind) if absent is not None else tool
 
     def tools(self, caller: Principal, view: View, kind: str = TOOL, door: str = "") -> list[Tool]:
         """What `caller` may see of `view` by that door, in the order of the names."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import Unreachable
+from dragoman.core.errors import HubError, Unreachable
 from dragoman.core.tool import Target
 
 MAX_WAITING = 1_000
@@ -61,6 +61,20 @@ class Startup:
             settled.cancel()
             for stop in stops:
                 stop()
+
+    async def try_now(self, target: Target) -> HubError | None:
+        """Has a target that can be reached at once try that; returns why it failed."""
+        attempt = getattr(target, "try_now", None)
+        if attempt is None or self._waiting >= MAX_WAITING:
+            return None
+        self._waiting += 1
+        try:
+            await attempt()
+        except HubError as error:
+            return error
+        finally:
+            self._waiting -= 1
+        return None
 
     def find_absent(self, name: str) -> tuple[Target, Unreachable] | None:
         """The target that `name` is most likely of, and what to tell its caller."""

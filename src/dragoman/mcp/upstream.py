@@ -296,6 +296,11 @@ class Upstream:
         """The folders that a client works in are others."""
         self.personal.roots_changed(client)
 
+    async def try_now(self) -> None:
+        """Tries a server that has failed again at once; raises if it fails again."""
+        if self.state == "failed":
+            await self._wait()
+
     async def tried(self) -> None:
         """Until the attempt under way has come to something."""
         if self._settled is not None:

@@ -114,10 +114,15 @@ class App:
         except HubError as error:
             return problem(503, str(error))
         if request.principal is None and not self._is_open(request.path):
-            if b"authorization" in fields:
-                self._note_failed(request.address)
-            return _UNAUTHORIZED if self._auth.required else _ANOTHER_USER
+            return self._refuse_stranger(request)
         return None
+
+    def _refuse_stranger(self, request: Request) -> Response:
+        if b"authorization" in request.fields:
+            self._note_failed(request.address)
+        if not self._auth.required:
+            return _ANOTHER_USER
+        return _WRONG_KEY if _shows_key(request.fields) else _UNAUTHORIZED
 
     def _is_open(self, path: str) -> bool:
         return path in PROBES or any(one.has(path) and one.is_open(path) for one in self._under)
@@ -235,6 +240,11 @@ def _twice(repeated: frozenset[bytes]) -> set[bytes]:
     return {name for name in repeated if name in ONCE or name.startswith(MIRRORED)}
 
 
+def _shows_key(fields: Mapping[bytes, bytes]) -> bool:
+    scheme, _, key = fields.get(b"authorization", b"").partition(b" ")
+    return scheme.lower() == b"bearer" and bool(key.strip())
+
+
 def _is_plain(fields: Mapping[bytes, bytes]) -> bool:
     return fields[b"content-encoding"].lower() in (b"", b"identity")
 
@@ -257,6 +267,17 @@ _UNAUTHORIZED = Response(
     ).body,
     "application/json",
     [(b"www-authenticate", b'Bearer realm="dragoman"')],
+)
+
+_WRONG_KEY = Response(
+    401,
+    problem(
+        401,
+        "the key is not accepted: it is wrong, was revoked or has expired; dragoman keys list "
+        "shows those that are good, dragoman keys create NAME makes one",
+    ).body,
+    "application/json",
+    [(b"www-authenticate", b'Bearer realm="dragoman", error="invalid_token"')],
 )
 
 _ANOTHER_USER = Response(

@@ -51,9 +51,9 @@ def tcp_socket(host: str, port: int, seconds: float = RETRY_SECONDS) -> socket.s
                     "port, or have the system give it to nobody: "
                     f"sysctl net.ipv4.ip_local_reserved_ports={port}"
                 ) from None
-            raise ConfigError(
-                f"{problem}; stop what uses it, or set another [server] port"
-            ) from None
+            refused = ConfigError(f"{problem}; stop what uses it, or set another [server] port")
+            refused.taken_port = port if error.errno == errno.EADDRINUSE else None
+            raise refused from None
 
 
 def _bind(family: int, kind: int, address: Any) -> socket.socket:
