@@ -294,6 +294,7 @@ class Instance:
         )
         self.hub.startup = startup
         self.hub.refresher = self.servers
+        self.hub.visibility = self.servers
         for listener in self._listeners:
             await listener.start()
         loop = asyncio.get_running_loop()

@@ -37,16 +37,25 @@ class Ide(UnixClient):
             else:
                 self.notifications.append(message)
 
+    def tools(self) -> list[str]:
+        listed = self.request("tools/list")["result"]["tools"]
+        return [tool["name"].removeprefix("mcp_w_") for tool in listed]
+
     def text(self, tool: str) -> str:
         return str(self.call(tool)["result"]["content"][0]["text"])
 
 
 @pytest.fixture
-def home(hub: Callable[..., RunningHub]) -> Path:
-    running = hub(
+def running(hub: Callable[..., RunningHub]) -> RunningHub:
+    started = hub(
         servers=[server_entry("w", "workspace_server")], config='[mcp]\nstdio_expose = ["*"]\n'
     )
-    running.wait_connected("w")
+    started.wait_connected("w")
+    return started
+
+
+@pytest.fixture
+def home(running: RunningHub) -> Path:
     return running.home
 
 
@@ -72,3 +81,38 @@ def test_a_server_works_in_the_folders_of_each_client_and_keeps_their_state_apar
 
         wait_for(lambda: one.text("w.allowed") == "file:///c file:///d")
         assert two.text("w.allowed") == "file:///b"
+
+
+@pytest.mark.promise("B5", "B13")
+def test_each_client_is_listed_what_the_server_lists_to_such_clients(
+    running: RunningHub, home: Path
+) -> None:
+    every = ["allowed", "count", "grow"]
+    forms = {"elicitation": {}}
+    with Ide(home, {}) as plain, Ide(home, ASKED) as one, Ide(home, forms) as two:
+        assert plain.tools() == every
+        assert one.tools() == [*every, "sample"]
+        assert two.tools() == ["allowed", "ask", "count", "grow"]
+        assert plain.tools() == every
+        assert one.call("w.sample")["result"].get("isError") is not True
+        for client, tool in ((plain, "w.sample"), (two, "w.sample"), (plain, "w.ask")):
+            assert "for this client" in client.call(tool)["error"]["message"]
+
+        # A tool that one client's session has added is that client's alone.
+        one.call("w.grow")
+        wait_for(lambda: "extra" in one.tools())
+        changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+        wait_for(lambda: one.silent() and changed in one.notifications)
+        assert one.call("w.extra")["result"].get("isError") is not True
+        assert two.tools() == ["allowed", "ask", "count", "grow"] and plain.tools() == every
+        assert "for this client" in two.call("w.extra")["error"]["message"]
+    with Ide(home, ASKED) as later:
+        assert later.tools() == [*every, "sample"]
+        wait_for(lambda: "error" in later.call("w.extra"))
+    (state,) = running.api("/api/mcp/servers")["connected"]
+    assert state["remarks"] == [
+        "each client has a session of its own (its lists depend on what a client can be asked)",
+        "2 of its tools are listed only to clients that can be asked",
+    ]
+    assert "2 of its tools are listed only to clients" in running.command("servers").stdout
+    assert "a session of its own" in running.command("doctor").stdout

@@ -118,3 +118,18 @@ async def test_nobody_is_asked_by_a_server_that_is_configured_not_to(
                 await world.call("s.ask", client="a", **HANDSHAKE)
             assert not isinstance(raised.value, NeedsInput)
         assert len(upstream.personal) == 0
+
+
+@pytest.mark.promise("B13")
+async def test_sessions_of_clients_that_can_be_asked_nothing_are_apart_too_where_a_server_asks(
+    short_tmp: Path, dual: HttpPeer
+) -> None:
+    async with ground(short_tmp) as world:
+        upstream = await world.add(http("s", dual.url, era="legacy"))
+        counts = [await text(world, "s.count", client=one, **NOT_ASKABLE) for one in "xyx"]
+        assert counts == ["1", "2", "3"]  # nothing is known of the server
+        assert await ask(world, client="a", **HANDSHAKE) == "accept Ada"
+        assert upstream.choice.reason == "it asks questions"
+
+        counts = [await text(world, "s.count", client=one, **NOT_ASKABLE) for one in "pqpx"]
+        assert counts == ["1", "1", "2", "4"]  # and "x" stays where its state is

@@ -171,6 +171,8 @@ def _state(found: Situation, entry: Any, name: str, explained: bool) -> Iterator
     if state["state"] == "connected":
         words = f"connected, {state.get('protocol_version')}, {state['tools_count']} tools"
         yield Finding(name, "ok", words)
+        for remark in state.get("remarks", []):
+            yield Finding(name, "info", clean(remark))
     elif state["state"] == "failed" and not explained:
         here = hasattr(entry.transport, "command")
         fix = logs if here else advise_http(state["reason"])

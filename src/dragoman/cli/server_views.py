@@ -62,8 +62,8 @@ def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def _print_remarks(state: Mapping[str, Any]) -> None:
-    for problem in state.get("problems", ()):
-        print(f"  {'remark':<13} {clean(problem)}")
+    for remark in (*state.get("problems", ()), *state.get("remarks", ())):
+        print(f"  {'remark':<13} {clean(remark)}")
 
 
 def _tools(state: Mapping[str, Any]) -> list[tuple[str, str]]:

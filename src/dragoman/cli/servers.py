@@ -61,7 +61,8 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         return
     rows = []
     for server in found["connected"]:
-        notes = [server.get("reason", ""), *server.get("problems", [])]
+        remarks = server.get("remarks", [])
+        notes = [server.get("reason", ""), *server.get("problems", []), *remarks]
         era = server.get("protocol_version") or server.get("era") or "-"
         words = "; ".join(note for note in notes if note)
         rows.append((server["name"], server["state"], era, server["tools_count"], words))

@@ -155,6 +155,15 @@ class ListAnnounced(Event):
 
 
 @record(frozen=True, slots=True)
+class ClientListChanged(Event):
+    """What a target lists of that kind to one client alone may have changed; `owner` is the
+    client's session, or stands for a caller without one."""
+
+    owner: str
+    kind: str
+
+
+@record(frozen=True, slots=True)
 class RootsChanged(Event):
     """A client says that its roots, the folders that it works in, have changed."""
 

@@ -22,7 +22,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.chains import Chains
 from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.pipeline import Stage, compose
-from dragoman.core.ports import Authorizer, ListRefresher
+from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility
 from dragoman.core.principal import Principal
 from dragoman.core.results import KeptResult, KeptResults
 from dragoman.core.startup import Startup
@@ -44,6 +44,8 @@ from dragoman.core.tool import (
 )
 from dragoman.core.trace import Carried
 from dragoman.core.view import EVERYTHING, View
+
+_NO_NAMES: frozenset[str] = frozenset()
 
 
 def _is_unknown(tool: Tool) -> bool:
@@ -81,6 +83,8 @@ class Hub:
         """Set where targets are connected after the hub has begun to serve."""
         self.refresher: ListRefresher | None = None
         """Set where lists of targets may be older than what the targets offer."""
+        self.visibility: ListVisibility | None = None
+        """Set where targets list not the same to all clients."""
         self._owners_at: tuple[tuple[int, ...], Owners] = (), Owners((), ())
         """Whose the addresses of resources are, at these versions of the catalogs."""
         self._mentions = Mentions()
@@ -185,14 +189,30 @@ class Hub:
         absent = startup.find_absent(name)  # or it is there, and has no such thing
         return tool_nowhere(name, absent[1], kind) if absent is not None else tool
 
-    def tools(self, caller: Principal, view: View, kind: str = TOOL, door: str = "") -> list[Tool]:
-        """What `caller` may see of `view` by that door, in the order of the names."""
+    def tools(
+        self,
+        caller: Principal,
+        view: View,
+        kind: str = TOOL,
+        door: str = "",
+        hidden: frozenset[str] | None = None,
+    ) -> list[Tool]:
+        """What `caller` may see of `view` by that door, in the order of the names, but for what is
+        `hidden`: unless it is said, what there is for single clients alone."""
         sees = self.authorizer.sees
+        if hidden is None:
+            hidden = self.own_names(kind)
         return [
             tool
             for tool in self.catalogs[kind].tools()
-            if (view is EVERYTHING or view.includes(tool)) and sees(caller, tool, door)
+            if (view is EVERYTHING or view.includes(tool))
+            and tool.name not in hidden
+            and sees(caller, tool, door)
         ]
+
+    def own_names(self, kind: str) -> frozenset[str]:
+        """Canonical names of what there is for single clients alone."""
+        return self.visibility.own_names(kind) if self.visibility is not None else _NO_NAMES
 
     def may_task(self, caller: Principal, action: str, name: str, view: View) -> bool:
         """Whether the policies permit `action` on a task of the caller's own, made by calling what

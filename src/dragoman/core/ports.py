@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Awaitable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from dragoman.core.principal import Principal
 from dragoman.core.record import record
@@ -77,6 +77,30 @@ class Authorizer(Protocol):
     ) -> Decision:
         """Of the other actions; without a tool, on the hub as a whole. `owner`: whether a task is
         the caller's own."""
+
+
+class Viewer(NamedTuple):
+    """Who asks for a list, as far as it decides what targets list to it."""
+
+    caller: Principal
+    client: str
+    door: str
+    revision: str
+    features: Mapping[str, Any]
+
+
+class ListVisibility(Protocol):
+    """Which part of what targets offer each client is listed."""
+
+    def prepare(self, viewer: Viewer) -> Awaitable[None] | None:
+        """What to wait for, for a bounded time, before a list is given to somebody; None where all
+        is known."""
+
+    def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
+        """Canonical names that are not listed to `viewer`."""
+
+    def own_names(self, kind: str) -> frozenset[str]:
+        """Canonical names that are there for single clients alone."""
 
 
 class ListRefresher(Protocol):

@@ -16,7 +16,13 @@ from time import monotonic
 from typing import Any
 
 from dragoman.core.errors import Full, HubError
-from dragoman.core.events import ClientGone, ListAnnounced, ResourceUpdated, ServerLogged
+from dragoman.core.events import (
+    ClientGone,
+    ClientListChanged,
+    ListAnnounced,
+    ResourceUpdated,
+    ServerLogged,
+)
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
@@ -26,7 +32,7 @@ from dragoman.core.view import View
 from dragoman.mcp import asking
 from dragoman.mcp.errors import as_error
 from dragoman.mcp.lists import Lists
-from dragoman.mcp.peer import Peer, Push
+from dragoman.mcp.peer import Peer, Push, owner_of
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
     NAMES,
@@ -133,6 +139,7 @@ class Listening:
         self._told: dict[str, float] = {}
         """When clients were last told so, by method."""
         hub.bus.observe(ResourceUpdated, self._updated)
+        hub.bus.observe(ClientListChanged, self._tell_client)
         hub.bus.observe(ListAnnounced, self._list_announced)
         hub.bus.observe(ServerLogged, self._tell_log)
 
@@ -371,7 +378,20 @@ class Listening:
             self._known = {kind: self._seen(kind) for kind in self._hub.catalogs}
 
     def _seen(self, kind: str) -> Seen:
-        return self._hub.catalogs[kind].tools(), self._hub.authorizer.version
+        tools, own = self._hub.catalogs[kind].tools(), self._hub.own_names(kind)
+        if own:  # what is there for single clients is told to those alone
+            tools = tuple(tool for tool in tools if tool.name not in own)
+        return tools, self._hub.authorizer.version
+
+    def _tell_client(self, event: ClientListChanged) -> None:
+        method = _CHANGED[event.kind]
+        for peer in tuple(self._joined):
+            if owner_of(peer.client, peer.principal) == event.owner:
+                peer.tell(_ENCODED[method])
+        for stream in tuple(self._streams):
+            is_owner = owner_of(stream.peer.client, stream.peer.principal) == event.owner
+            if is_owner and method in stream.kinds and stream.early is None:
+                self._send(stream, stream.message(method))
 
     def _on_change(self, kind: str) -> None:
         if self._joined or self._streams:

@@ -83,9 +83,11 @@ class Lists:
         revision: int,
         style: str,
         door: str = "",
+        hidden: frozenset[str] = frozenset(),
     ) -> bytes | None:
-        """The encoded result; None for a cursor that is none of ours."""
-        pages = self.pages(kind, caller, view, revision, style, door)
+        """The encoded result; None for a cursor that is none of ours. `hidden` are canonical names
+        that this client is not shown."""
+        pages = self.pages(kind, caller, view, revision, style, door, hidden)
         if cursor is None:
             return pages[0][1]
         after = self._opened(cursor, kind)
@@ -94,7 +96,14 @@ class Lists:
         return next((page for last, page in pages if last > after), pages[-1][1])
 
     def pages(
-        self, kind: str, caller: Principal, view: View, revision: int, style: str, door: str = ""
+        self,
+        kind: str,
+        caller: Principal,
+        view: View,
+        revision: int,
+        style: str,
+        door: str = "",
+        hidden: frozenset[str] = frozenset(),
     ) -> Pages:
         judge = self._hub.authorizer
         version = self._version(kind), judge.version
@@ -102,10 +111,10 @@ class Lists:
         if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
             kept.clear()
             self._kept_of[kind] = version
-        key = (judge.group(caller), door, view, revision, style)
+        key = (judge.group(caller), door, view, revision, style, hidden)
         found = kept.get(key)
         if found is None:
-            tools = self._hub.tools(caller, view, kind, door)
+            tools = self._hub.tools(caller, view, kind, door, hidden)
             entries = [
                 (tool.name, encode(self._shown(tool, name, kind, revision)))
                 for tool in tools

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -103,14 +103,11 @@ class Offers:
         catalogs: Mapping[str, Catalog],
         compile_schema: SchemaCompiler,
         prefix: str | None,
-        declared: Mapping[str, Any] = NOTHING,
     ) -> None:
-        """`declared` is what a request of the new era for a list says its sender can be asked."""
         self._target = target
         self._catalogs = catalogs
         self._compile = compile_schema
         self._prefix = prefix
-        self._declared = declared
         self._listed: dict[str, list[Any] | None] = {
             TOOL: None,
             PROMPT: None,
@@ -149,15 +146,23 @@ class Offers:
         for catalog in self._catalogs.values():
             catalog.withdraw(self._target.name)
 
-    async def refresh(self, session: Session, kinds: Iterable[str], timeout: float) -> None:
-        """Lists what may have changed, then offers all of it together."""
-        await self.offer(session, await self.listed(session, kinds, timeout))
+    def offered(self, kind: str) -> Sequence[Tool]:
+        """What the catalog has of it."""
+        return self._catalogs[kind].offered_by(self._target.name)
 
-    async def listed(self, session: Session, kinds: Iterable[str], timeout: float) -> Lists:
+    async def listed(
+        self,
+        session: Session,
+        kinds: Iterable[str],
+        timeout: float,
+        declared: Mapping[str, Any] = NOTHING,
+    ) -> Lists:
         """As the server puts them. Only the tools are needed: of another list the reason why it is
-        not given."""
+        not given. `declared` is what a request of the modern era says its sender can be asked."""
         wanted = list(kinds)
-        found = await asyncio.gather(*(self._list(session, kind, timeout) for kind in wanted))
+        found = await asyncio.gather(
+            *(self._list(session, kind, timeout, declared) for kind in wanted)
+        )
         lists = dict(zip(wanted, found, strict=True))
         for kind, entries in lists.items():
             if isinstance(entries, Unreachable) or (kind == TOOL and isinstance(entries, HubError)):
@@ -200,7 +205,9 @@ class Offers:
         except ConfigError as error:
             self._problems[kind].append(str(error))
 
-    async def _list(self, session: Session, kind: str, timeout: float) -> list[Any] | HubError:
+    async def _list(
+        self, session: Session, kind: str, timeout: float, declared: Mapping[str, Any]
+    ) -> list[Any] | HubError:
         """As the server put it, or why there is none. No other list keeps the tools waiting."""
         _, method, member, *_ = KINDS[kind]
         if not is_offered(session, kind):
@@ -211,17 +218,23 @@ class Offers:
             within = timeout = min(timeout, LIST_SECONDS)
         try:
             async with asyncio.timeout(within):
-                return await self._entries(session, kind, method, member, timeout)
+                meta = session.meta_for(declared, None)
+                return await self._entries(session, kind, method, member, timeout, meta)
         except TimeoutError:
             return TimedOut(f'"{method}" was not answered to the end within {timeout:g} s')
         except HubError as error:
             return error
 
     async def _entries(
-        self, session: Session, kind: str, method: str, member: str, timeout: float
+        self,
+        session: Session,
+        kind: str,
+        method: str,
+        member: str,
+        timeout: float,
+        meta: Mapping[str, Any],
     ) -> list[Any]:
         try:
-            meta = session.meta_for(self._declared, None)
             return await session.entries(method, member, timeout, meta)
         except HubError as error:
             native = getattr(error, "native", None)

@@ -10,7 +10,7 @@ import asyncio
 from functools import partial
 
 from dragoman.core.call import Call, Question, Refusal
-from dragoman.core.ports import ClientAsker
+from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.questions import MAX_QUESTIONS
 from dragoman.mcp.hearing import Asked, Listener
 from dragoman.mcp.parked import REFUSED
@@ -22,13 +22,14 @@ ANSWER_SECONDS = 60.0
 
 
 class OutsideQuestions:
-    def __init__(self, call: Call, asker: ClientAsker | None) -> None:
+    def __init__(self, call: Call | Viewer, asker: ClientAsker | None) -> None:
         """`call` is the one that the session is opened for."""
         self._client = call.client
         self._features = call.features
         self._asker = asker
         self.revision = LATEST_HANDSHAKE
         """That the server speaks."""
+        self.has_asked = False
         self._held: list[Asked] = []
         self._answering: set[asyncio.Task[None]] = set()
         self.listener = Listener(client=call.client, ask=self._ask)
@@ -55,6 +56,7 @@ class OutsideQuestions:
             task.cancel()
 
     def _ask(self, asked: Asked) -> bool:
+        self.has_asked = True
         question = question_of(asked.method, asked.params)
         if question is None or not is_answerable(question, self._features):
             return False

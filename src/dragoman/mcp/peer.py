@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,12 @@ from dragoman.core.call import NOTHING
 from dragoman.core.principal import Principal
 from dragoman.core.view import View
 from dragoman.mcp.revisions import R2024
+
+
+def owner_of(client: str, principal: Principal) -> str:
+    """Whom something is for: a client's session, else all that one caller sends without such."""
+    return client or json.dumps([principal.kind, principal.org, principal.id])
+
 
 Push = Callable[[bytes], bool]
 """Sends a message that belongs to the request under way, before its answer. Never waits; False

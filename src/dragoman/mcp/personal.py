@@ -12,18 +12,21 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dragoman.core.call import Call, Question
 from dragoman.core.errors import Full, HubError, InvalidInput, Unreachable, WorkFailed
-from dragoman.core.ports import ClientAsker
+from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.principal import Principal
 from dragoman.mcp.client import Session
-from dragoman.mcp.hearing import Listener
+from dragoman.mcp.hearing import Heard, Listener
+from dragoman.mcp.offers import Lists, kinds_changed
 from dragoman.mcp.outside import OutsideQuestions
 from dragoman.mcp.parked import REFUSED, Parked, Room
+from dragoman.mcp.peer import owner_of
 from dragoman.mcp.questions import PARKED
 
 log = logging.getLogger(__name__)
@@ -43,11 +46,23 @@ START_SECONDS = 2.0
 ROOTS_SECONDS = 5.0
 """How long a new session waits for the roots that the server asks for at its start."""
 ROOTS_CHANGED = "notifications/roots/list_changed"
+CHANGE_SECONDS = 0.05
+"""Changes of a list that a server announces together are read together."""
 
-Open = Callable[[Mapping[str, Any], Listener], Awaitable[Session]]
-"""Opens a session that declares these features, and who takes questions outside of calls."""
+Open = Callable[[Mapping[str, Any], Heard, Listener], Awaitable[Session]]
+"""Opens a session that declares these features; who hears what is said on it unasked, and who takes
+questions outside of calls."""
+Caller = Call | Viewer
+"""Whom a session is for."""
 Request = Callable[[Session, Listener], Awaitable[tuple[Any, int]]]
 Key = tuple[str, ...]
+
+
+OwnHeard = Callable[[str, Mapping[str, Any], str], None]
+"""Takes what is said on the own session of a client and belongs to no call."""
+Lister = Callable[[Session], Awaitable[Lists]]
+OwnChanged = Callable[[Key, "Own", set[str]], Awaitable[None]]
+"""Reads lists that an own session says to have changed."""
 
 
 class Asking(NamedTuple):
@@ -70,7 +85,7 @@ class Own:
 
     def __init__(
         self,
-        call: Call,
+        call: Caller,
         features: Mapping[str, Any],
         opening: asyncio.Task[Session],
         outside: OutsideQuestions,
@@ -87,6 +102,12 @@ class Own:
         """Under way, or parked."""
         self.parked = 0
         self.used_at = now
+        self.is_new = True
+        """Whether no call was made on it yet: it lists what any such session does."""
+        self.changed: set[str] = set()
+        """Kinds of which it has said that the list has changed."""
+        self.reading: asyncio.Task[None] | None = None
+        """Reads these lists."""
 
     @property
     def session(self) -> Session | None:
@@ -117,6 +138,9 @@ class PersonalSessions:
         call_secs: float,
         *,
         keeps_connected: bool = True,
+        heard: OwnHeard | None = None,
+        own_changed: OwnChanged | None = None,
+        own_ended: Callable[[Key], None] | None = None,
         asker: ClientAsker | None = None,
     ) -> None:
         """`keeps_connected`: whether a client that stays connected keeps an unused session."""
@@ -128,6 +152,9 @@ class PersonalSessions:
         self._question_secs = question_secs
         self._idle_secs = idle_secs
         self._keeps_connected = keeps_connected
+        self._heard = heard
+        self._own_changed = own_changed
+        self._own_ended = own_ended
         self._asker = asker
         self._sessions: dict[Key, Own] = {}
         self._waiting: dict[str, Waiting] = {}
@@ -159,6 +186,7 @@ class PersonalSessions:
             except HubError as error:
                 raise NotOpened(error) from None
 
+            own.is_new = False
             held, ready = own.outside.take_held(), asyncio.Event()
 
             async def work(heard: Listener) -> tuple[Any, int]:
@@ -239,7 +267,44 @@ class PersonalSessions:
 
     def has(self, call: Call, features: Mapping[str, Any]) -> bool:
         """Whether the client has such a session already. A caller without a session has none."""
-        return bool(call.client) and (call.client, _declared(features)) in self._sessions
+        return bool(call.client) and self.find(call, features) is not None
+
+    def find(self, call: Caller, features: Mapping[str, Any]) -> Key | None:
+        """The key of the session that the client has, or that its caller used first."""
+        declared = _declared(features)
+        key: Key = (call.client, declared) if call.client else ("", declared, _whose(call), "0")
+        return key if key in self._sessions else None
+
+    async def read_lists(
+        self, call: Caller, features: Mapping[str, Any], lister: Lister
+    ) -> tuple[Lists, bool]:
+        """What the client's own session lists, and whether the server asked something when it
+        began. Raises `NotOpened`."""
+        try:
+            own = self._taken(call, features)
+        except Full as error:
+            raise NotOpened(error) from None
+        own.calls += 1
+        try:
+            try:
+                session = await self._opened(own)
+            except HubError as error:
+                raise NotOpened(error) from None
+            return await lister(session), own.outside.has_asked
+        finally:
+            self._left(own)
+
+    def keys(self) -> list[Key]:
+        return list(self._sessions)
+
+    def read_again(self, key: Key, kinds: Iterable[str]) -> None:
+        """Reads these lists of an own session as if it had said that they have changed."""
+        own = self._sessions.get(key)
+        if own is None:
+            return
+        own.changed.update(kinds)
+        if own.reading is None and self._own_changed is not None:
+            own.reading = self._loop.create_task(self._read_changed(key, own, self._own_changed))
 
     # --- resources -------------------------------------------------------------------------------
 
@@ -286,7 +351,7 @@ class PersonalSessions:
 
     # --- sessions ------------------------------------------------------------------------------
 
-    def _taken(self, call: Call, features: Mapping[str, Any]) -> Own:
+    def _taken(self, call: Caller, features: Mapping[str, Any]) -> Own:
         """The session for this call. A client that keeps no session of its own has one to each of
         its calls at a time: nothing else would tell them apart."""
         declared = _declared(features)
@@ -300,7 +365,7 @@ class PersonalSessions:
                 return own or self._begin(key, call, features)
         raise self._full()
 
-    def _begin(self, key: Key, call: Call, features: Mapping[str, Any]) -> Own:
+    def _begin(self, key: Key, call: Caller, features: Mapping[str, Any]) -> Own:
         mine = [key for key, own in self._sessions.items() if own.caller == call.caller]
         if len(mine) >= MAX_SESSIONS // 2:
             if not self._make_room(mine):
@@ -312,7 +377,7 @@ class PersonalSessions:
         elif len(self._sessions) >= MAX_SESSIONS and not self._make_room(list(self._sessions)):
             raise self._full()
         outside = OutsideQuestions(call, self._asker)
-        opening = self._loop.create_task(self._connect(_whose(call), features, outside))
+        opening = self._loop.create_task(self._connect(key, _whose(call), features, outside))
         own = Own(call, features, opening, outside, self._loop.time())
         self._sessions[key] = own
         opening.add_done_callback(lambda task: self._connected(key, own))
@@ -321,9 +386,9 @@ class PersonalSessions:
         return own
 
     async def _connect(
-        self, whose: str, features: Mapping[str, Any], outside: OutsideQuestions
+        self, key: Key, whose: str, features: Mapping[str, Any], outside: OutsideQuestions
     ) -> Session:
-        session = await self._open(features, outside.listener)
+        session = await self._open(features, partial(self._overhear, key), outside.listener)
         outside.revision = session.revision
         try:
             if "roots" in features:  # servers that use them ask for them first
@@ -337,6 +402,29 @@ class PersonalSessions:
             await session.close()
             raise
         return session
+
+    def _overhear(self, key: Key, method: str, params: Mapping[str, Any]) -> None:
+        """What is said on an own session and belongs to no call."""
+        kinds = kinds_changed(method)
+        own = self._sessions.get(key)
+        if not kinds or own is None:
+            if self._heard is not None:
+                self._heard(method, params, key[0])
+            return
+        self.read_again(key, kinds)
+
+    async def _read_changed(self, key: Key, own: Own, changed: OwnChanged) -> None:
+        try:
+            while own.changed:
+                await asyncio.sleep(CHANGE_SECONDS)  # one that says so all the time waits
+                await asyncio.wait([own.opening])
+                if own.session is None:
+                    return
+                kinds, own.changed = own.changed, set()
+                with contextlib.suppress(HubError):
+                    await changed(key, own, kinds)
+        finally:
+            own.reading = None
 
     def _connected(self, key: Key, own: Own) -> None:
         session = own.session
@@ -400,6 +488,10 @@ class PersonalSessions:
                 waiting.parked.lose("the client's session has ended")
         own.opening.cancel()
         own.outside.close()
+        if own.reading is not None:
+            own.reading.cancel()
+        if self._own_ended is not None:
+            self._own_ended(key)
         session = own.session
         if session is not None:
             task = self._loop.create_task(self._close(session))
@@ -446,7 +538,5 @@ def _declared(features: Mapping[str, Any]) -> str:
     return json.dumps(features, sort_keys=True)
 
 
-def _whose(call: Call) -> str:
-    """Whom a session is for: a client's session, else all that one caller sends without such."""
-    caller = call.caller
-    return call.client or json.dumps([caller.kind, caller.org, caller.id])
+def _whose(call: Caller) -> str:
+    return owner_of(call.client, call.caller)

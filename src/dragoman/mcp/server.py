@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +16,7 @@ from dragoman.core.call import LEVELS, Question, Refusal
 from dragoman.core.errors import HubError
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ListRefresher
+from dragoman.core.ports import ListRefresher, Viewer
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
 from dragoman.core.trace import carried_in
@@ -26,7 +26,7 @@ from dragoman.mcp.headers import version_named
 from dragoman.mcp.introduction import Budget, Introduction
 from dragoman.mcp.listening import Listening
 from dragoman.mcp.peer import Peer, Push
-from dragoman.mcp.questions import with_waiting
+from dragoman.mcp.questions import WAITS, with_waiting
 from dragoman.mcp.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
@@ -55,6 +55,7 @@ MAX_BATCH = 100
 INSTRUCTIONS: Budget = 4_000, 16_000
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 """Of what came by a transport that has no headers."""
+NO_NAMES: frozenset[str] = frozenset()
 Begun = bytes | Coroutine[Any, Any, bytes] | None
 
 
@@ -151,7 +152,7 @@ class Face:
             refresher = self.hub.refresher
             if refresher is not None and "cursor" not in params and refresher.is_stale(kind):
                 return self._list_again(refresher, id, kind, params, peer, revision)
-            return self._list(id, kind, params, peer, revision)
+            return self._list_to(id, kind, params, peer, revision)
         if method == "initialize":
             return self._introduce(id, _shaken(params, peer), peer)
         if method == "server/discover":
@@ -206,7 +207,7 @@ class Face:
     ) -> bytes:
         """Many clients list once and never again: the first list after a start is worth a wait."""
         await startup.wait()
-        return self._list(id, kind, params, peer, revision)
+        return await self._list_prepared(id, kind, params, peer, revision)
 
     async def _list_again(
         self,
@@ -218,15 +219,57 @@ class Face:
         revision: int,
     ) -> bytes:
         await refresher.refresh(kind)
-        return self._list(id, kind, params, peer, revision)
+        return await self._list_prepared(id, kind, params, peer, revision)
+
+    def _list_to(
+        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        """What this client is listed; what servers list to such clients may have to be found out
+        first."""
+        visibility = self.hub.visibility
+        if visibility is None:
+            return self._list(id, kind, params, peer, revision, NO_NAMES)
+        viewer = _viewer_of(params, peer, revision)
+        pending = visibility.prepare(viewer)
+        if pending is None:
+            hidden = visibility.hidden(kind, viewer)
+            return self._list(id, kind, params, peer, revision, hidden)
+        return self._list_after(pending, id, kind, params, peer, revision)
+
+    async def _list_prepared(
+        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int
+    ) -> bytes:
+        begun = self._list_to(id, kind, params, peer, revision)
+        return begun if isinstance(begun, bytes) else await begun
+
+    async def _list_after(
+        self,
+        pending: Awaitable[None],
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+    ) -> bytes:
+        await pending
+        hidden, visibility = NO_NAMES, self.hub.visibility
+        if visibility is not None:
+            hidden = visibility.hidden(kind, _viewer_of(params, peer, revision))
+        return self._list(id, kind, params, peer, revision, hidden)
 
     def _list(
-        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int
+        self,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+        hidden: frozenset[str],
     ) -> bytes:
         style = self._style_of(peer.info if revision < R2607 else _name_in(params))
         cursor = params.get("cursor")
         caller, view = peer.principal, peer.view
-        page = self.lists.page(kind, cursor, caller, view, revision, style, peer.door)
+        page = self.lists.page(kind, cursor, caller, view, revision, style, peer.door, hidden)
         if page is None:
             return rpc.error(id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here')
         return rpc.result_encoded(id, page)
@@ -296,6 +339,13 @@ def _lacking(params: Mapping[str, Any]) -> str | None:
     if not isinstance(meta.get(CAPABILITIES_KEY), dict):
         return f'"_meta" needs "{CAPABILITIES_KEY}"'
     return None
+
+
+def _viewer_of(params: Mapping[str, Any], peer: Peer, revision: int) -> Viewer:
+    features: Mapping[str, Any] = peer.features if peer.client else WAITS
+    if revision == R2607:
+        features = params["_meta"][CAPABILITIES_KEY]
+    return Viewer(peer.principal, peer.client, peer.door, NAMES[revision], features)
 
 
 def unsupported(id: rpc.Id, requested: Any) -> bytes:

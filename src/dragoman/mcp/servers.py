@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,8 +13,10 @@ import msgspec
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
+from dragoman.core.ports import Viewer
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.core.urls import render_arguments, render_url
+from dragoman.mcp.client_lists import wait_for_lists
 from dragoman.mcp.config import (
     ANSWER_SECONDS,
     ServerEntry,
@@ -104,6 +106,27 @@ class Servers:
                 return upstream, f'server "{upstream.name}" is {state}'
         return None
 
+    # --- who is listed what (core.ports.ListVisibility) ----------------------------------------
+
+    def prepare(self, viewer: Viewer) -> Awaitable[None] | None:
+        found = (upstream.lists.prepare(viewer) for upstream in self._running.values())
+        tasks = [task for task in found if task is not None]
+        return wait_for_lists(tasks) if tasks else None
+
+    def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
+        names: frozenset[str] = frozenset()
+        for upstream in self._running.values():
+            if upstream.listing.differs:
+                names |= upstream.lists.hidden(kind, viewer)
+        return names
+
+    def own_names(self, kind: str) -> frozenset[str]:
+        names: frozenset[str] = frozenset()
+        for upstream in self._running.values():
+            if upstream.listing.differs:
+                names |= upstream.listing.own_names(kind)
+        return names
+
     # --- reading lists again (core.ports.ListRefresher) ----------------------------------------
 
     def is_stale(self, kind: str) -> bool:
@@ -182,6 +205,10 @@ class Servers:
             state["server_info"] = upstream.session.server_info
         if upstream.problems:
             state["problems"] = upstream.problems
+        if remarks := upstream.lists.remarks():
+            state["remarks"] = remarks
+        if len(upstream.personal):
+            state["own_sessions"] = len(upstream.personal)
         return state
 
 

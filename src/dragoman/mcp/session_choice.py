@@ -16,6 +16,7 @@ from typing import Any
 
 from dragoman.core.call import Call
 from dragoman.core.errors import Full, HubError, TimedOut, Unreachable
+from dragoman.core.ports import Viewer
 from dragoman.mcp.client import Session
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.questions import askable
@@ -28,6 +29,7 @@ RETRY_SECONDS = 60.0
 MAX_SHARING = 20_000
 
 Features = Mapping[str, Any]
+NONE: Features = {}
 
 
 class SessionChoice:
@@ -77,7 +79,7 @@ class SessionChoice:
         self._failed_at = float("-inf")
         self.sharing.clear()
 
-    def features_for(self, shared: Session | None, call: Call) -> Features | None:
+    def features_for(self, shared: Session | None, call: Call | Viewer) -> Features | None:
         """What the session for this call declares; None where it is the shared one."""
         if not self._separable or self._era == "modern":
             return None
@@ -93,7 +95,11 @@ class SessionChoice:
                 return None
             if monotonic() - self._failed_at < RETRY_SECONDS:
                 return None
-        return askable(call.features, revision) or None
+        features = askable(call.features, revision)
+        if features:
+            return features
+        alone = self.asks and call.client and call.client not in self.sharing
+        return NONE if alone and shared is not None and not shared.modern else None
 
     def may_share(self, shared: Session, features: Features, error: HubError) -> bool:
         """Whether the call may go over the shared session after its own could not be opened."""

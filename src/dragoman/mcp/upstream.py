@@ -12,27 +12,27 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import NOTHING, Call, Result
+from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, InvalidInput, Quarantined, TimedOut, Unreachable
-from dragoman.core.events import ListAnnounced, ResourceUpdated, ServerChanged
+from dragoman.core.events import ClientListChanged, ListAnnounced, ResourceUpdated, ServerChanged
 from dragoman.core.logs import RepeatedFailure
 from dragoman.core.ports import ClientAsker, SchemaCompiler
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
+from dragoman.mcp.client_lists import ClientLists
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
 from dragoman.mcp.freshness import Freshness
 from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, Listener
-from dragoman.mcp.listing import ASKED, Listing
+from dragoman.mcp.listing import Listing
 from dragoman.mcp.offers import KINDS, Offers, is_announced, is_offered, kinds_changed
-from dragoman.mcp.personal import PersonalSessions
+from dragoman.mcp.personal import Key, Own, PersonalSessions
 from dragoman.mcp.questions import ASKING
 from dragoman.mcp.revisions import NAMES
 from dragoman.mcp.server_logs import ServerLogs
@@ -87,9 +87,9 @@ class Upstream:
     # More than 30 attributes in a dictionary would cost the fast path to all of them.
     __slots__ = (
         "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
-        "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_listing",
-        "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
-        "_wake", "choice", "entry", "facts", "followed", "fresh", "logs", "may_last", "modern",
+        "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_refreshing",
+        "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at", "_wake", "choice",
+        "entry", "facts", "followed", "fresh", "listing", "lists", "logs", "may_last", "modern",
         "name", "offers", "personal", "reason", "restarts", "session", "state", "stderr", "tasks",
         "way",
     )  # fmt: skip
@@ -130,9 +130,9 @@ class Upstream:
         self.way: str | None = None
         """What was found out about it the last time: the era, and which HTTP transport."""
         self.restarts = -1
-        declared = ASKED if entry.interactive else NOTHING
-        self.offers = Offers(self, catalogs, compile_schema, entry.prefix, declared)
-        self._listing = Listing(self.offers, self._open_to_list, self._answer_secs)
+        self.offers = Offers(self, catalogs, compile_schema, entry.prefix)
+        looks = entry.interactive is True
+        self.listing = Listing(self.offers, self._open_to_list, self._answer_secs, looks=looks)
         self.followed = Followed(self.name, self._updated)
         self.personal = self._make_personal(question_secs, asker)
         self.tasks = ServerTasks(self.name, question_secs)
@@ -144,11 +144,13 @@ class Upstream:
             self._answer_secs,
             entry.timeout_secs or FOR_EVER,
             self.offers,
+            self.listing,
             self.personal,
             self.tasks,
             self._connected,
             self.choice,
         )
+        self.lists = self._make_lists()
         self._catalogs = catalogs
         self._connect = connect
         self._bus = bus
@@ -180,8 +182,29 @@ class Upstream:
             entry.idle_secs or OWN_IDLE_SECONDS,
             entry.timeout_secs or FOR_EVER,
             keeps_connected=not entry.idle_secs,
+            heard=self.overheard,
+            own_changed=self._read_own,
+            own_ended=lambda key: self.lists.own_ended(key),
             asker=asker,
         )
+
+    def _make_lists(self) -> ClientLists:
+        return ClientLists(
+            self.offers,
+            self.listing,
+            self.personal,
+            self.choice,
+            self._answer_secs,
+            lambda: self.session,
+            self._tell_client,
+            self._look_at,
+        )
+
+    async def _read_own(self, key: Key, own: Own, kinds: set[str]) -> None:
+        await self.lists.read_changed(key, own, kinds)
+
+    def _tell_client(self, owner: str, kind: str) -> None:
+        self._bus.emit(ClientListChanged(owner, kind))
 
     # --- what the hub sees -------------------------------------------------------------------
 
@@ -217,11 +240,14 @@ class Upstream:
         if self._task is not None:
             self._task.cancel()
         await self.personal.close()
+        await self.lists.close()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._listing.close()
+        await self.listing.close()
 
     async def run(self, call: Call) -> Result:
+        if self.listing.differs:
+            self.lists.check(call)
         make = self._calls.make
         if call.tool.kind == SUBSCRIPTION:
             if self.session is None and not _follows(call):
@@ -486,10 +512,7 @@ class Upstream:
         """What it offers of these kinds. Another connection for that may take so long."""
         begun = monotonic()
         try:
-            if self.entry.interactive:
-                await self._listing.refresh(session, kinds, seconds)
-            else:
-                await self.offers.refresh(session, kinds, self._answer_secs)
+            await self.listing.refresh(session, kinds, seconds)
         finally:
             for kind in kinds:
                 if is_offered(session, kind):
@@ -497,12 +520,13 @@ class Upstream:
                     announced = is_announced(session, kind)
                     self.fresh.note(kind, begun, ttl, announced=announced)
 
-    async def _open_own(self, features: Mapping[str, Any], outside: Listener) -> Session:
+    async def _open_own(
+        self, features: Mapping[str, Any], heard: Heard, outside: Listener
+    ) -> Session:
         seconds = self._start_seconds()
         shared = self.session
         if shared is not None and shared.modern:  # it may well speak no other era
             seconds = min(seconds, HANDSHAKE_SECONDS)
-        heard = partial(self.overheard, client=outside.client)
         apart = Apart(features, heard, listens=True, outside=outside)
         session = await self._open_apart(apart, seconds)
         self.choice.opened(shared)
@@ -573,6 +597,8 @@ class Upstream:
             said = 'server "%s" changed what it offers but does not list it: %s'
             log.log(level, said, self.name, error)
         else:
+            if self.listing.differs:
+                self.lists.shared_changed(dirty)
             for kind in sorted(announced):
                 self._bus.emit(ListAnnounced(self.name, kind))
         finally:

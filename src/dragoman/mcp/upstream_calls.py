@@ -18,6 +18,7 @@ from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL
 from dragoman.mcp.client import MODERN_META, Session
 from dragoman.mcp.duplex import Unanswered
 from dragoman.mcp.hearing import Listener, listener_of
+from dragoman.mcp.listing import Listing
 from dragoman.mcp.offers import Offers
 from dragoman.mcp.param_headers import HEADER_MISMATCH, values
 from dragoman.mcp.personal import Asking, NotOpened, PersonalSessions, Request
@@ -69,6 +70,7 @@ class Calls:
         timeout: float,
         call_timeout: float,
         offers: Offers,
+        listing: Listing,
         personal: PersonalSessions,
         tasks: ServerTasks,
         connected: Callable[[], Awaitable[Session]],
@@ -80,6 +82,7 @@ class Calls:
         self._timeout = timeout
         self._call_timeout = call_timeout
         self._offers = offers
+        self._listing = listing
         self._personal = personal
         self._tasks = tasks
         self._connected = connected
@@ -136,7 +139,7 @@ class Calls:
         if native.get("code") != HEADER_MISMATCH or not session.modern or call.tool.kind != TOOL:
             return False
         before = self._mirrored(call)
-        await self._offers.refresh(session, [TOOL], self._timeout)
+        await self._listing.refresh(session, [TOOL], 0)
         return self._mirrored(call) != before
 
     async def _routed(self, session: Session, call: Call) -> Result:
