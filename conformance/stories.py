@@ -177,4 +177,5 @@ def run_stories(only: str) -> list[Comparison]:
                 # A story may count what its server has seen: it gets one of its own.
                 (told,) = tell_through_hub(leg, (era,), f"again-{era}")
             found.append(told)
+            print(f"  {told.name}: {told.problem or 'passes'}"[:200], flush=True)
     return found
