@@ -134,7 +134,22 @@ class Intended:
     reason: str
 
 
-INTENDED: tuple[Intended, ...] = ()
+INTENDED = (
+    Intended(
+        r"^everything, .*, auto: tool ",
+        "Directly this client falls back to 2025-11-25; 2026-07-28 has no `execution`: any "
+        "call may become a task there.",
+    ),
+    Intended(
+        r"^everything, .*, legacy: tool simulate_research_query$",
+        "The hub makes tasks itself, so a tool that demands one can also be called plainly.",
+    ),
+    Intended(
+        r"^everything, .*: instructions$",
+        "Instructions of several servers are joined; headings inside of a text are quoted, so that "
+        "no server can begin a section of another.",
+    ),
+)
 
 
 # --- two worlds ----------------------------------------------------------------------------------
