@@ -179,6 +179,39 @@ def test_one_who_names_no_skill_is_asked_which(caller: Caller) -> None:
     assert words(caller.ask(SEND, named).value["task"]["artifacts"][0]) == "this"
 
 
+@pytest.mark.promise("J4")
+def test_a_client_of_plain_text_names_a_skill_and_gives_its_arguments(caller: Caller) -> None:
+    asked = caller.send("modern.add")
+    assert state(asked) == "input_required"
+    said, form = asked["status"]["message"]["parts"]
+    assert '"a", "b"' in said["text"]
+    assert form["data"]["schema"]["required"] == ["a", "b"]
+    still = caller.send({"a": 1}, task=asked["id"])
+    assert state(still) == "input_required" and '"b"' in words(still["status"]["message"])
+    wrong = caller.send("many", task=asked["id"])
+    assert state(wrong) == "input_required"
+    done = caller.send(" 41 ", task=asked["id"])
+    assert '"sum": 42' in json.dumps(done["artifacts"])
+    led = caller.send("modern.add")
+    away = caller.send("modern.echo", task=led["id"])
+    assert state(away) == "input_required" and "text" in json.dumps(away["status"]["message"])
+    assert words(caller.send("modern.add", task=led["id"])["artifacts"][0]) == "modern.add"
+    led = caller.send("legacy.add")
+    named = to("modern.echo", "instead", task=led["id"])
+    assert words(caller.ask(SEND, named).value["task"]["artifacts"][0]) == "instead"
+    by_name = caller.send("legacy.ask form")  # as the card calls it
+    assert by_name["status"]["message"]["parts"] and "Which skill" not in json.dumps(by_name)
+
+
+@pytest.mark.promise("J4")
+def test_what_no_skill_takes_is_refused_where_none_is_named(caller: Caller) -> None:
+    params = V10.params("x")
+    for part in ({"raw": "aGk=", "mediaType": "image/png"}, {"text": "x", "mediaType": "x/y"}):
+        params["message"]["parts"] = [part]
+        assert caller.ask(SEND, params).error["code"] == -32005
+        assert Caller(caller.hub, way=REST10).ask(SEND, params).answer.status == 400
+
+
 # --- what a server asks and tells -----------------------------------------------------------------
 
 

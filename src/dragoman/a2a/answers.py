@@ -4,7 +4,9 @@ names in its schema, or from a text where one field is missing. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from dragoman.a2a.translate import block_from_part
@@ -13,6 +15,8 @@ from dragoman.wire.json import Malformed, decode
 
 AUTH = "auth"
 """The name of a question that asks somebody to log in."""
+SCALARS = ("integer", "number", "boolean")
+_WHOLE = re.compile(r"-?[0-9]{1,15}")
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -84,7 +88,7 @@ def _filled(
         if not open_:
             open_ = [key for key in properties if key not in content]
         if len(open_) == 1:
-            content[open_[0]] = _as(text, properties.get(open_[0]))
+            content[open_[0]] = value_of(text, properties.get(open_[0]))
     return content
 
 
@@ -107,7 +111,14 @@ def _required(schema: Any) -> list[str]:
     return [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
 
 
-def _as(text: str, wanted: Any) -> Any:
+def _finite(word: str) -> float:
+    number = float(word)
+    if not isfinite(number):
+        raise ValueError("JSON has no such number")
+    return number
+
+
+def value_of(text: str, wanted: Any) -> Any:
     """The text as what the field takes; itself where it is none of that."""
     kind = wanted.get("type") if isinstance(wanted, Mapping) else None
     word = text.strip()
@@ -115,7 +126,7 @@ def _as(text: str, wanted: Any) -> Any:
         return _WORDS.get(word.lower(), text)
     if kind in ("integer", "number"):
         try:
-            return int(word) if kind == "integer" else float(word)
+            return int(word) if kind == "integer" or _WHOLE.fullmatch(word) else _finite(word)
         except ValueError:
             return text
     if kind == "array":

@@ -32,7 +32,6 @@ from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
 from dragoman.core.tasklist import StoredTasks
 from dragoman.core.tasks import WAITS
-from dragoman.core.tool import Nowhere
 from dragoman.core.trace import Carried, new_trace
 from dragoman.core.view import EVERYTHING
 
@@ -144,8 +143,12 @@ class Sending:
         message = request["message"]
         there = self._targets.of(asker.agent, request)
         targets.check_asker(there.facts, asker.extensions, streamed)
-        if there.facts is not HUB_FACTS:
+        if there.facts is not HUB_FACTS or not there.tool:
             targets.check_modes(there.facts, message["parts"])
+        spoken = ""
+        if not there.tool:
+            spoken = self._targets.spoken(text_of(message["parts"]), asker.principal)
+            there = self._targets.of(HUB, _naming(request, spoken)) if spoken else there
         task = AgentTask(
             asker.principal,
             self._call,
@@ -158,7 +161,7 @@ class Sending:
         task.carried = asker.carried or Carried(new_trace().id, "", "")
         task.version = asker.version
         self._say(asker, task, request)
-        self._aim(task, there)
+        self._aim(task, there, spoken)
         self._tasks.insert(task)
         if asker.key:
             self._sends[task.owner, self._key(asker)] = task
@@ -166,17 +169,39 @@ class Sending:
             task.ask(self._targets.which(asker.principal))
         return task
 
-    def _aim(self, task: AgentTask, there: Destination) -> None:
+    def _aim(self, task: AgentTask, there: Destination, spoken: str = "") -> None:
+        """`spoken` is the name of the skill where the whole message is that and nothing else."""
         task.continues = there.is_agent and there.facts.continues
         if there.is_agent:
             task.arguments = targets.agent_arguments(task.sent)
+        elif spoken:
+            task.schema = self._schema(task)
         elif there.tool:
             self._fill(task)
 
     def _fill(self, task: AgentTask) -> None:
         """The arguments of its tool, with what was said just now."""
-        schema = self._targets.tool(task.tool, task.owner).definition.get("inputSchema")
-        task.arguments = targets.tool_arguments(task.sent, task.arguments, schema)
+        task.schema = self._schema(task)
+        task.arguments = targets.tool_arguments(task.sent, task.arguments, task.schema)
+
+    def _schema(self, task: AgentTask) -> Any:
+        return self._targets.tool(task.tool, task.owner).definition.get("inputSchema")
+
+    def _other_skill(self, task: AgentTask, request: Mapping[str, Any]) -> bool:
+        """Whether the message leads a task that lacks arguments to another skill, as it then does:
+        by metadata, or by a text that is a skill's id and can be no argument of this one."""
+        there, spoken = self._targets.of(HUB, request), ""
+        if not there.tool:
+            text = text_of(task.sent["parts"])
+            taken = targets.text_property(self._schema(task), task.arguments, text)
+            spoken = self._targets.spoken(text, task.owner) if taken is None else ""
+            there = self._targets.of(HUB, _naming(request, spoken)) if spoken else there
+        if there.tool in ("", task.tool):
+            return False
+        task.tool, task.skill, task.agent = there.tool, there.skill, there.agent
+        task.arguments = {}
+        self._aim(task, there, spoken)
+        return True
 
     def _go_on(
         self, asker: Asker, task: AgentTask, request: Mapping[str, Any], streamed: bool
@@ -223,7 +248,7 @@ class Sending:
             self._aim(task, there)
         elif task.continues:
             task.arguments = targets.agent_arguments(task.sent)
-        else:
+        elif task.agent or not self._other_skill(task, request):
             self._fill(task)
         task.begin()
         return task
@@ -246,13 +271,11 @@ class Sending:
         there = self._targets.of(HUB, request)
         if there.tool:
             return there
-        words = text_of(task.sent["parts"]).strip()
-        tool = self._targets.tool(words, task.owner) if 0 < len(words) <= 256 else None
-        if tool is None or isinstance(tool.target, Nowhere):
+        spoken = self._targets.spoken(text_of(task.sent["parts"]), task.owner)
+        if not spoken:
             return None
-        named = {**request, "metadata": {"skillId": words}}
         task.sent = dict(task.first_message())
-        return self._targets.of(HUB, named)
+        return self._targets.of(HUB, _naming(request, spoken))
 
     def _say(self, asker: Asker, task: AgentTask, request: Mapping[str, Any]) -> None:
         message = request["message"]
@@ -337,6 +360,10 @@ class Sending:
         message = {**task.status.get("message", {"parts": [{"text": ""}]}), "role": AGENT}
         message.pop("taskId", None)
         return message
+
+
+def _naming(request: Mapping[str, Any], skill: str) -> dict[str, Any]:
+    return {**request, "metadata": {"skillId": skill}}
 
 
 def _beside(asker: Asker, request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dragoman.a2a.answers import object_in
+from dragoman.a2a.answers import SCALARS, object_in, value_of
 from dragoman.a2a.config import HUB
 from dragoman.a2a.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
@@ -35,6 +35,7 @@ SKILL = "urn:dragoman:a2a:skill:v1"
 DOOR = "a2a"
 MAX_NAMED = 20
 """How many skills are named to one who has named none."""
+MAX_NAME = 256
 REMOTE = "RemoteAgent"
 STRANGER = Principal("stranger", "anybody")
 """Whoever shows no key where one is needed. Policies decide of which agents it may know, among the
@@ -208,6 +209,17 @@ class Targets:
         tool = self._hub.find(name, EVERYTHING)
         return tool if self._hub.authorizer.sees(principal, tool, DOOR) else unknown(name)
 
+    def spoken(self, words: str, principal: Principal) -> str:
+        """The skill whose id, or else whose name on the card, a text is; empty for another text."""
+        words = words.strip()
+        if not 0 < len(words) <= MAX_NAME:
+            return ""
+        if not isinstance(self.tool(words, principal).target, Nowhere):
+            return words
+        named = words.replace(" ", "_").lower()
+        found = {one.name for one in self.skills(principal) if one.name.lower() == named}
+        return found.pop() if len(found) == 1 else ""
+
     def which(self, principal: Principal) -> str:
         """The question to one who has named no skill."""
         names = [tool.name for tool in self.skills(principal)]
@@ -251,7 +263,7 @@ def named_in(request: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _name(value: Any) -> str:
-    return value if isinstance(value, str) and 0 < len(value) <= 256 else ""
+    return value if isinstance(value, str) and 0 < len(value) <= MAX_NAME else ""
 
 
 # --- arguments ----------------------------------------------------------------------------------
@@ -288,14 +300,16 @@ def tool_arguments(
                 "values",
             )
     if texts:
-        open_ = text_property(schema, arguments)
+        text = "\n".join(texts)
+        open_ = text_property(schema, arguments, text)
         if open_ is not None:
-            arguments[open_] = "\n".join(texts)
+            arguments[open_] = value_of(text, schema["properties"][open_])
     return arguments
 
 
-def text_property(schema: Any, arguments: Mapping[str, Any]) -> str | None:
-    """The one string that is still missing: of those that are required, else of all."""
+def text_property(schema: Any, arguments: Mapping[str, Any], text: str) -> str | None:
+    """The one argument that is still missing, of those that are required or else of all, where it
+    takes that text: as a string, or as the number or the yes or no that the text is."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return None
@@ -307,6 +321,8 @@ def text_property(schema: Any, arguments: Mapping[str, Any]) -> str | None:
             wanted = properties.get(missing[0])
             kind = wanted.get("type") if isinstance(wanted, Mapping) else None
             if kind == "string" or (isinstance(kind, list) and "string" in kind):
+                return str(missing[0])
+            if kind in SCALARS and not isinstance(value_of(text, wanted), str):
                 return str(missing[0])
         if missing:
             return None
@@ -333,6 +349,7 @@ def check_asker(facts: AgentFacts, extensions: frozenset[str], streamed: bool) -
 
 
 def check_modes(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
+    """Raises for a part of a media type that the agent does not take."""
     for part in parts:
         media = media_type(part)
         modes = facts.input_modes

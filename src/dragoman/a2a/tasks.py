@@ -51,6 +51,7 @@ from dragoman.core.tasks import (
     words_of,
 )
 from dragoman.core.trace import Carried
+from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ MAX_BYTES = 64 * 1024 * 1024
 PART_BYTES = 200
 """What a part takes beside what is in it."""
 MAX_WORDS = 20_000
+MAX_SCHEMA = 32 * 1024
+"""Bytes of a schema that goes with a question; of a larger one only the words do."""
 MAX_MEMBERS = 1_000
 """Of the metadata that an agent may give its task."""
 
@@ -106,6 +109,8 @@ class AgentTask(LoggedTask):
         self.continues = False
         """Whether its target goes on with the next message, whichever hub brings it."""
         self.arguments: dict[str, Any] = {}
+        self.schema: Any = None
+        """Of the arguments, where they are those of a tool that its owner may see."""
         self.sent: dict[str, Any] = {}
         """The message that is being answered."""
         self.beside: Mapping[str, Any] = NOTHING
@@ -416,7 +421,9 @@ class AgentTask(LoggedTask):
             return
         if isinstance(error, InvalidInput) and not self._resumed and self.state == WORKING:
             self.error = error
-            self.ask(str(error))
+            words = str(error)
+            self._pending = argument_parts(words, self.schema, self.arguments)
+            self._move(INPUT_REQUIRED, words)
             return
         if isinstance(error, HubError):
             self._words(str(error))
@@ -615,6 +622,20 @@ def _add(artifacts: dict[str, dict[str, Any]], artifact: dict[str, Any], append:
 
 def _copies(artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**made, "parts": list(made["parts"])} for made in artifacts.values()]
+
+
+def argument_parts(words: str, schema: Any, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is wrong with the arguments of a tool, all that are missing, and the form of them."""
+    required = schema.get("required") if isinstance(schema, Mapping) else None
+    names = required if isinstance(required, list) else []
+    missing = [f'"{name}"' for name in names if isinstance(name, str) and name not in arguments]
+    if len(missing) > 1:
+        words = f"{words[:MAX_WORDS]}. This is missing: {', '.join(missing)}."
+    parts: list[dict[str, Any]] = [{"text": words[:MAX_WORDS]}]
+    if isinstance(schema, Mapping) and len(encode(schema)) <= MAX_SCHEMA:
+        form = {"question": "arguments", "schema": schema}
+        parts.append({"data": form, "mediaType": "application/json"})
+    return parts
 
 
 def question_parts(questions: Mapping[str, Question], words: str) -> list[dict[str, Any]]:
