@@ -183,7 +183,12 @@ def tasks(
     options: Options,
     as_json: bool,
 ) -> None:
-    """List your tasks, at TARGET or all of the hub's. Agents before 1.0 cannot list theirs."""
+    """List your tasks, at TARGET or all of the hub's. Agents before 1.0 cannot list theirs.
+
+    \b
+    dragoman a2a tasks
+    dragoman a2a tasks echo --limit 5
+    """
 
     async def work(agent: Agent) -> None:
         found = await agent.client.list(agent.url, {"pageSize": limit, "contextId": context})
@@ -218,6 +223,10 @@ def task(
 ) -> None:
     """Show TASK of TARGET: its state, what was said, what was made.
 
+    \b
+    dragoman a2a task TASK
+    dragoman a2a task echo TASK --history 10
+
     Without TARGET it is a task of the hub.
     """
     target, id = _where(where)
@@ -243,6 +252,9 @@ def cancel(
 ) -> None:
     """Cancel TASK of TARGET, and what it has started. One that has ended cannot be.
 
+    \b
+    dragoman a2a cancel TASK
+
     Without TARGET it is a task of the hub.
     """
     target, id = _where(where)
@@ -267,6 +279,10 @@ def watch(
     as_json: bool,
 ) -> None:
     """Follow TASK of TARGET, or of the hub, until it ends or asks something; print what it made.
+
+    \b
+    dragoman a2a watch TASK
+    dragoman a2a watch echo TASK --json
 
     With --json every event is printed as it comes, one a line. A line that breaks is taken up again
     where it was, as far as the agent can.

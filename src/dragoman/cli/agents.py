@@ -60,7 +60,11 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def list_command(home: str | None, as_json: bool) -> None:
-    """List the agents: health, trust, number of skills, when last seen, and what is wrong."""
+    """List the agents: health, trust, number of skills, when last seen, and what is wrong.
+
+    \b
+    dragoman agents list
+    """
     _list(home, as_json)
 
 
@@ -288,7 +292,11 @@ def _print_agent(agent: dict[str, Any]) -> None:
 @home_option
 @json_option
 def refresh(agent: str, home: str | None, as_json: bool) -> None:
-    """Look at the agent NAME now: read its card again and see whether it answers."""
+    """Look at the agent NAME now: read its card again and see whether it answers.
+
+    \b
+    dragoman agents refresh ops
+    """
     with connected(home) as hub:
         found = hub.send("POST", f"{_path(agent)}/refetch", {}, ADD_SECONDS)
         held = hub.held()
@@ -300,7 +308,11 @@ def refresh(agent: str, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def remove(agent: str, home: str | None, as_json: bool) -> None:
-    """Forget the agent NAME, its tools and its cards. The record of past calls stays."""
+    """Forget the agent NAME, its tools and its cards. The record of past calls stays.
+
+    \b
+    dragoman agents remove ops
+    """
     with connected(home) as hub:
         found = hub.send("DELETE", _path(agent))
     if as_json:
@@ -315,7 +327,11 @@ def remove(agent: str, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
-    """Trust the agent NAME as LEVEL; policies and labels go by it from the next call on."""
+    """Trust the agent NAME as LEVEL; policies and labels go by it from the next call on.
+
+    \b
+    dragoman agents trust ops trusted
+    """
     with connected(home) as hub:
         found = hub.send("PATCH", _path(agent), {"trustLevel": level}, ADD_SECONDS)
         held = hub.held()

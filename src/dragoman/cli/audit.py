@@ -50,7 +50,12 @@ OUTCOMES = (
 
 @click.group()
 def audit() -> None:
-    """The record of every call: who asked for what, by which door, and what came of it."""
+    """The record of every call: who asked for what, by which door, and what came of it.
+
+    \b
+    dragoman audit tail
+    dragoman audit verify
+    """
 
 
 @audit.command()
@@ -233,6 +238,9 @@ def _decided(decision: str, policies: list[Any] | None) -> str:
 def verify(home: str | None, as_json: bool) -> None:
     """Prove that no record was changed, taken out, moved or cut off. Exits with 1 if one was.
 
+    \b
+    dragoman audit verify
+
     Entries are chained by a key in the home (audit.key). A call makes two: what was about to be
     done, and what came of it. A hub may be running meanwhile.
     """
@@ -267,6 +275,9 @@ def verify(home: str | None, as_json: bool) -> None:
 @home_option
 def prune(yes: bool, home: str | None) -> None:
     """Delete the records that are older than [audit] keep_days, or beyond max_entries.
+
+    \b
+    dragoman audit prune --yes
 
     A running hub does so every hour. It keeps what looks old while its clock has jumped by more
     than a day, after a long time off for example, until the clock has been steady for a day; this

@@ -31,6 +31,9 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> None:
     """Copy the home into FILE (a .tar.gz), whether or not a hub runs.
 
+    \b
+    dragoman backup hub.tar.gz
+
     Everything but the private homes of servers, the log and what belongs to the running process.
     FILE holds the keys of the hub and the env file: keep it as you keep those. With --no-secrets it
     holds none, and neither the audit nor tasks; a home made of it is a new one with the same rules.
@@ -96,6 +99,9 @@ def _has_secret(url: str, headers: dict[str, str] | list[str]) -> bool:
 @json_option
 def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
     """Make a home of a file that `dragoman backup` wrote.
+
+    \b
+    dragoman restore hub.tar.gz --home ~/.dragoman-restored
 
     The home must not be there, or be empty: move the old one away first. The copy is proved before
     anything is written, and the audit records that it was restored.

@@ -93,7 +93,11 @@ def write_first_config(place: Path) -> bool:
 @click.command()
 @home_option
 def init(home: str | None) -> None:
-    """Write a commented config.toml into the home, unless there is one."""
+    """Write a commented config.toml into the home, unless there is one.
+
+    \b
+    dragoman init
+    """
     place = place_of(home)
     try:
         homes.prepare(place)
@@ -107,14 +111,23 @@ def init(home: str | None) -> None:
 
 @click.group()
 def config() -> None:
-    """The configuration: config.toml, and variables such as DRAGOMAN_SERVER__PORT."""
+    """The configuration: config.toml, and variables such as DRAGOMAN_SERVER__PORT.
+
+    \b
+    dragoman config check
+    dragoman config show
+    """
 
 
 @config.command()
 @home_option
 @json_option
 def check(home: str | None, as_json: bool) -> None:
-    """Read the configuration as the hub would, and say what it means or what is wrong."""
+    """Read the configuration as the hub would, and say what it means or what is wrong.
+
+    \b
+    dragoman config check
+    """
     from dragoman.config import Config, load, whereabouts
     from dragoman.settings import find_near_misses
 
@@ -171,6 +184,9 @@ def list_used_variables() -> list[str]:
 @json_option
 def show(everything: bool, home: str | None, as_json: bool) -> None:
     """Show each setting that is not a default, and where it comes from.
+
+    \b
+    dragoman config show
 
     The command line of `dragoman up` counts before environment variables
     (DRAGOMAN_SERVER__PORT=8000), these before config.toml, and that before the defaults. Keys,

@@ -62,6 +62,10 @@ MARKS = {
 def doctor(deep: bool, home: str | None, as_json: bool) -> None:
     """Check everything that is known to go wrong, and say how to fix it.
 
+    \b
+    dragoman doctor
+    dragoman doctor --deep --json
+
     Looks at this machine, the home, the configuration, each server and agent, the policies, what is
     held, the keys, the running hub, the record of calls and the IDEs that are here. Changes
     nothing. Works with no hub, no home and a broken configuration. Exits with 1 if there is a

@@ -248,7 +248,11 @@ def holder(place: str) -> int | None:
 @home_option
 @json_option
 def stop_command(home: str | None, as_json: bool) -> None:
-    """Stop the hub of this home; what is under way may finish (for 5 seconds)."""
+    """Stop the hub of this home; what is under way may finish (for 5 seconds).
+
+    \b
+    dragoman stop
+    """
     place = place_of(home)
     daemon = running(place)
     if daemon is None:
@@ -298,7 +302,12 @@ def _alive(pid: int) -> bool:
 @home_option
 @json_option
 def status(home: str | None, as_json: bool) -> None:
-    """Whether a hub runs on this home, since when, and what it has. Exits with 3 if none does."""
+    """Whether a hub runs on this home, since when, and what it has. Exits with 3 if none does.
+
+    \b
+    dragoman status
+    dragoman status --json
+    """
     place = place_of(home)
     daemon = running(place)
     if daemon is None:

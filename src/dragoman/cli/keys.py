@@ -57,6 +57,11 @@ def _is_there(home: str | None) -> bool:
 def keys() -> None:
     """Keys for callers over HTTP. Once there is one, nobody gets in without.
 
+    \b
+    dragoman keys create ci --expires 30d
+    dragoman keys list
+    dragoman keys revoke ci
+
     Keys are stored hashed, so a key is shown once, when it is made. A running hub sees changes
     within a second: the first key ends what callers without one have open over TCP. IDEs that start
     `dragoman mcp`, and these commands, need no key: they come in by a socket that only you can
@@ -153,7 +158,11 @@ def create(
 @home_option
 @json_option
 def list_keys(home: str | None, as_json: bool) -> None:
-    """The keys there are, without the keys themselves."""
+    """The keys there are, without the keys themselves.
+
+    \b
+    dragoman keys list
+    """
     records: Sequence[KeyRecord] = ()
     if _is_there(home):
         store = _store(home)
@@ -187,6 +196,9 @@ def list_keys(home: str | None, as_json: bool) -> None:
 @home_option
 def revoke(name: str, home: str | None) -> None:
     """Refuse the key called NAME from now on. There is no way back; make a new one instead.
+
+    \b
+    dragoman keys revoke ci
 
     A running hub ends what is open with it within a second: streams, sessions, calls and tasks
     under way. Its webhooks hear no more.

@@ -115,7 +115,11 @@ def cli(home: str | None) -> None:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("rest", nargs=-1)
 def mcp(rest: tuple[str, ...]) -> None:
-    """What an IDE starts; `__main__` takes this way, and here it only stands in the list."""
+    """What an IDE starts; `__main__` takes this way, and here it only stands in the list.
+
+    \b
+    dragoman mcp --home DIR
+    """
     raise click.UsageError('write "mcp" first: dragoman mcp --home DIR')
 
 

@@ -182,6 +182,9 @@ def approve_shown(hub: HubClient, target: str | None, quiet: bool, asks: bool) -
 def reject(name: str, home: str | None, as_json: bool) -> None:
     """Keep what is held under NAME held, and the same whenever it comes again.
 
+    \b
+    dragoman pins reject files.read_file
+
     What was approved before is offered as soon as the server goes back to it.
     """
     with _settled(home) as hub:
@@ -198,6 +201,9 @@ def reject(name: str, home: str | None, as_json: bool) -> None:
 @json_option
 def forget(target: str, home: str | None, as_json: bool) -> None:
     """Forget all pins of TARGET, a server or agent: what it offers then is seen for the first time.
+
+    \b
+    dragoman pins forget files
 
     With pin = "strict" everything of it waits for approval then; with "first" it is approved as it
     is, changes included.

@@ -54,6 +54,9 @@ def policy() -> None:
 def init(home: str | None) -> None:
     """Write the default policies into the home's folder `policies`, to be edited there.
 
+    \b
+    dragoman policy init
+
     Nothing changes by that: they are what holds without such a folder. An existing folder is left
     as it is.
     """
@@ -73,7 +76,11 @@ def init(home: str | None) -> None:
 @home_option
 @json_option
 def list_policies(home: str | None, as_json: bool) -> None:
-    """The files, the policies in each, and whether all of it can be put in force."""
+    """The files, the policies in each, and whether all of it can be put in force.
+
+    \b
+    dragoman policy list
+    """
     folder = _folder(home, None)
     found = _judged(folder, home)
     running_set = _in_force(home)
@@ -99,7 +106,11 @@ def list_policies(home: str | None, as_json: bool) -> None:
 @click.argument("name")
 @home_option
 def enable(name: str, home: str | None) -> None:
-    """Put the policies of the file NAME in force: NAME.cedar.off becomes NAME.cedar."""
+    """Put the policies of the file NAME in force: NAME.cedar.off becomes NAME.cedar.
+
+    \b
+    dragoman policy enable mine
+    """
     _switch(name, home, True)
 
 
@@ -108,6 +119,9 @@ def enable(name: str, home: str | None) -> None:
 @home_option
 def disable(name: str, home: str | None) -> None:
     """Take the policies of the file NAME out of force: NAME.cedar becomes NAME.cedar.off.
+
+    \b
+    dragoman policy disable mine
 
     What they permit is denied from then on, what they forbid is perhaps permitted: see first, with
     `dragoman policy replay`, what would have come out differently.
@@ -186,6 +200,10 @@ def check(folder: str | None, home: str | None, as_json: bool) -> None:
 @json_option
 def test(folder: str | None, home: str | None, as_json: bool) -> None:
     """Run the golden decisions of FOLDER, or of the home's folder: the [[tests]] of *.toml.
+
+    \b
+    dragoman policy test
+    dragoman policy test examples/policies/first
 
     \b
     [[tests]]

@@ -72,6 +72,10 @@ def name_option(command: click.decorators.FC) -> click.decorators.FC:
 def service() -> None:
     """Run the hub as a service of your user: from login to logout, and again after a crash.
 
+    \b
+    dragoman service install
+    dragoman service status
+
     On Linux a systemd user unit, on macOS a launchd agent.
     """
 
@@ -81,7 +85,11 @@ def service() -> None:
 @name_option
 @home_option
 def install(only_print: bool, name: str, home: str | None) -> None:
-    """Write the service's file, enable it and start it."""
+    """Write the service's file, enable it and start it.
+
+    \b
+    dragoman service install
+    """
     place = place_of(home)
     made = build_service(name, place)
     if only_print:
@@ -108,7 +116,11 @@ def install(only_print: bool, name: str, home: str | None) -> None:
 @service.command()
 @name_option
 def uninstall(name: str) -> None:
-    """Stop the service and remove its file. The home stays as it is."""
+    """Stop the service and remove its file. The home stays as it is.
+
+    \b
+    dragoman service uninstall
+    """
     made = build_service(name, "")
     if not made.file.exists():
         stop(f"there is no {made.file}", NOT_FOUND)
@@ -127,7 +139,11 @@ def uninstall(name: str) -> None:
 @json_option
 def status(name: str, as_json: bool) -> None:
     """Whether the service is installed, and what its manager says of it. Exits with 3 if it does
-    not run."""
+    not run.
+
+    \b
+    dragoman service status
+    """
     made = build_service(name, "")
     state = ""
     if made.file.exists():

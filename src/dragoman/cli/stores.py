@@ -40,7 +40,11 @@ def stores() -> None:
 @home_option
 @json_option
 def list_stores(home: str | None, as_json: bool) -> None:
-    """What the home has, and what was lost."""
+    """What the home has, and what was lost.
+
+    \b
+    dragoman stores list
+    """
     from dragoman.assembly import STORE_NAMES, survey
 
     place = Path(place_of(home))
