@@ -193,7 +193,7 @@ def completed(terminal: Terminal, *words: str) -> list[str]:
 def test_a_shell_completes_names_and_is_told_nothing_without_a_hub(
     offered: Terminal, terminal: Terminal
 ) -> None:
-    assert completed(offered, "dragoman", "serv") == ["servers"]
+    assert completed(offered, "dragoman", "prom") == ["prompts"]
     assert completed(offered, "dragoman", "servers", "restart", "o") == ["of-fer"]
     assert completed(offered, "dragoman", "call", "of-fer.e") == ["of-fer.echo"]
     assert completed(offered, "dragoman", "prompts", "get", "mcp") == ["mcp_of_fer_greeting"]
