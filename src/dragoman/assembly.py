@@ -279,6 +279,7 @@ class Instance:
         api = Api(self.hub, self, WAITS, parts, OPERATIONS)
         mounts: dict[str, Mounted] = {
             "/mcp": self.http_face,
+            "/mcp/": self.http_face,
             **self.sse_face.mounts,
             **self.listeners.mounts,
         }

@@ -246,7 +246,7 @@ def test_metrics_count_every_call(hub: RunningHub) -> None:
 
 
 def test_what_is_not_there_is_said_to_be_so(hub: RunningHub) -> None:
-    for path in ("/api", "/api/tools/", "/api/tools/a/b", "/mcp/", "/MCP", "/healthz/"):
+    for path in ("/api", "/api/tools/", "/api/tools/a/b", "/MCP", "/healthz/"):
         answer = hub.get(path)
         assert answer.status == 404, path
         assert "/openapi.json" in answer.json()["error"]["message"]

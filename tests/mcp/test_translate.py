@@ -45,10 +45,8 @@ def test_a_definition_becomes_a_tool_with_both_names_and_the_servers_mark() -> N
 
 @pytest.mark.promise("B4")
 @pytest.mark.parametrize("description", [{}, {"description": ""}, {"description": None}])
-def test_a_tool_without_words_is_marked_too(description: dict[str, Any]) -> None:
-    assert made({"name": "x", "inputSchema": OBJECT, **description}).description == (
-        "[MCP:my-server]"
-    )
+def test_a_tool_without_a_description_gets_none(description: dict[str, Any]) -> None:
+    assert made({"name": "x", "inputSchema": OBJECT, **description}).description == ""
 
 
 @pytest.mark.promise("B5")

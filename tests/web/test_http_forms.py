@@ -69,8 +69,10 @@ async def test_codings_that_are_not_understood_are_refused() -> None:
         twice = chunked.replace(b": chunked", b": gzip\r\nTransfer-Encoding: chunked")
         for request in (gzipped, twice):
             assert (await first_answer(here, request + chunks))[0] == 501
-        status, headers, _ = await here.ask(post("/mcp", PING, JSON, "Content-Encoding: gzip"))
-        assert (status, headers["accept-encoding"]) == (415, "identity")
+        status, headers, _ = await here.ask(post("/mcp", PING, JSON, "Content-Encoding: br"))
+        assert (status, headers["accept-encoding"]) == (415, "gzip, deflate")
+        status, _, said = await here.ask(post("/mcp", PING, JSON, "Content-Encoding: gzip"))
+        assert status == 400 and b"the body is no gzip" in said
         identity = post("/mcp", PING, JSON, "Content-Encoding: Identity")
         for request in (chunked.replace(b"chunked", b"Chunked") + chunks, identity):
             assert (await here.ask(request))[0] == 200

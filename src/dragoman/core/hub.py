@@ -246,8 +246,9 @@ class Hub:
 
     def _other(self, name: str, view: View, kind: str) -> Tool:
         if kind == COMPLETION:
-            tool = self._in(PROMPT, name, view)
-            return self._in(TEMPLATE, name, view) if isinstance(tool.target, Nowhere) else tool
+            prompt, template = self._in(PROMPT, name, view), self._in(TEMPLATE, name, view)
+            is_address = ":" in name or not _is_unknown(template)
+            return template if isinstance(prompt.target, Nowhere) and is_address else prompt
         if kind not in (RESOURCE, SUBSCRIPTION):
             return self._in(kind, name, view)
         if name.startswith(results.PREFIX):  # the hub's own: no server is asked for such

@@ -158,8 +158,10 @@ class Lists:
         if tool.resources:
             said = with_ui_addresses(said, partial(self._hub.readable_address, tool.target))
         definition = {"name": shown, **said, _NAMED[kind]: shown}
-        if tool.description or kind == TOOL:
+        if tool.description:
             definition["description"] = tool.description
+        elif definition.get("description") is None:
+            definition.pop("description", None)
         return _SHAPE[kind](definition, revision)
 
     def _paged(self, kind: str, entries: Pages, tail: Mapping[str, Any]) -> Pages:

@@ -56,7 +56,7 @@ def tool_from_definition(
         alias=alias,
         other_names=others,
         remote_name=name,
-        description=f"[MCP:{target.name}] {description or ''}".rstrip(),
+        description=f"[MCP:{target.name}] {description}".rstrip() if description else "",
         definition=definition,
         validate=validate,
         destructive=_is_destructive(definition),

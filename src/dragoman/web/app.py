@@ -14,7 +14,8 @@ from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.web.api import Api, Response, problem
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.http1 import Headers, Request
+from dragoman.web.http1 import BODY_BYTES, SMALL_BYTES, Headers, Request
+from dragoman.web.inflating import CODINGS, Damaged, NoRoom, TooLarge, inflate
 from dragoman.web.peers import Peers
 from dragoman.web.updates import UpdateStream, wants_updates
 from dragoman.wire import rpc
@@ -44,6 +45,8 @@ class Under:
 PROBES = frozenset({"/healthz", "/readyz"})
 """Paths that answer under any Host: a load balancer or the kubelet calls by an address. They say
 whether the hub runs, and nothing of it. They need no key."""
+NO_OAUTH = ("/.well-known/oauth-", "/.well-known/openid-configuration")
+"""Where clients look for an authorization server before they ask for a key; there is none."""
 ONCE = frozenset(
     {
         *(b"host", b"origin", b"authorization", b"content-type"),
@@ -101,7 +104,7 @@ class App:
                 wanted = fields.get(b"access-control-request-headers", b"")
                 request.extra.append((b"access-control-allow-headers", _allowed(wanted)))
                 return Response(204, b"", "text/plain")
-        if b"content-encoding" in fields and not _is_plain(fields):
+        if b"content-encoding" in fields and not _is_readable(fields):
             return _ENCODED
         try:
             if b"authorization" not in fields:
@@ -120,6 +123,8 @@ class App:
     def _refuse_stranger(self, request: Request) -> Response:
         if b"authorization" in request.fields:
             self._note_failed(request.address)
+        elif request.path.startswith(NO_OAUTH):
+            return problem(404, "the hub has no OAuth; send Authorization: Bearer KEY")
         if not self._auth.required:
             return _ANOTHER_USER
         return _WRONG_KEY if _shows_key(request.fields) else _UNAUTHORIZED
@@ -149,7 +154,7 @@ class OwnerApp:
 
     def admit(self, request: Request) -> bool:
         request.principal = request.find_peer(self._peers.on_unix)
-        if b"content-encoding" in request.fields and not _is_plain(request.fields):
+        if b"content-encoding" in request.fields and not _is_readable(request.fields):
             request.refusal = _ENCODED
         return request.refusal is None
 
@@ -164,12 +169,34 @@ def serve(
     mounted = mounts.get(path)
     if request.refusal or request.refused:
         return _refuse(request, mounts, under)
+    if b"content-encoding" in request.fields:
+        return _serve_inflated(request, mounts, api, under)
     if mounted is not None and principal is not None:
         return mounted(request, principal)
     for one in under:
         if one.has(path) and (principal is not None or one.is_open(path)):
             return one.serve(request, principal)
     return _respond(request, api)
+
+
+async def _serve_inflated(
+    request: Request, mounts: Mapping[str, Mounted], api: Api, under: Sequence[Under]
+) -> None:
+    coding = request.fields.pop(b"content-encoding").lower()
+    try:
+        if coding in CODINGS and request.body:
+            request.body = await inflate(
+                request.body, coding, BODY_BYTES, SMALL_BYTES, lambda: request.take_room(BODY_BYTES)
+            )
+            if request.reserved:
+                request.take_room(len(request.body))
+    except TooLarge:
+        request.refused = 413
+    except NoRoom:
+        request.refused = 503
+    except Damaged:
+        request.refusal = problem(400, f"the body is no {coding.decode('latin-1')}")
+    await serve(request, mounts, api, under)
 
 
 async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequence[Under]) -> None:
@@ -245,8 +272,9 @@ def _shows_key(fields: Mapping[bytes, bytes]) -> bool:
     return scheme.lower() == b"bearer" and bool(key.strip())
 
 
-def _is_plain(fields: Mapping[bytes, bytes]) -> bool:
-    return fields[b"content-encoding"].lower() in (b"", b"identity")
+def _is_readable(fields: Mapping[bytes, bytes]) -> bool:
+    coding = fields[b"content-encoding"].lower()
+    return coding in (b"", b"identity") or coding in CODINGS
 
 
 _UNKNOWN_HOST = problem(
@@ -255,9 +283,9 @@ _UNKNOWN_HOST = problem(
 
 _ENCODED = Response(
     415,
-    problem(415, "a body is taken as it is: send it without Content-Encoding").body,
+    problem(415, "a body may be compressed as gzip or deflate, and in no other way").body,
     "application/json",
-    [(b"accept-encoding", b"identity")],
+    [(b"accept-encoding", b"gzip, deflate")],
 )
 
 _UNAUTHORIZED = Response(

@@ -451,6 +451,16 @@ class Connection(asyncio.Protocol):
         self._adjust_reading()
         self._resume_soon()
 
+    def take_room(self, request: Request, size: int) -> bool:
+        """For a body whose size changes after it was read."""
+        more = size - request.reserved
+        if more > 0 and not self._budget.take(request.principal, more):
+            return False
+        if more < 0:
+            self._budget.give_back(request.principal, -more)
+        request.reserved = size
+        return True
+
     def _release(self, request: Request) -> None:
         size, request.reserved = request.reserved, 0
         self._budget.give_back(request.principal, size)

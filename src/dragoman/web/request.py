@@ -59,6 +59,10 @@ class Request:
         """Of whoever sent it; empty where that is no IP address."""
         return self._connection.address
 
+    def take_room(self, size: int) -> bool:
+        """Reserves so much for its body, in all; False where there is no such room now."""
+        return self._connection.take_room(self, size)
+
     def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
         """Returns the principal at the other end; calls `find` once for a connection."""
         known = self._connection.peer

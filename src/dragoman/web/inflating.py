@@ -1,0 +1,68 @@
+"""Request bodies that come compressed (`Content-Encoding: gzip` or `deflate`).
+
+They are inflated in small steps between which others have their turn. What comes out counts like
+a body that was sent so: it has the same limit, and room is taken for it before it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+
+CODINGS = frozenset((b"gzip", b"x-gzip", b"deflate"))
+STEP_BYTES = 128 * 1024
+"""What is inflated before others have their turn; takes less than a millisecond."""
+FREE_BYTES = 1024 * 1024
+MAX_RATIO = 100
+"""Beyond the first megabyte a body that grows by more than this is none that anybody needs: JSON
+shrinks to a fifth or a twentieth."""
+
+
+class TooLarge(Exception):
+    """It comes to more than a body may have."""
+
+
+class NoRoom(Exception):
+    """It would fit, but not now."""
+
+
+class Damaged(Exception):
+    """It is not what its header says."""
+
+
+async def inflate(
+    data: bytes, coding: bytes, most: int, small: int, take_room: Callable[[], bool]
+) -> bytes:
+    """`take_room` is asked once, for `most` bytes, where it comes to more than `small`."""
+    machine = _machine(data, coding)
+    most = min(most, max(FREE_BYTES, MAX_RATIO * len(data)))
+    found = bytearray()
+    taken = False
+    while not machine.eof:
+        try:
+            piece = machine.decompress(data, STEP_BYTES)
+        except zlib.error:
+            raise Damaged from None
+        data = machine.unconsumed_tail
+        if not piece and not machine.eof:
+            raise Damaged  # it ends too early
+        found += piece
+        if len(found) > most:
+            raise TooLarge
+        if len(found) > small and not taken:
+            if not take_room():
+                raise NoRoom
+            taken = True
+        await asyncio.sleep(0)
+    if machine.unused_data:
+        raise Damaged
+    return bytes(found)
+
+
+def _machine(data: bytes, coding: bytes) -> zlib._Decompress:
+    if coding != b"deflate":
+        return zlib.decompressobj(wbits=31)
+    # RFC 9110, 8.4.1.2: the zlib format; some send the bare one.
+    wrapped = len(data) > 1 and data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
+    return zlib.decompressobj(wbits=15 if wrapped else -15)
