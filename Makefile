@@ -1,4 +1,4 @@
-# One command a line. `make up` runs the hub, `make test` tests it; both need python3 and pip, nothing else.
+# One command a line. `make up` runs the hub, `make test` tests it; both need python3 with pip, and the network once.
 PY    ?= python3
 VENV  ?= .venv
 BOOT  := .boot
