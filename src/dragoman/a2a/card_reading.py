@@ -15,6 +15,9 @@ from urllib.parse import urljoin, urlsplit
 from dragoman.a2a.canonical import FIELDS, FLAG, FREE, MAX_DEPTH, TEXT
 from dragoman.wire.json import Malformed, decode, deeper_than
 
+SKILL = "urn:dragoman:a2a:skill:v1"
+SCHEMAS = "inputSchemas"
+"""The parameter of that extension with the schemas of skills, by their ids."""
 MAX_CARD_BYTES = 1024 * 1024
 MAX_SKILLS = 1_000
 MAX_ITEMS = 100
@@ -271,9 +274,10 @@ def _skills(given: Any, card: Mapping[str, Any], odd: _Odd) -> list[dict[str, An
     if len(given) > MAX_SKILLS:
         odd.say(f"it has {len(given)} skills; the first {MAX_SKILLS} are read")
     found: dict[str, dict[str, Any]] = {}
+    schemas = _schemas(card)
     for index, one in enumerate(given[:MAX_SKILLS]):
         where = f"skills[{index}]"
-        skill = _skill(one, where, card, odd)
+        skill = _skill(one, where, card, schemas, odd)
         if skill is not None and skill["id"] in found:
             odd.say(f'{where} has the id "{skill["id"][:100]}" of another')
         elif skill is not None:
@@ -281,7 +285,18 @@ def _skills(given: Any, card: Mapping[str, Any], odd: _Odd) -> list[dict[str, An
     return list(found.values())
 
 
-def _skill(one: Any, where: str, card: Mapping[str, Any], odd: _Odd) -> dict[str, Any] | None:
+def _schemas(card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schemas of skills that a hub of this kind names with the extension for them."""
+    for extension in card.get("capabilities", {}).get("extensions") or ():
+        if extension.get("uri") == SKILL:
+            found = extension.get("params", {}).get(SCHEMAS)
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _skill(
+    one: Any, where: str, card: Mapping[str, Any], schemas: Mapping[str, Any], odd: _Odd
+) -> dict[str, Any] | None:
     if isinstance(one, str) and one.strip():
         one = {"id": one, "name": one}
     if not isinstance(one, dict):
@@ -303,6 +318,8 @@ def _skill(one: Any, where: str, card: Mapping[str, Any], odd: _Odd) -> dict[str
     ):
         skill[modes] = _media_types(skill.get(modes) or card[default])
     schema = _of(one, "inputSchema")
+    if schema is None:
+        schema = schemas.get(said)
     if isinstance(schema, dict) and not deeper_than(schema, MAX_DEPTH):
         skill["inputSchema"] = schema  # no version has it, some agents say it, and a bridge uses it
     return skill

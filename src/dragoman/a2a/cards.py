@@ -5,23 +5,29 @@ shows none where a key is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from dragoman import __version__
+from dragoman.a2a.canonical import MAX_DEPTH
 from dragoman.a2a.card import Described, Interfaces, card_of, etag, shape, skill_of_tool
+from dragoman.a2a.card_reading import SCHEMAS
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.targets import HUB_FACTS, Targets
 from dragoman.core.principal import Principal
-from dragoman.core.tool import AgentFacts
-from dragoman.wire.json import encode
+from dragoman.core.tool import AgentFacts, Tool
+from dragoman.wire.json import deeper_than, encode
 
 MAX_KEPT, MAX_LISTED = 256, 16
 MAX_KEPT_BYTES = 16 * 1024 * 1024
 """Of both together: clients choose by which of the hub's names and ports they come."""
 MAX_SKILLS = 1_000
+MAX_SCHEMA_BYTES = 256 * 1024
+"""Of the schemas on a card; beyond it skills are on it without theirs."""
+MAX_SCHEMA_DEPTH = MAX_DEPTH - 4
+"""Parameters that are deeper than `MAX_DEPTH` are not read at all."""
 
 Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
 _Key = tuple[str, Principal | None, str, str, bool, bool]
@@ -67,7 +73,7 @@ class Cards:
             streaming=facts.streaming,
             push=facts.push,
             extended=self.extends(facts),
-            extensions=[_extension(one) for one in facts.extensions],
+            extensions=self._extensions(facts, principal),
         )
         tenant = "" if ours == default else facts.name
         urls = Interfaces(url=url, grpc=self._grpc_at(base) if grpc else None, tenant=tenant)
@@ -145,6 +151,15 @@ class Cards:
         if len(self._listed) >= MAX_LISTED:
             self._listed.clear()
 
+    def _extensions(
+        self, facts: AgentFacts, principal: Principal | None
+    ) -> list[Mapping[str, Any]]:
+        """The hub's own names the schemas of its skills, for which a skill has no member."""
+        if facts is not HUB_FACTS or principal is None:
+            return [_extension(one) for one in facts.extensions]
+        params = {SCHEMAS: _schemas_of(self._targets.skills(principal))}
+        return [_extension({**one, "params": params}) for one in facts.extensions]
+
     def _skills(self, facts: AgentFacts, principal: Principal | None) -> list[Mapping[str, Any]]:
         if facts is not HUB_FACTS:
             known = principal is not None
@@ -159,6 +174,20 @@ class Cards:
             schema = tool.definition.get("inputSchema")
             skills.append(skill_of_tool(tool.name, description=described, input_schema=schema))
         return skills
+
+
+def _schemas_of(tools: Iterable[Tool]) -> dict[str, Any]:
+    """The schemas of the first of them, as many as a card may have."""
+    found: dict[str, Any] = {}
+    size = 0
+    for tool in tools:
+        schema = tool.definition.get("inputSchema")
+        if isinstance(schema, Mapping) and not deeper_than(schema, MAX_SCHEMA_DEPTH):
+            size += len(encode(schema))
+            if size > MAX_SCHEMA_BYTES or len(found) >= MAX_SKILLS:
+                break
+            found[tool.name] = schema
+    return found
 
 
 def _skill(one: Mapping[str, Any]) -> dict[str, Any]:
