@@ -205,7 +205,7 @@ def test_an_answer_too_large_harms_nobody_who_waits_for_the_same_server(company:
         return company.hub.call("impostor.hang" if number < 4 else "impostor.pid")
 
     huge, *others = together(call, 8)
-    assert kind_of(huge) == "TimedOut"  # whose answer it was cannot be told from its beginning
+    assert kind_of(huge) == "BadReply"  # it says itself that it is too large
     assert [kind_of(answer) for answer in others[:3]] == ["TimedOut"] * 3
     assert len({text_of(answer) for answer in others[3:]}) == 1
 
@@ -283,7 +283,7 @@ def test_an_http_server_that_is_none_is_named_with_the_reason(company: Company, 
     words = {
         "hang-headers": "within", "hang-body": "within", "hang-mid": "within", "drip": "within",
         "endless-sse": "within", "204": "HTTP 204", "html-500": "HTTP 500: <html>",
-        "html-200": "what is no message", "big": "longer than 10485760 bytes",
+        "html-200": "with a web page, which is no message", "big": "longer than 10485760 bytes",
         "gzip": "compressed, and ends too early", "redirect-loop": "redirects again",
         "401": "wants other credentials (HTTP 401); set them under headers", "reset": "lost",
         "reset-mid": "lost", "close": "lost", "bad-chunks": "cannot be used",
