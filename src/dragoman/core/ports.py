@@ -92,9 +92,9 @@ class Viewer(NamedTuple):
 class ListVisibility(Protocol):
     """Which part of what targets offer each client is listed."""
 
-    def prepare(self, viewer: Viewer) -> Awaitable[None] | None:
-        """What to wait for, for a bounded time, before a list is given to somebody; None where all
-        is known."""
+    def prepare(self, kind: str, viewer: Viewer) -> Awaitable[None] | None:
+        """What to wait for, for a bounded time, before that list is given to somebody; None where
+        all is known."""
 
     def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
         """Canonical names that are not listed to `viewer`."""

@@ -94,14 +94,15 @@ class ClientLists:
 
     # --- finding out ---------------------------------------------------------------------------
 
-    def prepare(self, viewer: Viewer) -> asyncio.Task[None] | None:
-        """Finds out what such clients are listed, where that is not known."""
+    def prepare(self, kind: str, viewer: Viewer) -> asyncio.Task[None] | None:
+        """Finds out what such clients are listed, where that is not known, or what the client's own
+        session lists by now."""
         shared = self._shared()
         if shared is None or not viewer.features or viewer.features is WAITS:
             return None
         profile = self.sight_of(viewer).profile
         if profile is None or profile == PLAIN or self._listing.knows(profile):
-            return None
+            return self._catch_up(shared, kind, viewer)
         if profile in self._finding:
             return self._finding[profile]
         if monotonic() - self._failed.get(profile, float("-inf")) < RETRY_SECONDS:
@@ -110,6 +111,11 @@ class ClientLists:
         task = self._finding[profile] = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(lambda _: self._finding.pop(profile, None))
         return task
+
+    def _catch_up(self, shared: Session, kind: str, viewer: Viewer) -> asyncio.Task[None] | None:
+        declared = self._choice.features_for(shared, viewer)
+        own = self._personal.find(viewer, declared) if declared is not None else None
+        return self._personal.catch_up(own, kind) if own is not None else None
 
     async def _find_out(self, shared: Session, viewer: Viewer, profile: str) -> None:
         declared = self._choice.features_for(shared, viewer)
@@ -143,8 +149,8 @@ class ClientLists:
 
     # --- changes -------------------------------------------------------------------------------
 
-    async def read_changed(self, key: Key, own: Own, kinds: set[str]) -> None:
-        """An own session says that these lists have changed."""
+    async def read_changed(self, key: Key, own: Own, kinds: set[str], announced: set[str]) -> None:
+        """These lists of an own session may have changed; of some it has said so."""
         session = own.session
         if session is None:
             return
@@ -157,10 +163,10 @@ class ClientLists:
                 self._choice.learn("its lists depend on what a client can be asked")
         else:
             await self._listing.set_own(shared, key, lists)
-        for kind in kinds:
+        for kind in announced:
             self._tell(own.whose, kind)
-        if isinstance(session.wire, HttpWire):  # the lists may be the same for all sessions
-            self._look_at(kinds)
+        if announced and isinstance(session.wire, HttpWire):  # they may be the same for all
+            self._look_at(announced)
 
     def shared_changed(self, kinds: Iterable[str]) -> None:
         """The shared session lists something else: own sessions may as well."""

@@ -140,8 +140,8 @@ PORTABLE_CLIENTS = (
     "jetbrains*", "kilo*", "kiro*", "librechat*", "lm*studio*", "openai*", "opencode*", "q-dev*",
     "qwen*", "raycast*", "roo*", "trae*", "visual*studio*", "vscode*", "warp*", "windsurf*", "zed*",
 )  # fmt: skip
-"""The names that clients give themselves whose models refuse dots and long names; docs/mcp.md has
-the sources."""
+"""The names that clients give themselves whose models refuse dots and long names; the page on MCP
+has the sources."""
 
 
 class McpSettings(Struct, frozen=True, kw_only=True):

@@ -42,8 +42,7 @@ class Followed:
     # --- by clients --------------------------------------------------------------------------
 
     async def follow(self, session: Session, client: str, uri: str, timeout: float) -> None:
-        resources = session.features.get("resources")
-        if not isinstance(resources, dict) or resources.get("subscribe") is not True:
+        if not _tells_of_resources(session):
             raise InvalidInput(f'server "{self._server}" does not tell of changes of its resources')
         self.note(client, uri)
         try:
@@ -117,7 +116,8 @@ class Followed:
         whoever waited finds it done. Fails only for `needed`."""
         async with self._lock:
             if session.modern:
-                await session.unasked.follow(self.uris, timeout)
+                if _tells_of_resources(session):  # else each is followed on a session of its client
+                    await session.unasked.follow(self.uris, timeout)
                 return
             if self._held_in != (session, session.openings):
                 self._held, self._held_in = set(), (session, session.openings)
@@ -149,3 +149,8 @@ class Followed:
         """Nobody listened for a while: any of them may have changed."""
         for uri in self.uris:
             self._updated(uri)
+
+
+def _tells_of_resources(session: Session) -> bool:
+    resources = session.features.get("resources")
+    return isinstance(resources, dict) and resources.get("subscribe") is True

@@ -3,7 +3,7 @@
 Somebody who asks for a list gets it read again once it is older than its server says it holds
 (`ttlMs`, 2026-07-28), or than `refresh_secs` where the server says nothing of changes. A list that
 changes behind a client's back is found in the background, while the server is used. However many
-ask, a list is read at most once a second, and takes a small part of the time. Knows no wire.
+ask, a list is read at most once a second, and once more after a call. Knows no wire.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Freshness:
         self._lists[kind] = _List(begun, next_at, ttl, announced)
         self._rest = max(LEAST_SECONDS, REST * (self._clock() - begun))
 
-    def is_stale(self, kind: str) -> bool:
-        """Whether it is to be read again for somebody who asks for it."""
+    def is_stale(self, kind: str, used_at: float = 0.0) -> bool:
+        """Whether it is to be read again for somebody who asks for it. A call that ended at
+        `used_at` may have changed it: it does not rest then, and is read once for that call."""
         known = self._lists.get(kind)
         if known is None:
             return False
@@ -68,7 +69,8 @@ class Freshness:
             most = self._interval
         else:
             return False
-        return self._clock() - known.read_at >= max(most, self._rest)
+        rest = 0.0 if used_at > known.read_at else self._rest
+        return self._clock() - known.read_at >= max(most, rest)
 
     def may_read(self, kind: str) -> bool:
         """Whether it may be read again, for somebody who asks for something that is not in it."""

@@ -61,8 +61,8 @@ Key = tuple[str, ...]
 OwnHeard = Callable[[str, Mapping[str, Any], str], None]
 """Takes what is said on the own session of a client and belongs to no call."""
 Lister = Callable[[Session], Awaitable[Lists]]
-OwnChanged = Callable[[Key, "Own", set[str]], Awaitable[None]]
-"""Reads lists that an own session says to have changed."""
+OwnChanged = Callable[[Key, "Own", set[str], set[str]], Awaitable[None]]
+"""Reads lists of an own session that may have changed; of the second set it has said so."""
 
 
 class Asking(NamedTuple):
@@ -106,6 +106,10 @@ class Own:
         """Whether no call was made on it yet: it lists what any such session does."""
         self.changed: set[str] = set()
         """Kinds of which it has said that the list has changed."""
+        self.wanted: set[str] = set()
+        """Kinds whose list its client has asked for since it made a call."""
+        self.read_at: dict[str, float] = {}
+        """When each kind was read last."""
         self.reading: asyncio.Task[None] | None = None
         """Reads these lists."""
 
@@ -303,6 +307,20 @@ class PersonalSessions:
         if own is None:
             return
         own.changed.update(kinds)
+        self._begin_reading(key, own)
+
+    def catch_up(self, key: Key, kind: str) -> asyncio.Task[None] | None:
+        """What to wait for before the client is given that list of its own session: a call of its
+        own may have changed the list, and a server need not announce that, or not in time."""
+        own = self._sessions.get(key)
+        if own is None:
+            return None
+        if not own.is_new and own.used_at > own.read_at.get(kind, 0.0):
+            own.wanted.add(kind)
+            self._begin_reading(key, own)
+        return own.reading
+
+    def _begin_reading(self, key: Key, own: Own) -> None:
         if own.reading is None and self._own_changed is not None:
             own.reading = self._loop.create_task(self._read_changed(key, own, self._own_changed))
 
@@ -415,14 +433,16 @@ class PersonalSessions:
 
     async def _read_changed(self, key: Key, own: Own, changed: OwnChanged) -> None:
         try:
-            while own.changed:
+            while own.changed or own.wanted:
                 await asyncio.sleep(CHANGE_SECONDS)  # one that says so all the time waits
                 await asyncio.wait([own.opening])
                 if own.session is None:
                     return
                 kinds, own.changed = own.changed, set()
+                wanted, own.wanted = own.wanted, set()
+                own.read_at.update(dict.fromkeys(kinds | wanted, self._loop.time()))
                 with contextlib.suppress(HubError):
-                    await changed(key, own, kinds)
+                    await changed(key, own, kinds | wanted, kinds)
         finally:
             own.reading = None
 

@@ -230,7 +230,7 @@ class Face:
         if visibility is None:
             return self._list(id, kind, params, peer, revision, NO_NAMES)
         viewer = _viewer_of(params, peer, revision)
-        pending = visibility.prepare(viewer)
+        pending = visibility.prepare(kind, viewer)
         if pending is None:
             hidden = visibility.hidden(kind, viewer)
             return self._list(id, kind, params, peer, revision, hidden)

@@ -108,8 +108,8 @@ class Servers:
 
     # --- who is listed what (core.ports.ListVisibility) ----------------------------------------
 
-    def prepare(self, viewer: Viewer) -> Awaitable[None] | None:
-        found = (upstream.lists.prepare(viewer) for upstream in self._running.values())
+    def prepare(self, kind: str, viewer: Viewer) -> Awaitable[None] | None:
+        found = (upstream.lists.prepare(kind, viewer) for upstream in self._running.values())
         tasks = [task for task in found if task is not None]
         return wait_for_lists(tasks) if tasks else None
 
@@ -130,10 +130,10 @@ class Servers:
     # --- reading lists again (core.ports.ListRefresher) ----------------------------------------
 
     def is_stale(self, kind: str) -> bool:
-        return any(upstream.fresh.is_stale(kind) for upstream in self._running.values())
+        return any(upstream.is_behind(kind) for upstream in self._running.values())
 
     async def refresh(self, kind: str) -> None:
-        stale = [one for one in self._running.values() if one.fresh.is_stale(kind)]
+        stale = [one for one in self._running.values() if one.is_behind(kind)]
         await _refresh_all(stale, kind)
 
     async def refresh_for(self, name: str, kind: str) -> bool:

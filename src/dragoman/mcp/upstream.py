@@ -87,11 +87,11 @@ class Upstream:
     # More than 30 attributes in a dictionary would cost the fast path to all of them.
     __slots__ = (
         "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
-        "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_refreshing",
-        "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at", "_wake", "choice",
-        "entry", "facts", "followed", "fresh", "listing", "lists", "logs", "may_last", "modern",
-        "name", "offers", "personal", "reason", "restarts", "session", "state", "stderr", "tasks",
-        "way",
+        "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_reading",
+        "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
+        "_wake", "choice", "entry", "facts", "followed", "fresh", "listing", "lists", "logs",
+        "may_last", "modern", "name", "offers", "personal", "reason", "restarts", "session",
+        "state", "stderr", "tasks", "way",
     )  # fmt: skip
 
     def __init__(
@@ -163,6 +163,8 @@ class Upstream:
         """Those of them that the server has said to have changed."""
         self._stale: set[str] = set()
         """The kinds whose lists are to be read again although nobody said that they changed."""
+        self._reading: set[str] | frozenset[str] = frozenset()
+        """Lists that have changed and are being read."""
         self._refreshing: asyncio.Future[None] | None = None
         self.fresh = Freshness(entry.refresh_secs, self._hears)
         self._settled: asyncio.Future[None] | None = None
@@ -200,8 +202,8 @@ class Upstream:
             self._look_at,
         )
 
-    async def _read_own(self, key: Key, own: Own, kinds: set[str]) -> None:
-        await self.lists.read_changed(key, own, kinds)
+    async def _read_own(self, key: Key, own: Own, kinds: set[str], announced: set[str]) -> None:
+        await self.lists.read_changed(key, own, kinds, announced)
 
     def _tell_client(self, owner: str, kind: str) -> None:
         self._bus.emit(ClientListChanged(owner, kind))
@@ -384,6 +386,12 @@ class Upstream:
         self._stale.add(kind)
         self._changed.set()
         return self._refreshing
+
+    def is_behind(self, kind: str) -> bool:
+        """Whether a list is to be read before it is given to somebody."""
+        return (
+            kind in self._dirty or kind in self._reading or self.fresh.is_stale(kind, self._used_at)
+        )
 
     def _hears(self) -> bool:
         return self.session is not None and self.session.unasked.is_open
@@ -585,7 +593,8 @@ class Upstream:
         return asyncio.get_running_loop().create_task(self._changed.wait())
 
     async def _follow_change(self, session: Session) -> None:
-        dirty, self._dirty = self._dirty, set()
+        self._reading = dirty = self._dirty
+        self._dirty = set()
         stale, self._stale = self._stale, set()
         announced, self._announced = self._announced, set()
         refreshing, self._refreshing = self._refreshing, None
@@ -602,6 +611,7 @@ class Upstream:
             for kind in sorted(announced):
                 self._bus.emit(ListAnnounced(self.name, kind))
         finally:
+            self._reading = frozenset()
             self._refreshed(refreshing)
         await self.followed.restore(session, self._answer_secs)
         await asyncio.sleep(0.05)  # a server that says so all the time is asked 20 times a second
