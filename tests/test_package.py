@@ -78,8 +78,12 @@ def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> N
 
 
 def texts(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+    """The strings that a program uses, and what commands say in their docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    comments = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_used = path.parent.name == "cli" or id(node) not in comments
+        if is_used and isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
@@ -87,7 +91,7 @@ def test_messages_point_to_pages_by_a_command_that_works_without_a_checkout() ->
     named = set()
     for path in (ROOT / "src").rglob("*.py"):
         for text in texts(path):
-            assert path.name == "peers.py" or not re.search(r"docs/[a-z-]+\.md", text), path
+            assert not re.search(r"docs/[a-z-]+\.md", text), path
             named |= set(re.findall(r"dragoman docs ([a-z0-9-]+)", text))
     assert named
     assert not [name for name in named if not (ROOT / "docs" / f"{name}.md").exists()]
