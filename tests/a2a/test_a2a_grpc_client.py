@@ -134,13 +134,32 @@ async def test_tls_is_verified_by_the_name_in_the_card(
 )
 async def test_a_status_is_the_error_it_stands_for(code: Any, kind: type[Exception]) -> None:
     async def fail(context: Any) -> None:
-        await context.abort(code, "because of this")
+        await context.abort(code, "failed to connect to all addresses of the database")
 
     async with served(fail) as port, client_of(f"127.0.0.1:{port}") as (client, url):
         with pytest.raises(kind) as caught:
             await client.send(url, SAID)
         if isinstance(caught.value, Unreachable):
             assert caught.value.sent, "it may have been done"
+
+
+async def test_an_agent_that_cannot_do_one_thing_now_goes_on_with_others() -> None:
+    begun, refused = asyncio.Event(), asyncio.Event()
+
+    async def answer(context: Any) -> Any:
+        if begun.is_set():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        begun.set()
+        await refused.wait()
+        return pb.SendMessageResponse(message=pb.Message(message_id="m", role=2))
+
+    async with served(answer) as port, client_of(f"127.0.0.1:{port}") as (client, url):
+        slow = asyncio.create_task(client.send(url, SAID))
+        await asyncio.wait_for(begun.wait(), 10)
+        with pytest.raises(Unreachable):
+            await client.send(url, SAID)
+        refused.set()
+        assert (await asyncio.wait_for(slow, 10))["message"]["messageId"] == "m"
 
 
 async def test_an_agent_that_does_not_answer_or_says_too_much_is_given_up() -> None:

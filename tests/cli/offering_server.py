@@ -59,6 +59,7 @@ PROMPTS = [
 RESOURCES = [
     {"uri": "note://today", "name": "today", "mimeType": "text/plain", "description": "A note."},
     {"uri": "note://pixel", "name": "pixel", "mimeType": "image/png"},
+    {"uri": "note://pixel;reboot", "name": "a command"},
 ]
 TEMPLATES = [{"uriTemplate": "note://{day}", "name": "a day"}]
 

@@ -198,6 +198,8 @@ def test_a_shell_completes_names_and_is_told_nothing_without_a_hub(
     assert completed(offered, "dragoman", "call", "of-fer.e") == ["of-fer.echo"]
     assert completed(offered, "dragoman", "prompts", "get", "mcp") == ["mcp_of_fer_greeting"]
     assert completed(offered, "dragoman", "resources", "read", "note://t") == ["note://today"]
+    # A name that a shell would obey is not put on its line.
+    assert not any(";" in one for one in completed(offered, "dragoman", "resources", "read", ""))
     assert completed(terminal, "dragoman", "call", "of") == []
     terminal.configure(server_entry("lonely", "stdio", "true"))
     assert completed(terminal, "dragoman", "servers", "show", "") == ["lonely"]

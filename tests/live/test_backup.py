@@ -99,6 +99,19 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
     assert third.get("/api/tools").status == 200  # its own keys, of which there are none yet
 
 
+def test_a_copy_without_secrets_has_none_where_policies_are_in_the_home_itself(
+    tmp_path: Path,
+) -> None:
+    from dragoman.assembly import back_up
+
+    home, file = tmp_path / "home", tmp_path / "copy.tar.gz"
+    home.mkdir(mode=0o700)
+    for name in ("env", "hub.key", "moved.json", "mine.cedar"):
+        (home / name).write_text("", encoding="utf-8")
+    manifest = back_up(home, file, home / ".", "0", "2026-11-17T00:00:00Z", secrets=False)
+    assert list(manifest.files) == ["mine.cedar"]
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a home that no hub has run on."""

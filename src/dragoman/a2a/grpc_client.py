@@ -226,6 +226,22 @@ class GrpcChannels:
             await oldest.close()
         return channel
 
+    async def _drop_unconnected(self, way: Way, words: str) -> bool:
+        """Closes a channel that has lost its connection: the addresses may be others by now.
+        Returns whether the request did not leave. What the agent itself answers may have the same
+        words; then the connection stands, and other calls go on over it."""
+        channel = self._open.get(way.url)
+        state = channel.get_state() if channel is not None else None
+        if channel is None or state is grpc.ChannelConnectivity.READY:
+            return False
+        del self._open[way.url]
+        await channel.close()
+        trying = (
+            grpc.ChannelConnectivity.CONNECTING,
+            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+        )
+        return state in trying and "failed to connect" in words
+
     async def _fail(
         self, way: Way, op: str, error: Any, headers: Mapping[str, str], timeout: float
     ) -> NoReturn:
@@ -235,12 +251,8 @@ class GrpcChannels:
         words = hide_secrets(words, way.url, headers.values())
         asked = f'"{op}" in {way}'
         if code is grpc.StatusCode.UNAVAILABLE:
-            channel = self._open.pop(way.url, None)  # its addresses may be others by now
-            if channel is not None:
-                await channel.close()
-            raise Unreachable(
-                f"{asked} could not be asked: {words}", sent="failed to connect" not in words
-            ) from None
+            unsent = await self._drop_unconnected(way, words)
+            raise Unreachable(f"{asked} could not be asked: {words}", sent=not unsent) from None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimedOut(f"{asked} was not answered within {timeout:g} s") from None
         if code is grpc.StatusCode.CANCELLED:

@@ -5,6 +5,7 @@ A shell asks while somebody types: nothing here prints, waits or starts a hub.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from dragoman.cli.client import ask
 from dragoman.cli.clients import CLIENTS
 
 ANSWER_SECONDS = 0.5
+_PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_.:/@%+=,~-]*")
+"""Servers choose names, and a shell puts them on its line as they are: one with a character that a
+shell or a terminal obeys is not offered."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -50,7 +54,7 @@ def _completing(find: Callable[[click.Context], Iterable[str]]) -> Complete:
         return [
             CompletionItem(name)
             for name in found
-            if name.startswith(incomplete) and name not in taken
+            if name.startswith(incomplete) and name not in taken and _PLAIN.fullmatch(name)
         ]
 
     return complete

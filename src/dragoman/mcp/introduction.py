@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
+from unicodedata import normalize
 
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
@@ -31,6 +32,11 @@ _OFFICIAL = "io.modelcontextprotocol/"
 _EXTENSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 HEADING = '# MCP server "'
+_LIKE_HEADING = re.compile(
+    r"""[\W_]*#[\W_]*mcp[\W_]*server|[\W_]*mcp[\W_]*server[\W_]*["'`\u2018-\u201f\u00ab\u00bb]""",
+    re.IGNORECASE,
+)
+"""A line that a reader would take for the heading of a section."""
 PREAMBLE = (
     "This hub passes on the tools of several MCP servers. Each section below was written by the "
     "server that it is named after and is about the tools of that server alone."
@@ -108,9 +114,9 @@ def _cut(text: str, most: int) -> str:
 
 
 def _quote_headings(text: str) -> str:
-    """No server may begin the section of another."""
+    """No server may begin the section of another, however its heading is spelt."""
     return "\n".join(
-        f"> {line}" if line.lstrip().lower().startswith(HEADING.lower().rstrip('" ')) else line
+        f"> {line}" if _LIKE_HEADING.match(normalize("NFKC", line)) else line
         for line in text.splitlines()
     )
 

@@ -137,6 +137,8 @@ def _is_public(name: Path, policies: str | None) -> bool:
     """What a copy without secrets has beside databases; whatever else is there stays out of it."""
     if str(name) == "config.toml" or (len(name.parts) == 1 and name.suffix == ".py"):
         return True
+    if policies == ".":  # the home itself, in which everything is
+        return len(name.parts) == 1 and name.suffix == ".cedar"
     return policies is not None and name.is_relative_to(policies)
 
 
