@@ -49,6 +49,19 @@ def test_a_question_that_the_server_needs_no_more_is_cancelled_and_the_result_co
 
 
 @pytest.mark.promise("B12")
+@pytest.mark.parametrize("server", ["web", "child"])
+def test_a_client_hears_that_its_user_was_at_the_address(hub: RunningHub, server: str) -> None:
+    """Some clients answer only then."""
+    with connect(hub, "2025-11-25", "http") as client:
+        client.answering = never
+        assert text_of(client.call(f"{server}.send_away", {})) == "went on"
+        (asked,) = client.asked
+        id = asked.params["elicitationId"]
+        client.until_heard("notifications/elicitation/complete", elicitationId=id)
+        assert len(client.said("notifications/elicitation/complete")) == 1
+
+
+@pytest.mark.promise("B12")
 def test_a_task_whose_question_is_withdrawn_goes_on(hub: RunningHub) -> None:
     with connect(hub, "2025-11-25", "http") as client:
         client.answering = never

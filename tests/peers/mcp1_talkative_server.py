@@ -72,6 +72,19 @@ def make(options: argparse.Namespace) -> FastMCP:
         return "went on"
 
     @server.tool(structured_output=False)
+    async def send_away(ctx: Context) -> str:
+        """Sends the user to an address, and sees itself that the user was there."""
+        session, related = ctx.session, ctx.request_id
+        async with anyio.create_task_group() as group:
+            address = "https://example.com/login"
+            group.start_soon(session.elicit_url, "Log in", address, "login-1", related)
+            for _ in range(4):
+                await anyio.sleep(0.05)
+                await session.send_elicit_complete("login-1", related)
+            group.cancel_scope.cancel()
+        return "went on"
+
+    @server.tool(structured_output=False)
     async def log(level: str, text: str, ctx: Context) -> str:
         """Writes a line to the log that belongs to no call."""
         await ctx.session.send_log_message(level, text, "talkative")  # type: ignore[arg-type]

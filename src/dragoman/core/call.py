@@ -141,6 +141,9 @@ class Question:
     withdrawn: asyncio.Future[None] | None = field(default=None, compare=False, repr=False)
     """Only for a question whose asker waits for the answer. Done as soon as the asker does not want
     the answer any more. Such an asker can also be answered with a `Refusal`."""
+    completed: asyncio.Future[None] | None = field(default=None, compare=False, repr=False)
+    """Only for an address of such an asker. Done when the asker says that the user has done there
+    what was to be done; a client may wait for that before it answers."""
 
     @property
     def words(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question, Refusal
 from dragoman.core.errors import Full, NeedsInput, TimedOut
+from dragoman.mcp.hearing import COMPLETED
 from dragoman.mcp.peer import Peer, Push
 from dragoman.mcp.revisions import R2503, R2506, R2511, SERVER_KEY, server_info
 from dragoman.mcp.revisions import R2607 as MODERN
@@ -110,13 +111,15 @@ def brought_with(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]
 class _Request:
     """A question as a client was asked it."""
 
-    __slots__ = ("_peer", "_push", "answer", "id", "params", "question")
+    __slots__ = ("_peer", "_push", "answer", "completed", "id", "params", "question")
 
     def __init__(self, question: Question, peer: Peer, revision: int, push: Push) -> None:
         self.question = question
         self.id = token_hex(8)
         self.params = _body(question, revision, peer.features)
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.completed = False
+        """Whether the client was told that the elicitation is complete."""
         self._peer = peer
         self._push = push
         peer.asked[rpc.key_of(self.id)] = self.answer
@@ -127,6 +130,13 @@ class _Request:
             raise NeedsInput(f"the client could not be asked: {question.words}")
         if question.withdrawn is not None:
             question.withdrawn.add_done_callback(self._withdraw)
+        if question.completed is not None and "elicitationId" in self.params:
+            question.completed.add_done_callback(self._complete)
+
+    def _complete(self, completed: asyncio.Future[None]) -> None:
+        if not self.completed and not completed.cancelled():
+            self.completed = True
+            self._push(complete_elicitation(self.params["elicitationId"]))
 
     def _withdraw(self, withdrawn: asyncio.Future[None]) -> None:
         self.cancel()
@@ -147,6 +157,11 @@ class _Request:
 
 
 _WITHDRAWN: Mapping[str, Any] = {}
+
+
+def complete_elicitation(id: str) -> bytes:
+    """Tells a client of 2025-11-25 that what it was sent to an address for is done."""
+    return rpc.notification(COMPLETED, {"elicitationId": id})
 
 
 async def ask(
@@ -173,7 +188,7 @@ async def ask(
                 if message is _WITHDRAWN:
                     continue
                 answers[key] = answer = _answer(request.question, message)
-                if request.is_visited(answer):
+                if request.is_visited(answer) and not request.completed:
                     visited.append(request.params["elicitationId"])
         return answers, visited
     except TimeoutError:

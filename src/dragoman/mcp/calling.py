@@ -195,8 +195,7 @@ class Calling:
             result = await self.hub.call(peer.principal, name, arguments, **again)
             if result.questions is None:
                 for one in visited:
-                    told = {"elicitationId": one}
-                    push(rpc.notification("notifications/elicitation/complete", told))
+                    push(asking.complete_elicitation(one))
                 return result
         raise WorkFailed(f'"{name[:200]}" asked {asking.ROUNDS} times and is not done')
 

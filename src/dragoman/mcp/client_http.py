@@ -22,6 +22,7 @@ from dragoman.mcp.duplex import failure, is_failure, put, unanswered
 from dragoman.mcp.hearing import (
     ACKNOWLEDGED,
     CANCELLED,
+    COMPLETED,
     MESSAGE,
     PROGRESS,
     Asked,
@@ -466,6 +467,8 @@ class HttpWire:
                 listener.acknowledged(params)
         elif method == CANCELLED:
             self._requests.cancel(params)
+        elif method == COMPLETED:
+            self._requests.complete(params)
         elif method == MESSAGE:
             self._logged(params, id, listener)
         else:

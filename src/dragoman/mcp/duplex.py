@@ -18,6 +18,7 @@ from dragoman.mcp.framing import PREFIX, TooLarge, peek, peek_end
 from dragoman.mcp.hearing import (
     ACKNOWLEDGED,
     CANCELLED,
+    COMPLETED,
     MESSAGE,
     PROGRESS,
     Asked,
@@ -281,6 +282,8 @@ class Duplex:
             self._acknowledged(params)
         elif method == CANCELLED:
             self._requests.cancel(params)
+        elif method == COMPLETED:
+            self._requests.complete(params)
         else:
             self._heard(method, params)
 

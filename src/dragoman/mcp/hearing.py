@@ -12,6 +12,7 @@ from dragoman.core.call import LEVELS, NO_UPDATES, Call, Note, Progress, Updates
 from dragoman.wire import rpc
 
 CANCELLED = "notifications/cancelled"
+COMPLETED = "notifications/elicitation/complete"
 PROGRESS = "notifications/progress"
 MESSAGE = "notifications/message"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
@@ -27,7 +28,7 @@ GRAVITY = {level: number for number, level in enumerate(LEVELS)}
 class Asked:
     """A request of the server's, to be answered once, unless the server cancels it."""
 
-    __slots__ = ("_id", "_reply", "method", "on_cancel", "params", "replied")
+    __slots__ = ("_id", "_reply", "method", "on_cancel", "on_complete", "params", "replied")
 
     def __init__(
         self, id: rpc.Id, method: str, params: Mapping[str, Any], reply: Callable[[bytes], None]
@@ -36,6 +37,8 @@ class Asked:
         self.params = params
         self.on_cancel: Callable[[], None] | None = None
         """Called when the server cancels the request. No answer is due then."""
+        self.on_complete: Callable[[], None] | None = None
+        """Called when the server says that the user has been at the address it asked for."""
         self._id = id
         self._reply = reply
         self.replied: Callable[[], None] | None = None
@@ -83,6 +86,14 @@ class ServerRequests:
         asked = self._open.pop(rpc.key_of(id), None) if known else None
         if asked is not None and asked.on_cancel is not None:
             asked.on_cancel()
+
+    def complete(self, params: Mapping[str, Any]) -> None:
+        """Handles `notifications/elicitation/complete`."""
+        id = params.get("elicitationId")
+        for asked in list(self._open.values()):
+            is_meant = isinstance(id, str) and asked.params.get("elicitationId") == id
+            if is_meant and asked.on_complete is not None:
+                asked.on_complete()
 
 
 class Listener:

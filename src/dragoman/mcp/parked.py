@@ -205,7 +205,10 @@ class Parked:
         self._count += 1
         key = f"q{self._count}"
         asked.on_cancel = partial(self._withdraw, key)
-        question = replace(question, withdrawn=self._loop.create_future())
+        question = replace(
+            question, withdrawn=self._loop.create_future(), completed=self._loop.create_future()
+        )
+        asked.on_complete = partial(_set, question.completed)
         self._open[key] = Open(question, asked, size)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
@@ -238,6 +241,6 @@ class Parked:
         self._updates(update)
 
 
-def _set(withdrawn: asyncio.Future[None] | None) -> None:
-    if withdrawn is not None and not withdrawn.done():
-        withdrawn.set_result(None)
+def _set(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
