@@ -41,6 +41,13 @@ EXPLAINED = (
         failing=True,
     ),
     Explained(
+        ("suite-hub",),
+        "server-stateless: sep-2575-server-sends-(prompts|tools)-list-changed-on-subscription",
+        "This fixture answers subscriptions/listen with lines of JSON as application/json; the "
+        "specification has a stream of server-sent events, and the hub reads no other.",
+        failing=True,
+    ),
+    Explained(
         ("legacy-stdio",),
         "server-stateless: sep-2575-http-server-no-independent-requests-on-stream",
         "The first call of a client that can be asked starts a child of its own, and the suite "

@@ -136,7 +136,7 @@ class Intended:
 
 INTENDED = (
     Intended(
-        r"^everything, .*, auto: tool ",
+        r"^(everything|filesystem|memory|playwright), .*, auto: tool ",
         "Directly this client falls back to 2025-11-25; 2026-07-28 has no `execution`: any "
         "call may become a task there.",
     ),

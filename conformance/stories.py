@@ -39,7 +39,19 @@ LEFT_OUT = {
 MERGED = "The hub merges the pages of a server; its own pages are larger."
 SERVER_INFO = "serverInfo is the hub's."
 VENDOR = "Methods that no specification names are not carried."
+BESIDE = "The hub advertises its own extension for tasks beside those of the server."
+SHARED = (
+    "A client that can be asked nothing shares the session of all such clients, which speaks the "
+    "newer era."
+)
 INTENDED = {
+    "apps": BESIDE,
+    "extensions": BESIDE,
+    "mrtr": "The refusal of a forged state is in the hub's words.",
+    "caching": "The hub keeps lists fresh itself and lets no client keep them.",
+    "dual-era": SHARED,
+    "legacy-routing": SHARED,
+    "legacy_routing": SHARED,
     "pagination": MERGED,
     "reconnect": SERVER_INFO,
     "dual_era": SERVER_INFO,
