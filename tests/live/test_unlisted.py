@@ -34,7 +34,11 @@ SHOP = {
 }  # fmt: skip
 DOCS = {
     "reads": "docs has",
-    "resources": [resource("docs://list"), resource("ui://panel")],
+    "resources": [
+        resource("docs://list"),
+        resource("ui://panel"),
+        resource("ui://shop.dragoman/help"),
+    ],
     "tools": [tool("quote"), shows("panel", "ui://panel"), shows("help", "ui://help")],
     "results": {"quote": link("shop://receipt/9", "shop://list")},
 }
@@ -114,4 +118,8 @@ def test_the_user_interface_of_a_tool_can_be_read_under_the_address_that_the_too
         server, what = name.split("_")
         wanted = "ui://shop/cart" if what == "cart" else f"ui://{what}"
         assert read(hub, page) == f"{server} has {wanted}"
+    # No server lists itself in the place of another, and what it lists so can be read as its own.
+    assert pages["shop_help"] == "ui://shop.dragoman/help" not in shown
+    foreign = "ui://docs.dragoman/shop.dragoman/help"
+    assert foreign in shown and read(hub, foreign) == "docs has ui://shop.dragoman/help"
     assert tools["mcp_docs_panel"]["_meta"]["ui"]["visibility"] == ["model"]

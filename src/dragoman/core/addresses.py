@@ -18,6 +18,7 @@ MAX_MENTIONS = 2_000
 UI = "ui://"
 """The scheme of MCP Apps: hosts take no other, so a prefix before it will not do."""
 _UI_OWN = ".dragoman/"
+_UI_WRITTEN = re.compile(r"ui://[a-z0-9_-]+\.dragoman/")
 LINK = "resource_link"
 LINKING = frozenset({LINK, "resource"})
 """The types of content that have an address of a resource."""
@@ -36,6 +37,12 @@ def inner_address(target: str, uri: str) -> str:
     if uri.startswith(prefix := f"{UI}{_host(target)}{_UI_OWN}"):
         return UI + uri[len(prefix) :]
     return uri[len(target) + 1 :] if uri.startswith(f"{target}.") else ""
+
+
+def listed_address(target: str, uri: str) -> str:
+    """The address that a resource of this server is listed by: the server's own, unless that has
+    the form in which the hub writes addresses of one server. None may take another's."""
+    return own_address(target, uri) if _UI_WRITTEN.match(uri) else uri
 
 
 def _host(target: str) -> str:

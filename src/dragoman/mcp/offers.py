@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
-from dragoman.core.addresses import MAX_URI, own_address
+from dragoman.core.addresses import MAX_URI, listed_address, own_address
 from dragoman.core.call import NOTHING
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
@@ -325,7 +325,7 @@ def resource_from_definition(
     name = f"{target.name}.{uri}"
     return Tool(
         name=name,
-        alias=uri,
+        alias=listed_address(target.name, uri) if kind == RESOURCE else uri,
         other_names={"own": own} if (own := own_address(target.name, uri)) != name else {},
         kind=kind,
         remote_name=uri,
