@@ -59,7 +59,8 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
         working.set()
         busy.join(10)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    revoked = first.command("keys", "revoke", "ci", "--yes")
+    revoked = first.command("keys", "revoke", "ci")
+    assert revoked.returncode == 0, revoked.stderr
     entries = len(first.audit())
     first.stop()
     assert sorted(path.name for path in short_tmp.iterdir()) == ["bare.tar.gz", "copy.tar.gz", "h0"]
