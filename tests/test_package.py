@@ -224,6 +224,10 @@ def test_an_agent_for_launchd_starts_the_same_command(monkeypatch: pytest.Monkey
     from dragoman.cli.service import MARK, build_service
 
     monkeypatch.setenv("HOME", "/Users/me")
+    unit = build_service("dragoman", "/home/me/odd\\", "linux").text
+    assert not any(line.endswith("\\") for line in unit.splitlines()), "it would go on"
+    with pytest.raises(SystemExit):
+        build_service("dragoman", "/home/me/a\nb", "linux")
     made = build_service("dragoman", "/Users/me/.dragoman", "darwin")
     assert made.file == Path("/Users/me/Library/LaunchAgents/hub.dragoman.plist")
     agent = plistlib.loads(made.text.encode())

@@ -17,8 +17,8 @@ import click
 
 from dragoman.cli.client import place_of, running
 from dragoman.cli.configure import list_used_variables
-from dragoman.cli.errors import FAILED, NO_HUB, NOT_FOUND, say, stop
-from dragoman.cli.output import home_option, json_option, print_json, user_name
+from dragoman.cli.errors import FAILED, NO_HUB, NOT_FOUND, USAGE, say, stop
+from dragoman.cli.output import clean, home_option, json_option, print_json, user_name
 
 MARK = "Written by `dragoman service install`"
 COMMAND_SECONDS = 60.0
@@ -27,7 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 UNIT = """\
 # {mark}; `dragoman service uninstall` removes it.
 [Unit]
-Description=Dragoman hub on {home}
+Description=Dragoman hub ({home})
 StartLimitIntervalSec=60
 StartLimitBurst=5
 
@@ -170,6 +170,8 @@ def status(name: str, as_json: bool) -> None:
 def build_service(name: str, place: str, platform: str = sys.platform) -> Service:
     if not NAME.fullmatch(name):
         raise click.BadParameter("it may hold letters, digits, - and _ only", param_hint="--name")
+    if not place.isprintable():
+        stop(f"a home with such a name cannot be named in a service: {clean(place)}", USAGE)
     command = [sys.executable, "-m", "dragoman", "up", "--home", place]
     if platform == "linux":
         return _build_unit(name, place, command)

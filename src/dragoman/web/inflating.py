@@ -39,13 +39,17 @@ async def inflate(
     most = min(most, max(FREE_BYTES, MAX_RATIO * len(data)))
     found = bytearray()
     taken = False
+    place, left = 0, b""
     while not machine.eof:
+        # What goes in is bounded as well: blocks without contents would be read all at once.
+        part = left or data[place : place + STEP_BYTES]
+        place += 0 if left else len(part)
         try:
-            piece = machine.decompress(data, STEP_BYTES)
+            piece = machine.decompress(part, STEP_BYTES)
         except zlib.error:
             raise Damaged from None
-        data = machine.unconsumed_tail
-        if not piece and not machine.eof:
+        left = machine.unconsumed_tail
+        if not piece and not part and not machine.eof:
             raise Damaged  # it ends too early
         found += piece
         if len(found) > most:
@@ -55,7 +59,7 @@ async def inflate(
                 raise NoRoom
             taken = True
         await asyncio.sleep(0)
-    if machine.unused_data:
+    if machine.unused_data or place < len(data):
         raise Damaged
     return bytes(found)
 
