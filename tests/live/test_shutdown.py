@@ -116,9 +116,10 @@ def test_a_terminal_that_is_closed_ends_the_hub_properly_unless_it_was_told_to_s
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts it
     try:
         stays = hub()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # however the tests themselves were started
+        goes = hub()
     finally:
         signal.signal(signal.SIGHUP, before)
-    goes = hub()
     for running in (stays, goes):
         running.process.send_signal(signal.SIGHUP)
     assert goes.process.wait(10) == 0
