@@ -77,6 +77,21 @@ async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_al
     await upstream.stop()
 
 
+async def test_nobody_waits_for_a_change_of_a_server_that_is_away() -> None:
+    async def connect(upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
+        raise Unreachable("it is away", sent=False)
+
+    upstream = Upstream(ENTRY, connect, CATALOGS, Bus(), compile_schema)
+    upstream.start()
+    async with asyncio.timeout(5):
+        await upstream.tried()
+    upstream.missed()  # what it announced last is read once it is back
+    try:
+        assert not upstream.is_behind(TOOL)
+    finally:
+        await upstream.stop()
+
+
 @pytest.mark.promise("B9")
 def test_a_server_that_is_stopped_while_it_starts_ends_and_leaves_nothing(tmp_path: Path) -> None:
     """At each turn of the loop from the start of its process on, on the loop that a hub runs."""

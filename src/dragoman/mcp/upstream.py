@@ -388,10 +388,13 @@ class Upstream:
         return self._refreshing
 
     def is_behind(self, kind: str) -> bool:
-        """Whether a list is to be read before it is given to somebody."""
-        return (
-            kind in self._dirty or kind in self._reading or self.fresh.is_stale(kind, self._used_at)
-        )
+        """Whether a list is to be read before it is given to somebody. Nobody waits for a server
+        that is not connected."""
+        if self.session is None:
+            return False
+        if kind in self._dirty or kind in self._reading:
+            return True
+        return self.fresh.is_stale(kind, self._used_at)
 
     def _hears(self) -> bool:
         return self.session is not None and self.session.unasked.is_open
