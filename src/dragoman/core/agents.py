@@ -110,6 +110,8 @@ def blocks_from_arguments(arguments: Mapping[str, Any]) -> list[Any]:
     if isinstance(parts, list) and parts:
         return parts
     text, data, files = arguments.get(MESSAGE), arguments.get(DATA), arguments.get(FILES)
+    if data is None and files is None:  # as mostly
+        return [{"type": "text", "text": str(text or "")}]
     blocks: list[Any] = []
     if data is not None:
         blocks.append({"type": "data", "data": data, "mimeType": "application/json"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -134,6 +135,8 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
 
 Style = Literal["seed", "dotted", "safe", "portable"]
 
+MAX_CLIENT = 200
+"""Characters of a client's name that decide how tools are called for it."""
 PORTABLE_CLIENTS = (
     "amazon*", "amp*", "antigravity*", "augment*", "chatgpt*", "claude*", "cline*", "codeium*",
     "codex*", "continue*", "copilot*", "cursor*", "gemini*", "github*copilot*", "goose*", "grok*",
@@ -201,10 +204,13 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         for pattern, style in self.names_for.items():
             if fnmatchcase(client.lower(), pattern.lower()):
                 return style
-        known = self.names == "seed" and any(
-            fnmatchcase(client.lower(), pattern) for pattern in PORTABLE_CLIENTS
-        )
-        return "portable" if known else self.names
+        is_known = self.names == "seed" and _refuses_long_names(client[:MAX_CLIENT])
+        return "portable" if is_known else self.names
+
+
+@lru_cache(maxsize=256)  # every list asks for it
+def _refuses_long_names(client: str) -> bool:
+    return any(fnmatchcase(client.lower(), pattern) for pattern in PORTABLE_CLIENTS)
 
 
 def namespace(server: str) -> str:
