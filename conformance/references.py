@@ -170,7 +170,7 @@ def make_world(name: str) -> Path:
     return world
 
 
-def place(value: Any, world: Path) -> Any:
+def resolve_paths(value: Any, world: Path) -> Any:
     """The same with `@` replaced by the folder of the world."""
     return json.loads(json.dumps(value).replace("@/", f"{world}/"))
 
@@ -185,7 +185,7 @@ def write_ide_file(world: Path) -> Path:
             servers[name]["env"] = dict(server.env)  # type: ignore[assignment]
     path = world / "home" / ".cursor" / "mcp.json"
     path.parent.mkdir()
-    path.write_text(json.dumps({"mcpServers": place(servers, world)}), encoding="utf-8")
+    path.write_text(json.dumps({"mcpServers": resolve_paths(servers, world)}), encoding="utf-8")
     return path
 
 
@@ -259,7 +259,9 @@ def fold(name: str) -> str:
     return re.sub(r"[^a-z0-9_]", "_", name.lower())
 
 
-async def look(client: Client, server: str, world: Path, able: bool, prefix: str) -> dict[str, Any]:
+async def observe(
+    client: Client, server: str, world: Path, able: bool, prefix: str
+) -> dict[str, Any]:
     """Everything that the server offers and answers to this client."""
     found: dict[str, Any] = {}
     reference = REFERENCE_SERVERS[server]
@@ -284,7 +286,7 @@ async def look(client: Client, server: str, world: Path, able: bool, prefix: str
             found["prompts"] = sorted(fold(name.removeprefix(prefix)) for name in own_prompts)
     found["instructions"] = instructions
     for tool, arguments in (*reference.calls, *(reference.asking if able else ())):
-        asked = place(arguments, world)
+        asked = resolve_paths(arguments, world)
         label = f"call {tool} {json.dumps(arguments)[:60]}"
         try:
             result = await client.call_tool(names.get(fold(tool), tool), asked)
@@ -307,8 +309,8 @@ def dump(model: Any) -> dict[str, Any]:
 
 def parameters_of(server: str, world: Path) -> StdioServerParameters:
     reference = REFERENCE_SERVERS[server]
-    program, *arguments = place([str(part) for part in reference.command], world)
-    kept = {**environment(), **place(dict(reference.env), world), "HOME": f"{world}/home"}
+    program, *arguments = resolve_paths([str(part) for part in reference.command], world)
+    kept = {**environment(), **resolve_paths(dict(reference.env), world), "HOME": f"{world}/home"}
     return StdioServerParameters(command=program, args=arguments, env=kept, cwd=world)
 
 
@@ -321,14 +323,14 @@ async def compare_server(server: str, worlds: tuple[Path, Path], url: str) -> li
             async with client_of(
                 parameters_of(server, direct_world), direct_world, mode, able
             ) as client:
-                direct = await look(client, server, direct_world, able, "")
+                direct = await observe(client, server, direct_world, able, "")
             async with client_of(url, hub_world, mode, able) as client:
-                through = await look(client, server, hub_world, able, f"mcp_{server}_")
-            results += compare_looks(f"{server}, {who}", server, direct, through)
+                through = await observe(client, server, hub_world, able, f"mcp_{server}_")
+            results += compare_observations(f"{server}, {who}", server, direct, through)
     return results
 
 
-def compare_looks(
+def compare_observations(
     title: str, server: str, direct: dict[str, Any], through: dict[str, Any]
 ) -> list[Comparison]:
     results = []

@@ -143,7 +143,7 @@ def serve(leg: Leg, label: str) -> Iterator[tuple[str, str | None]]:
         yield remote(url), url
 
 
-def tell(leg: Leg, label: str, url: str, era: str) -> str | None:
+def run_client(leg: Leg, label: str, url: str, era: str) -> str | None:
     """Runs the story's client at a URL; what went wrong, or None."""
     command: Command = [*leg.command("client"), "--http", url]
     if era == "legacy":
@@ -162,7 +162,7 @@ def list_legs() -> list[Leg]:
     return [*list_python_legs(), *typescript]
 
 
-def tell_through_hub(leg: Leg, eras: tuple[str, ...], attempt: str) -> Iterator[Comparison]:
+def run_leg(leg: Leg, eras: tuple[str, ...], attempt: str) -> Iterator[Comparison]:
     """One server and one hub for all these eras."""
     label = f"{re.sub(r'[^a-z0-9]+', '-', leg.name.lower())}-{attempt}"
     with contextlib.ExitStack() as stack:
@@ -174,7 +174,7 @@ def tell_through_hub(leg: Leg, eras: tuple[str, ...], attempt: str) -> Iterator[
                 yield Comparison(f"{leg.name}, {era}", str(problem), INTENDED.get(leg.story))
             return
         for era in eras:
-            problem_through = tell(leg, label, url, era)
+            problem_through = run_client(leg, label, url, era)
             reason = INTENDED.get(leg.story) if problem_through else None
             yield Comparison(f"{leg.name}, {era}", problem_through, reason)
 
@@ -184,10 +184,10 @@ def run_stories(only: str) -> list[Comparison]:
     for leg in list_legs():
         if not re.search(only, leg.name):
             continue
-        for era, told in zip(leg.eras, tell_through_hub(leg, leg.eras, "first"), strict=True):
-            if told.problem and not told.reason and len(leg.eras) > 1:
+        for era, compared in zip(leg.eras, run_leg(leg, leg.eras, "first"), strict=True):
+            if compared.problem and not compared.reason and len(leg.eras) > 1:
                 # A story may count what its server has seen: it gets one of its own.
-                (told,) = tell_through_hub(leg, (era,), f"again-{era}")
-            found.append(told)
-            print(f"  {told.name}: {told.problem or 'passes'}"[:200], flush=True)
+                (compared,) = run_leg(leg, (era,), f"again-{era}")
+            found.append(compared)
+            print(f"  {compared.name}: {compared.problem or 'passes'}"[:200], flush=True)
     return found
