@@ -63,7 +63,7 @@ def by_mcp(hub: RunningHub, era: str) -> Refusal:
     answer = hub.call(SKILL, {"target": "production"}, era=era)
     if era == "legacy":
         error = answer["error"]
-        assert error["data"]["kind"] == "AuthorizationError"
+        assert error["data"]["kind"] == "AuthorizationError", error
         return Refusal("local:local", "mcp-http", error["message"], error["code"])
     result = answer["result"]
     assert result["isError"] is True and result["_meta"][ERROR_KEY]["kind"] == "AuthorizationError"

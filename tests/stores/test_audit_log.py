@@ -304,7 +304,25 @@ async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
     assert verify(tmp_path).ok
 
 
-async def test_calls_are_refused_while_the_database_is_held_and_made_again_after(
+async def test_calls_go_on_while_another_connection_locks_the_database(tmp_path: Path) -> None:
+    audit = SqliteAudit(tmp_path)
+    other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for _ in range(60):  # several attempts to save fall in this time
+        audit.conclude(audit.intend(entry("stored")), DONE)
+        await asyncio.sleep(0.01)
+    assert saved(tmp_path) == 1
+    other.execute("ROLLBACK")
+    other.close()
+    async with asyncio.timeout(5):
+        while audit.unsaved:
+            await asyncio.sleep(0.02)
+    assert saved(tmp_path) == 121
+    audit.close()
+    assert verify(tmp_path).ok
+
+
+async def test_calls_are_refused_once_the_journal_of_a_held_database_is_full(
     tmp_path: Path,
 ) -> None:
     audit = SqliteAudit(tmp_path)
@@ -316,7 +334,7 @@ async def test_calls_are_refused_while_the_database_is_held_and_made_again_after
     async with asyncio.timeout(5):
         with pytest.raises(Full, match=r"cannot be written \(database is locked\)"):
             while True:
-                audit.conclude(audit.intend(entry("stored")), DONE)
+                audit.conclude(audit.intend(entry("x" * 60_000)), DONE)
                 stored += 1
                 await asyncio.sleep(0.005)
     assert 0 < stored < 20
@@ -339,7 +357,8 @@ async def test_calls_are_refused_while_the_database_is_held_and_made_again_after
     states = [(record.intent["verb"], record.outcome) for record in reader.records(99)]
     assert states == [
         ("again", "running"),
-        *[("stored", "completed")] * stored,
+        ("x" * 60_000, "refused"),
+        *[("x" * 60_000, "completed")] * stored,
         ("running", "completed"),
     ]
     reader.close()

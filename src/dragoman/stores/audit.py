@@ -50,7 +50,14 @@ from dragoman.stores.chain import (
     walk,
 )
 from dragoman.stores.journal import JOURNAL, MAX_BODY, Journal, read_journal
-from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, OpenFile, advise, is_damage, open_store
+from dragoman.stores.sqlite import (
+    LOOP_BUSY_SECONDS,
+    OpenFile,
+    advise,
+    is_damage,
+    is_locked,
+    open_store,
+)
 from dragoman.stores.verify import departure, rows_after
 
 log = logging.getLogger(__name__)
@@ -342,11 +349,13 @@ class SqliteAudit:
         pause = self._paused_until - time.monotonic()
         if pause > 0:
             self._later(pause)
-        elif not self._save():
+        elif not self._save(can_wait=True):
             self._write()
 
-    def _save(self) -> bool:
-        """Puts all that is unsaved in the database in one commit; whether that went well."""
+    def _save(self, *, can_wait: bool = False) -> bool:
+        """Puts all that is unsaved in the database in one commit; whether that went well. With
+        `can_wait` a database that another connection has locked is no failure: the journal holds
+        the entries, and the next timer tries again."""
         self._chain()
         count = len(self._unsaved)
         if not count and self._failure is None:
@@ -357,7 +366,11 @@ class SqliteAudit:
             self._unsaved.clear()
             self._move_ends()
         except (sqlite3.Error, OSError) as error:
-            self._fail(error)
+            if can_wait and self._failure is None and is_locked(error):
+                self._roll_back()
+                self._later(PAUSE_SECONDS)
+            else:
+                self._fail(error)
             return False
         self.commits += 1
         self._failure = None
@@ -367,17 +380,20 @@ class SqliteAudit:
 
     def _fail(self, error: Exception) -> None:
         """Calls are refused from here on until all is saved, which is tried again and again."""
-        try:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-        except sqlite3.Error:
-            log.exception("the audit's database did not roll back")
+        self._roll_back()
         if self._failure is None:
             log.error("the audit in %s cannot be written, calls are refused: %s", self._home, error)
         self._failure = str(error)
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         if self._timer is None and not self._closed:
             self._later(PAUSE_SECONDS)
+
+    def _roll_back(self) -> None:
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except sqlite3.Error:
+            log.exception("the audit's database did not roll back")
 
     def _refusal(self) -> Full:
         """A new one each time: an error carries the trace of the one call it stopped."""

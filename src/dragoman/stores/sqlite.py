@@ -228,6 +228,12 @@ def is_damage(error: Exception) -> bool:
     return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
 
+def is_locked(error: Exception) -> bool:
+    """Whether another connection holds the database, and nothing of the transaction was begun."""
+    name: str = getattr(error, "sqlite_errorname", "")
+    return name.startswith("SQLITE_BUSY")
+
+
 def find_damage(path: Path, seconds: float) -> str:
     """What is wrong with the database, found without changing it; empty if nothing was found within
     `seconds`."""
