@@ -179,17 +179,8 @@ class PersonalSessions:
         self, call: Call, features: Mapping[str, Any], request: Request
     ) -> tuple[Any, int] | Asking:
         """What the server answers, or what it asks first. Raises `NotOpened`."""
+        own, session = await self._enter(call, features)
         try:
-            own = self._taken(call, features)
-        except Full as error:
-            raise NotOpened(error) from None
-        own.calls += 1
-        try:
-            try:
-                session = await self._opened(own)
-            except HubError as error:
-                raise NotOpened(error) from None
-
             own.is_new = False
             held, ready = own.outside.take_held(), asyncio.Event()
 
@@ -284,16 +275,8 @@ class PersonalSessions:
     ) -> tuple[Lists, bool]:
         """What the client's own session lists, and whether the server asked something when it
         began. Raises `NotOpened`."""
+        own, session = await self._enter(call, features)
         try:
-            own = self._taken(call, features)
-        except Full as error:
-            raise NotOpened(error) from None
-        own.calls += 1
-        try:
-            try:
-                session = await self._opened(own)
-            except HubError as error:
-                raise NotOpened(error) from None
             return await lister(session), own.outside.has_asked
         finally:
             self._left(own)
@@ -350,24 +333,36 @@ class PersonalSessions:
     async def follow_alone(self, call: Call, uri: str, features: Mapping[str, Any]) -> bool:
         """Follows a resource on the caller's own session, which is opened for that. False where
         the server tells of no changes there either. Raises `NotOpened`."""
-        try:
-            own = self._taken(call, features)
-            own.calls += 1
-        except Full as error:
-            raise NotOpened(error) from None
-        try:
-            session = await self._opened(own)
-            resources = session.features.get("resources")
-            if not isinstance(resources, dict) or resources.get("subscribe") is not True:
-                return False
-        except HubError as error:
-            raise NotOpened(error) from None
-        finally:
-            self._left(own)
+        own, session = await self._enter(call, features)
+        self._left(own)
+        resources = session.features.get("resources")
+        if not isinstance(resources, dict) or resources.get("subscribe") is not True:
+            return False
         await self.follow(call, uri, True)
         return True
 
     # --- sessions ------------------------------------------------------------------------------
+
+    async def _enter(self, call: Caller, features: Mapping[str, Any]) -> tuple[Own, Session]:
+        """Takes a place on the client's own session, which is opened if need be; `_left` gives the
+        place back. Raises `NotOpened`, and then no place is taken."""
+        try:
+            own = self._taken(call, features)
+        except Full as error:
+            raise NotOpened(error) from None
+        own.calls += 1
+        opening = own.opening
+        try:
+            if not opening.done():  # others may wait for it: nobody cancels it
+                await asyncio.wait([opening])
+            if opening.cancelled():
+                raise Unreachable(f'server "{self._server}" was stopped', sent=False)
+            return own, opening.result()
+        except BaseException as error:
+            self._left(own)
+            if isinstance(error, HubError):
+                raise NotOpened(error) from None
+            raise
 
     def _taken(self, call: Caller, features: Mapping[str, Any]) -> Own:
         """The session for this call. A client that keeps no session of its own has one to each of
@@ -452,12 +447,6 @@ class PersonalSessions:
             self._forget(key, own)
             return
         session.wire.lost.add_done_callback(lambda _: self._end(key, own))
-
-    async def _opened(self, own: Own) -> Session:
-        await asyncio.wait([own.opening])  # others may wait for it: nobody cancels it
-        if own.opening.cancelled():
-            raise Unreachable(f'server "{self._server}" was stopped', sent=False)
-        return own.opening.result()
 
     def _full(self) -> Full:
         return Full(
