@@ -5,10 +5,11 @@ import threading
 import time
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from dragoman.core.call import Call, Result
-from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.core.errors import AuthorizationError, InvalidInput, NotFound
 from dragoman.core.pipeline import compose
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import Tool, Validator, anything, tool_nowhere
@@ -17,6 +18,8 @@ from dragoman.guards.validate import (
     LENIENT,
     MAX_SCHEMA_DEPTH,
     MAX_SCHEMA_NODES,
+    STRICT,
+    SchemaCheck,
     Validate,
     compile_schema,
 )
@@ -176,10 +179,127 @@ def test_a_chain_of_references_that_leads_too_deep_is_refused() -> None:
         compile_schema({"type": "object", "$defs": {**parts, "p5000": {}}, "$ref": "#/$defs/p0"})
 
 
-def test_references_by_name_are_left_to_the_server() -> None:
-    named = {"$anchor": "it", "type": "object", "required": ["a"]}
-    schema = {"type": "object", "$defs": {"n": named}, "$ref": "#it"}
-    assert compile_schema(schema)({}) is None
+ELSEWHERE = "https://example.com/elsewhere.json"
+STRING = {"type": "string"}
+OPAQUE: list[dict[str, Any]] = [
+    {"$ref": ELSEWHERE},
+    {"$ref": ELSEWHERE + "#/$defs/x", "required": ["b"]},
+    {"properties": {"a": {"$ref": ELSEWHERE}, "b": STRING}, "additionalProperties": False},
+    {"properties": {"a": {"not": {"$ref": ELSEWHERE}}, "b": STRING}},
+    {"properties": {"a": {"oneOf": [{"$ref": ELSEWHERE}, STRING]}}, "required": ["a"]},
+    {"properties": {"a": {"oneOf": [{"$ref": "#/$defs/x"}, STRING], "anyOf": [STRING, {}]}},
+     "$defs": {"x": {"allOf": [{"$ref": ELSEWHERE}]}}},
+    {"if": {"properties": {"a": {"$ref": ELSEWHERE}}}, "then": {"required": ["b"]},
+     "else": {"required": ["c"]}},
+    {"allOf": [{"$ref": ELSEWHERE}], "unevaluatedProperties": False},
+    {"properties": {"a": {"contains": {"$ref": ELSEWHERE}, "maxContains": 1}}},
+    {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {
+        "a": {"$ref": ELSEWHERE, "type": "array", "minLength": 9}}, "definitions": {"a": True}},
+    {"$id": "https://example.com/tool.json", "properties": {"a": {"$ref": "elsewhere.json"}}},
+]  # fmt: skip
+VALUES: list[Any] = [
+    "x", 1, True, None, [], ["x", "y", 1], {}, {"a": "x"}, {"b": "x"}, {"a": "x", "b": "y"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", OPAQUE)
+@pytest.mark.parametrize(
+    "elsewhere", [STRING, {"type": ["integer", "array"]}, {"required": ["b"]}, {"not": {}}, {}]
+)
+def test_what_a_schema_says_elsewhere_never_makes_the_rest_stricter(
+    schema: dict[str, Any], elsewhere: dict[str, Any]
+) -> None:
+    registry = jsonschema_rs.Registry([(ELSEWHERE, {**elsewhere, "$defs": {"x": STRING}})])
+    knowing = jsonschema_rs.validator_for(schema, registry=registry)
+    for check in (compile_schema(schema), compile_schema(schema, LENIENT)):
+        for name in ("a", "b", "c"):
+            for value in VALUES:
+                if knowing.is_valid({name: value}):
+                    assert check({name: value}) is None, (name, value)
+
+
+def test_the_rest_of_a_schema_that_points_elsewhere_holds() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"$ref": ELSEWHERE},
+            "n": {"type": "integer"},
+            "l": {"type": "array", "items": {"$ref": "#/$defs/nowhere"}},
+        },
+        "required": ["n"],
+    }
+    check = compile_schema(schema)
+    assert check({"n": 1, "a": object.__name__, "l": [1, "x"]}) is None
+    for wrong in ({"a": 1}, {"n": "x", "a": 1}, {"n": 1, "l": "x"}):
+        assert check(wrong) is not None, wrong
+
+
+def test_references_by_name_are_followed_inside_the_schema() -> None:
+    needs_a = {"type": "object", "required": ["a"]}
+    tree = {
+        "$id": "Node",
+        "type": "object",
+        "properties": {"a": STRING, "in": {"type": "array", "items": {"$ref": "Node"}}},
+        "definitions": {"s": STRING},
+        "required": ["a"],
+    }
+    own = "https://example.com/own.json"
+    for schema, fits, fails in (
+        ({"$defs": {"n": {"$anchor": "it", **needs_a}}, "$ref": "#it"}, {"a": 1}, {}),
+        ({"$id": own, "$defs": {"n": needs_a}, "$ref": f"{own}#/$defs/n"}, {"a": 1}, {}),
+        ({"$id": own, "$defs": {"n": needs_a}, "$ref": "own.json#/$defs/n"}, {"a": 1}, {}),
+        ({"properties": {"tree": tree}}, {"tree": {"a": "x", "in": [{"a": "y"}]}},
+         {"tree": {"a": "x", "in": [{"a": 5}]}}),
+        ({"properties": {"tree": tree | {"properties": {"a": {"$ref": "#/definitions/s"}}}}},
+         {"tree": {"a": "x"}}, {"tree": {"a": 5}}),
+        ({"components": {"schemas": {"n": needs_a, "any": True}},
+          "allOf": [{"$ref": "#/components/schemas/n"}, {"$ref": "#/components/schemas/any"}]},
+         {"a": 1}, {}),
+    ):  # fmt: skip
+        check = compile_schema({"type": "object", **schema})
+        assert isinstance(check, SchemaCheck)
+        assert check(fits) is None and check(fails) is not None, schema
+    # References by name cannot hide how many parts there are.
+    hidden = doubling(60, "allOf")
+    for n, part in enumerate(hidden["$defs"].values()):
+        part["$anchor"] = f"n{n}"
+        part["allOf"] = [{"$ref": f"#n{n + 1}"}] * 2 if "allOf" in part else []
+    with pytest.raises(ValueError, match="with its references"):
+        compile_schema(hidden)
+
+
+@pytest.mark.parametrize("check", [LENIENT, STRICT])
+async def test_policies_read_no_argument_that_is_described_elsewhere(check: str) -> None:
+    async def target(call: Call) -> Result:
+        return Result()
+
+    read = compose([Validate(lambda tool: True)], target)
+    unread = compose([Validate(lambda tool: False)], target)
+    part = {"properties": {"force": {"$ref": ELSEWHERE}, "path": STRING}}
+    extra = {"properties": {"path": STRING}, "additionalProperties": {"$ref": ELSEWHERE}}
+    unused = {"properties": {"force": STRING}, "$defs": {"x": {"$ref": ELSEWHERE}}}
+    for schema, taken, refused in (
+        (part, [{}, {"path": "x"}, {"other": 1}], [{"force": "yes"}, {"path": "x", "force": True}]),
+        (extra, [{}, {"path": "x"}], [{"force": True}]),
+        (unused, [{"force": "x"}], []),
+        ({"properties": {"force": STRING}, "allOf": [{"$ref": ELSEWHERE}]}, [{}], [{"force": "x"}]),
+        ({"$ref": "#/$defs/all", "$defs": {"all": part}}, [{}], [{"path": "x"}]),
+        ({"$schema": "https://example.com/dialect", "properties": {"path": STRING}}, [{}],
+         [{"path": "x"}]),
+    ):  # fmt: skip
+        validate = compile_schema({"type": "object", **schema}, check)
+        for sent in taken:
+            await read(call_with(validate, sent))
+        for sent in refused:
+            await unread(call_with(validate, sent))
+            call = call_with(validate, sent)
+            with pytest.raises(AuthorizationError, match="policies read its arguments") as raised:
+                await read(call)
+            assert "https://example.com/" in str(raised.value)
+            assert 'check_arguments = "off"' in str(raised.value)
+            assert call.noted["decision"] == "deny"
+    with pytest.raises(InvalidInput):
+        await read(call_with(compile_schema({"type": "object", **part}, check), {"path": 5}))
 
 
 def test_what_is_wrong_with_a_deep_tree_or_a_long_list_is_said_at_once() -> None:

@@ -11,9 +11,17 @@ from tests.live.told_grounds import Told, tool
 from tests.peers.process import run_client, server_entry
 
 FORCE = {"type": "object", "properties": {"force": {"type": "boolean"}, "path": {"type": "string"}}}
+ELSEWHERE = {
+    "type": "object",
+    "properties": {"force": {"$ref": "https://example.com/force.json"}, "path": {"type": "string"}},
+    "required": ["path"],
+}
 POLICY = """
 @id("no-force")
 forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"told.run")
+when { context.args.contains("force=true") };
+@id("no-force-either")
+forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"told.far")
 when { context.args.contains("force=true") };
 """
 
@@ -21,8 +29,9 @@ when { context.args.contains("force=true") };
 @pytest.mark.promise("B12")
 def test_what_a_server_converts_reaches_it_as_it_was_sent(tmp_path: Path) -> None:
     odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"^\S+\Z"}}}
-    told = Told(tmp_path, "told", {"tools": [tool("run") | {"inputSchema": FORCE},
-                                             tool("odd") | {"inputSchema": odd}]})  # fmt: skip
+    schemas = {"run": FORCE, "odd": odd, "far": ELSEWHERE}
+    offered = [tool(name) | {"inputSchema": schema} for name, schema in schemas.items()]
+    told = Told(tmp_path, "told", {"tools": offered})
     exact = Told(tmp_path, "exact", told.offers)
     servers = [
         server_entry("old", "mcp1_server"),
@@ -45,9 +54,15 @@ def test_what_a_server_converts_reaches_it_as_it_was_sent(tmp_path: Path) -> Non
         assert called("told.run", {"force": "yes", "path": None}) == "arrived: run"
         assert 'not of type "boolean"' in called("exact.run", {"force": "yes"})
         assert 'not of type "boolean"' in called("told.run", {"force": []})
+        # The part of a schema that is described elsewhere is left to the server, the rest holds.
+        assert called("told.far", {"path": "x", "force": "yes"}) == "arrived: far"
+        assert '"path" is a required property' in called("told.far", {"force": "yes"})
         # A server that takes "yes" for true must not be reached past a policy about `force=true`.
         done = hub.post("/api/policies", {"name": "mine", "text": POLICY})
         assert "error" not in done, done
         assert "a policy forbids" in called("told.run", {"force": True})
         assert "policies read arguments here" in called("told.run", {"force": "yes"})
+        refused = called("told.far", {"path": "x", "force": "yes"})
+        assert "policies read its arguments" in refused and "example.com/force.json" in refused
+        assert called("told.far", {"path": "x"}) == "arrived: far", "this one can be checked"
         assert called("told.odd", {"a": 5}) == "arrived: odd", "the policy is not about that one"

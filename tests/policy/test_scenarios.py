@@ -291,6 +291,16 @@ def test_in_shadow_only_the_guardrails_refuse_and_the_rest_is_told() -> None:
     assert held.policies == ("depth-breaker",)
 
 
+def test_in_shadow_nothing_is_refused_for_arguments_that_policies_read() -> None:
+    rule = """@id("no") forbid (principal, action in Hub::Action::"any_call", resource)
+        when { context.args.contains("force=true") };"""
+    assert policies(rule).reads_arguments(tool("fs.read"))
+    shadow = policies(rule, mode="shadow")
+    assert not shadow.reads_arguments(tool("fs.read"))
+    guardrails = [one for one in shadow.snapshot.policies if one.guardrail]
+    assert guardrails and not any("args" in one.read.context for one in guardrails)
+
+
 def test_in_shadow_who_may_change_the_hub_is_decided_all_the_same() -> None:
     engine = policies(
         '@id("only") permit (principal == Hub::User::"key:ci", action, resource);', mode="shadow"

@@ -10,10 +10,19 @@ from urllib.parse import unquote
 import jsonschema_rs
 
 from dragoman.core.call import Call, Result
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import AuthorizationError, InvalidInput
 from dragoman.core.pipeline import Next
 from dragoman.core.tool import Tool, Validator, anything
-from dragoman.guards.lenient import find_misspelt, name_unknown, relax, strip_patterns
+from dragoman.guards.authorize import DENY
+from dragoman.guards.lenient import (
+    MAX_NAME,
+    MAX_NAMED,
+    find_misspelt,
+    name_unknown,
+    relax,
+    strip_patterns,
+)
+from dragoman.guards.references import REFERENCES, Unresolved, all_unresolved, resolve
 
 MAX_SCHEMA_DEPTH = 64
 MAX_SCHEMA_NODES = 20_000
@@ -36,13 +45,33 @@ class Validate:
         self._reads_arguments = reads_arguments
 
     def __call__(self, call: Call, next: Next) -> Awaitable[Result]:
-        problem = call.tool.validate(call.arguments)
+        check = call.tool.validate
+        if isinstance(check, PartialCheck):
+            self._refuse_unchecked(call, check)
+            check = check.check
+        problem = check(call.arguments)
         if problem is not None:
-            self._tolerate(call, problem)
+            self._tolerate(call, check, problem)
         return next(call)  # it has nothing to do on the way back
 
-    def _tolerate(self, call: Call, problem: str) -> None:
-        check = call.tool.validate
+    def _refuse_unchecked(self, call: Call, check: PartialCheck) -> None:
+        """Raises where policies have read an argument of which nobody knows what it may be."""
+        names = check.find_unchecked(call.arguments)
+        if not names or not self._reads_arguments(call.tool):
+            return
+        why = (
+            f"policies read its arguments, and the hub cannot check {_list(names)}: the tool's "
+            f"schema refers to {_list(check.unresolved.references)}, which the hub does not fetch"
+        )
+        call.noted["decision"] = DENY
+        call.noted["policy_errors"] = (why,)
+        raise AuthorizationError(
+            f'"{call.tool.name}" was refused: {why}. The server should offer a schema that holds '
+            'all of its definitions. With check_arguments = "off" for the server, policies decide '
+            "by the values as they are sent, whatever the server takes them for"
+        )
+
+    def _tolerate(self, call: Call, check: Validator, problem: str) -> None:
         if isinstance(check, LenientCheck):
             if self._reads_arguments(call.tool):
                 problem += " (policies read arguments here, so no other form is taken)"
@@ -113,6 +142,21 @@ class LenientCheck(SchemaCheck):
         return problem
 
 
+class PartialCheck:
+    """Checks arguments against the part of a schema that the hub can read."""
+
+    def __init__(self, check: SchemaCheck, unresolved: Unresolved, named: Any) -> None:
+        self.check = check
+        self.unresolved = unresolved
+        self._named = named if isinstance(named, dict) else {}
+
+    def __call__(self, arguments: Mapping[str, Any]) -> str | None:
+        return self.check(arguments)
+
+    def find_unchecked(self, arguments: Mapping[str, Any]) -> list[str]:
+        return self.unresolved.find(arguments, self._named)
+
+
 def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
     """A validator that fetches nothing; ValueError says what is wrong with the schema."""
     _measure(schema)
@@ -120,15 +164,19 @@ def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
         return anything
     if not schema.keys() - {"type"} and schema.get("type", "object") == "object":
         return anything
-    size = _expanded_size(schema)
-    if size is None:
-        return anything
+    kind = LenientCheck if check == LENIENT else SchemaCheck
+    readable, unresolved = resolve(schema)
+    size = _expanded_size(readable)
     try:
-        return (LenientCheck if check == LENIENT else SchemaCheck)(schema, size)
+        found = kind(readable, size)
     except jsonschema_rs.ValidationError as error:
-        if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
-            return anything  # points outside itself: only the far side can check that
-        raise ValueError(_short(error.message)) from None
+        if not isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
+            raise ValueError(_short(error.message)) from None
+        # Of a dialect that this engine does not know: only the server can check anything.
+        found, unresolved = kind({"type": "object"}, 1), all_unresolved(schema)
+    if unresolved is None:
+        return found
+    return PartialCheck(found, unresolved, readable.get("properties"))
 
 
 def _compile(schema: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
@@ -168,13 +216,9 @@ def _measure(schema: Any) -> None:
     raise ValueError(f"the schema is nested deeper than {MAX_SCHEMA_DEPTH}")
 
 
-class _Elsewhere(Exception):
-    """A reference by name rather than by place; what it leads to only an engine can tell."""
-
-
-def _expanded_size(schema: Mapping[str, Any]) -> int | None:
+def _expanded_size(schema: Mapping[str, Any]) -> int:
     """How many parts the schema has once its references are followed, one that leads back to itself
-    counting as very many; None where they cannot be followed here."""
+    counting as very many."""
     sizes: dict[int, int] = {}
     open_: set[int] = set()
 
@@ -196,23 +240,17 @@ def _expanded_size(schema: Mapping[str, Any]) -> int | None:
 
     try:
         return size(schema)
-    except _Elsewhere:
-        return None
     except RecursionError:
         raise ValueError("its references lead too deep") from None
 
 
 def _targets(node: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
     """What the references of `node` lead to."""
-    if node is not root and isinstance(node.get("$id"), str):
-        raise _Elsewhere
     found: list[Any] = []
-    for word in ("$ref", "$recursiveRef", "$dynamicRef"):
+    for word in REFERENCES:
         reference = node.get(word)
-        if not isinstance(reference, str):
+        if not isinstance(reference, str) or not reference.startswith("#"):
             continue
-        if reference != "#" and not reference.startswith("#/"):
-            raise _Elsewhere
         target: Any = root
         for step in reference.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -241,6 +279,10 @@ def _outline(schema: Mapping[str, Any]) -> dict[str, Any]:
     if "patternProperties" in schema:
         outline.pop("additionalProperties", None)
     return outline
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name[:MAX_NAME]}"' for name in names[:MAX_NAMED])
 
 
 def _short(text: str) -> str:
