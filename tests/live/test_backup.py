@@ -113,6 +113,54 @@ def test_a_copy_without_secrets_has_none_where_policies_are_in_the_home_itself(
     assert list(manifest.files) == ["mine.cedar"]
 
 
+def test_links_lead_into_a_copy_only_what_the_hub_reads(hub: Start, short_tmp: Path) -> None:
+    home, away = short_tmp / "linked", short_tmp / "away"
+    home.mkdir(mode=0o700)
+    (away / "rules").mkdir(parents=True)
+    for name in ("config.toml", "env", "secret", "agent.py", "rules/mine.cedar", "rules/secret"):
+        (away / name).write_text(f"# {name}\n", encoding="utf-8")
+    (away / "rules" / "far.cedar").symlink_to(away / "rules" / "mine.cedar")
+    (home / "rules").symlink_to(away / "rules")
+    for name in ("config.toml", "env", "agent.py"):
+        (home / name).symlink_to(away / name)
+    (away / "config.toml").write_text('[policy]\nfolder = "rules"\n', encoding="utf-8")
+    (home / "all").symlink_to(away)  # a folder
+    (home / "notes").symlink_to(away / "secret")
+    (home / "leak.py").symlink_to("env")
+    (home / "tokens").mkdir()
+    (home / "tokens" / "t").symlink_to(away / "secret")
+    (home / "tokens" / "again").symlink_to(home)
+    running = hub([])
+    running.stop()
+    full, bare = short_tmp / "full.tar.gz", short_tmp / "bare.tar.gz"
+    code, said = dragoman(running, home, "backup", str(full))
+    assert code == 0, said
+    for name in ("all", "notes", "tokens/t"):
+        assert f"{name} is a link out of the home" in said
+    code, said = dragoman(running, home, "backup", str(bare), "--no-secrets", "--json")
+    assert code == 0 and json.loads(said)["left_out"] == ["agent.py", "leak.py"], said
+    policies = {"rules/far.cedar", "rules/mine.cedar"}
+    for file, expected in (
+        (full, {"config.toml", "env", "agent.py", "leak.py", *policies}),
+        (bare, {"config.toml", *policies}),
+    ):
+        with tarfile.open(file) as archive:
+            names = {name.removeprefix("home/") for name in archive.getnames()}
+            assert all(member.isreg() for member in archive)
+        assert names == {"manifest.json", *expected}
+    (short_tmp / "empty").mkdir()
+    (short_tmp / "new").symlink_to(short_tmp / "empty")
+    code, said = dragoman(running, short_tmp / "new", "restore", str(full), "--yes")
+    assert code == 0 and "notes was a link out of the home" in said, said
+    assert (short_tmp / "new").is_symlink() and (
+        short_tmp / "empty" / "rules" / "far.cedar"
+    ).exists()
+    # A folder of policies beside the home is outside of it, however it is written.
+    (away / "config.toml").write_text('[policy]\nfolder = "../away/rules"\n', encoding="utf-8")
+    code, said = dragoman(running, home, "backup", str(short_tmp / "x.tar.gz"))
+    assert code == 0 and "is outside of the home" in said, said
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a home that no hub has run on."""
@@ -152,6 +200,31 @@ DAMAGE = {
     "a whole path": ("home//tmp/x", b"# mine\n", True, "leads out of a home"),
     "what is not listed": ("home/y", b"# mine\n", False, "that it does not list"),
 }
+
+
+OUTSIDE = ["../policies", "/etc", "a/../../b", "", "x\0y"]
+
+
+@pytest.mark.parametrize("policies", OUTSIDE)
+def test_a_copy_whose_policies_lead_out_of_the_home_is_refused(
+    archive: Path, tmp_path: Path, policies: str
+) -> None:
+    from dragoman.assembly import read_manifest, restore
+    from dragoman.core.errors import InvalidInput
+
+    bad = tmp_path / "bad.tar.gz"
+    with tarfile.open(archive) as source, tarfile.open(bad, "w:gz") as copy:
+        for member in source:
+            data = source.extractfile(member).read()  # type: ignore[union-attr]
+            if member.name == "manifest.json":
+                data = json.dumps({**json.loads(data), "policies": policies}).encode()
+            member.size = len(data)
+            copy.addfile(member, io.BytesIO(data))
+    with pytest.raises(InvalidInput, match="leads out of a home"):
+        read_manifest(bad)
+    with pytest.raises(InvalidInput, match="leads out of a home"):
+        restore(bad, tmp_path / "home", "me")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar.gz"]
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, "half of it", "no archive", "nothing"])

@@ -62,9 +62,16 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
         stop_for(error)
     size = file.stat().st_size
     if as_json:
-        print_json({"file": str(file), "bytes": size, "files": len(manifest.files)})
+        print_json({
+            "file": str(file),
+            "bytes": size,
+            "files": len(manifest.files),
+            "left_out": list(manifest.left_out),
+        })  # fmt: skip
         return
     print(f"wrote {file}: {len(manifest.files)} files, {size / 2**20:.1f} MB")
+    for name in manifest.left_out:
+        say(f"{clean(name)} is a link out of the home and not in the copy; back it up yourself")
     if manifest.policies is None:
         say(f"{config.policy.folder} is outside of the home; back up the policies there yourself")
 
@@ -132,6 +139,8 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
         print_json({"home": str(place), "created": found.created, "files": len(found.files)})
         return
     print(f"restored {len(found.files)} files of {clean(found.created)} to {place}")
+    for name in found.left_out:
+        say(f"{clean(name)} was a link out of the home and is not in the copy")
     if not found.secrets:
         say("it has no keys and no env file: write these before you start the hub")
     print("next: dragoman doctor, dragoman keys list, dragoman up")

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -40,10 +41,13 @@ PASSING = ("run", "lock", "daemon.json", "children.json", "servers", "cache")
 """What belongs to a running hub, the private homes of servers, and the cache that they share."""
 WITHOUT_SECRETS = (pins.DATABASE, registry.DATABASE)
 """The databases without any; their copies begin a home of their own."""
+CONFIG = "config.toml"
+POLICY_FILES = (".cedar", ".toml")
+"""What the hub reads in the folder of policies."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 
@@ -58,6 +62,15 @@ class Manifest(msgspec.Struct, frozen=True):
     policies: str | None
     """The folder of policies in the home; None where it is elsewhere."""
     files: dict[str, Entry]
+    left_out: tuple[str, ...] = ()
+    """Links of the home that were not followed."""
+
+
+class _Found(NamedTuple):
+    """The files of a home that a copy has, and the links in it that were not followed."""
+
+    files: list[tuple[Path, Path]]
+    left_out: list[str]
 
 
 def back_up(
@@ -72,15 +85,16 @@ def back_up(
         for left in range(TRIES - 1, -1, -1):
             copied = staged / str(left)
             copied.mkdir(mode=0o700)
-            _copy_home(home, copied, file, inside, secrets=secrets)
+            left_out = _copy_home(home, copied, file, inside, secrets=secrets)
             problem = _find_problem(copied, copied / inside if inside else policies, secrets)
             if not problem:
                 break
             if not left:
                 raise ConfigError(f'"{home}" cannot be copied whole: {problem}')
             shutil.rmtree(copied)  # the hub wrote meanwhile
+        files = dict(_list_files(copied))
         manifest = Manifest(
-            FORMAT, version, created, str(home), secrets, inside, dict(_list_files(copied))
+            FORMAT, version, created, str(home), secrets, inside, files, tuple(left_out)
         )
         ready = staged / "ready"
         _write_archive(ready, copied, manifest)
@@ -92,6 +106,7 @@ def restore(file: Path, home: Path, by: str) -> Manifest:
     """Makes a home of a copy. `home` must not be there, or be empty."""
     if os.path.lexists(home) and (not home.is_dir() or any(home.iterdir())):
         raise InvalidInput(f'"{home}" is there and not empty; move it away, or give another --home')
+    home = Path(os.path.realpath(home))  # a link to an empty folder stays one
     home.parent.mkdir(parents=True, exist_ok=True)
     with _staging(home.parent) as staged:
         manifest = _extract(file, staged / "home")
@@ -102,7 +117,10 @@ def restore(file: Path, home: Path, by: str) -> Manifest:
             raise InvalidInput(f'"{file}" is not whole: {problem}')
         if manifest.secrets:
             _record_restore(place, manifest, by)
-        os.rename(place, home)
+        try:
+            os.rename(place, home)
+        except OSError as error:
+            raise InvalidInput(f'"{home}" cannot be made: {error.strerror}') from error
     return manifest
 
 
@@ -116,10 +134,12 @@ def read_manifest(file: Path) -> Manifest:
 
 def _copy_home(
     home: Path, copied: Path, output: Path, policies: str | None, *, secrets: bool
-) -> None:
-    """In an order in which no file speaks of what another one does not have yet."""
-    for path, name in _find_files(home, output):
-        if secrets or _is_public(name, policies):
+) -> list[str]:
+    """In an order in which no file speaks of what another one does not have yet. Returns the links
+    that were not followed."""
+    found = _find_files(home, output, policies, secrets=secrets)
+    for path, name in found.files:
+        with contextlib.suppress(FileNotFoundError):  # the hub wrote meanwhile
             _copy_file(path, copied / name)
     databases = [one for one in (FILES if secrets else WITHOUT_SECRETS) if one != chain.DATABASE]
     for database in databases:
@@ -131,21 +151,47 @@ def _copy_home(
             with contextlib.suppress(FileNotFoundError):
                 _copy_file(home / beside, copied / beside)
         _copy_database(home / chain.DATABASE, copied / chain.DATABASE)
+    return found.left_out
 
 
 def _is_public(name: Path, policies: str | None) -> bool:
     """What a copy without secrets has beside databases; whatever else is there stays out of it."""
-    if str(name) == "config.toml" or (len(name.parts) == 1 and name.suffix == ".py"):
+    if str(name) == CONFIG or (len(name.parts) == 1 and name.suffix == ".py"):
         return True
     if policies == ".":  # the home itself, in which everything is
         return len(name.parts) == 1 and name.suffix == ".cedar"
     return policies is not None and name.is_relative_to(policies)
 
 
-def _find_files(home: Path, output: Path) -> Iterator[tuple[Path, Path]]:
+def _find_files(home: Path, output: Path, policies: str | None, *, secrets: bool) -> _Found:
     """All but databases and what passes, the record of stores first."""
+    found = _Found([], [])
+    real_home = Path(os.path.realpath(home))
+    for path in _walk(home, policies):
+        name = path.relative_to(home)
+        if path == output or not (secrets or _is_public(name, policies)):
+            continue
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if not path.is_file() or not _is_followed(name, target, real_home, policies, secrets):
+                if not target.is_relative_to(real_home):
+                    found.left_out.append(str(name))
+                continue
+        if path.is_file() and (len(name.parts) > 1 or not tarfile.is_tarfile(path)):
+            found.files.append((path, name))
+    return found
+
+
+def _walk(home: Path, policies: str | None) -> Iterator[Path]:
+    """What may belong into a copy. A folder that is a link is only named, and not entered, but for
+    that of the policies."""
     if (home / RECORD_FILE).exists():
-        yield home / RECORD_FILE, Path(RECORD_FILE)
+        yield home / RECORD_FILE
+    folder = home / policies if policies is not None else None
+    if folder is not None and _is_linked(home, folder):
+        yield from (one for one in sorted(folder.glob("*")) if one.suffix in POLICY_FILES)
+    else:
+        folder = None
     for path in sorted(home.iterdir()):
         name = path.name
         is_database = name in FILES or name.endswith(("-wal", "-shm"))
@@ -153,18 +199,42 @@ def _find_files(home: Path, output: Path) -> Iterator[tuple[Path, Path]]:
             continue
         if name in (RECORD_FILE, chain.HEAD, journal.JOURNAL) or ".lost-" in name:
             continue
-        if path.is_dir():
-            for below in sorted(path.rglob("*")):
-                if below.is_file() and "__pycache__" not in below.parts:
-                    yield below, below.relative_to(home)
-        elif path.is_file() and path != output and not tarfile.is_tarfile(path):
-            yield path, Path(name)
+        below = sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else [path]
+        for one in below:
+            is_seen = folder is not None and one.is_symlink() and folder.is_relative_to(one)
+            if not is_seen and "__pycache__" not in one.parts:
+                yield one
+
+
+def _is_linked(home: Path, folder: Path) -> bool:
+    """Whether a link leads from the home to the folder."""
+    plain = os.path.join(os.path.realpath(home), folder.relative_to(home))
+    return os.path.realpath(folder) != os.path.normpath(plain)
+
+
+def _is_followed(name: Path, target: Path, home: Path, policies: str | None, secrets: bool) -> bool:
+    """Whether a copy has the file that the link `name` leads to. Out of the home, only to what the
+    hub reads itself: it may be kept in a repository of its owner's."""
+    if str(name) == CONFIG:
+        return True
+    if target.is_relative_to(home):
+        return secrets or _is_public(target.relative_to(home), policies)
+    if policies is not None and name.parent == Path(policies) and name.suffix in POLICY_FILES:
+        return True
+    return (
+        secrets and len(name.parts) == 1 and (str(name) == "env" or name.suffix in (".py", ".key"))
+    )
 
 
 def _copy_file(path: Path, target: Path) -> None:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("rb") as source, open(_create(target), "wb") as file:
-        shutil.copyfileobj(source, file, PIECE)
+    try:
+        with path.open("rb") as source, open(_create(target), "wb") as file:
+            shutil.copyfileobj(source, file, PIECE)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f'"{path}" cannot be copied ({error.strerror})') from error
 
 
 def _copy_database(path: Path, target: Path) -> None:
@@ -196,8 +266,9 @@ def _create(path: Path) -> int:
 
 
 def _inside(home: Path, policies: Path) -> str | None:
+    """The folder as a path below the home; None where it is elsewhere."""
     with contextlib.suppress(ValueError):
-        return str(policies.relative_to(home))
+        return str(Path(os.path.normpath(policies)).relative_to(os.path.normpath(home)))
     return None
 
 
@@ -299,6 +370,10 @@ def _read_manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
             f'"{file}" was made by dragoman {manifest.version} in a form that this version does '
             "not know; restore it with that one"
         )
+    for name in manifest.files:
+        _refuse_outside(name, file)
+    if manifest.policies not in (None, "."):
+        _refuse_outside(str(manifest.policies), file)
     return manifest
 
 
@@ -312,7 +387,6 @@ def _extract(file: Path, place: Path) -> Manifest:
             name = member.name.removeprefix("home/")
             if name == member.name or name not in left or not member.isreg():
                 raise InvalidInput(f'"{file}" has something in it that it does not list')
-            _refuse_outside(name, file)
             _extract_file(archive, member, place / name, left.pop(name), file)
     if left:
         raise InvalidInput(f'"{file}" is damaged: {sorted(left)[0]} is missing')
@@ -321,8 +395,8 @@ def _extract(file: Path, place: Path) -> Manifest:
 
 def _refuse_outside(name: str, file: Path) -> None:
     path = Path(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise InvalidInput(f'"{file}" has a path in it that leads out of a home')
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise InvalidInput(f'"{file}" has a path in it that leads out of a home: {name[:200]!r}')
 
 
 def _extract_file(
