@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,75 @@ async def test_an_agent_that_cannot_do_one_thing_now_goes_on_with_others() -> No
             await client.send(url, SAID)
         refused.set()
         assert (await asyncio.wait_for(slow, 10))["message"]["messageId"] == "m"
+
+
+async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_client, "MAX_CHANNELS", 2)
+    begun, released = asyncio.Event(), asyncio.Event()
+    slow_at = 0
+
+    async def answer(context: Any) -> Any:
+        if slow_at:
+            begun.set()
+            await released.wait()
+        return await words(context)
+
+    async with AsyncExitStack() as stack:
+        ports = [await stack.enter_async_context(served(answer)) for _ in range(5)]
+
+        def handle(request: Request) -> None:
+            place, _, rest = request.path.lstrip("/").partition("/")
+            if place.isdigit() and f"/{rest}" == WELL_KNOWN:
+                request.reply(200, card_10(f"127.0.0.1:{ports[int(place)]}", "GRPC:1.0"))
+            else:
+                request.reply(404, {})
+
+        agent = await stack.enter_async_context(odd_agent(handle))
+        net = await stack.enter_async_context(a_client())
+        client = A2aClient(net.reaching(agent.url, allow_private=True), timeout=10)
+        stack.push_async_callback(client.close)
+
+        async def send(n: int) -> str:
+            return text_in(await client.send(f"{agent.url}/{n}", SAID))
+
+        slow_at = 1
+        slow = asyncio.create_task(send(0))
+        await asyncio.wait_for(begun.wait(), 10)
+        slow_at = 0
+        for n in range(1, 5):
+            assert await send(n) == "hello"
+            assert not slow.done()
+        channels = client._channels
+        assert channels is not None and len(channels._open) == 2
+        released.set()
+        assert await asyncio.wait_for(slow, 10) == "hello"
+        # With calls on all of them there are more, for as long as these last.
+        released.clear()
+        slow_at = 1
+        calls = [asyncio.create_task(send(n)) for n in range(5)]
+        async with asyncio.timeout(10):
+            while sum(one.calls for one in channels._open.values()) < 5:
+                await asyncio.sleep(0.01)
+        released.set()
+        assert await asyncio.wait_for(asyncio.gather(*calls), 10) == ["hello"] * 5
+        async with asyncio.timeout(10):
+            while len(channels._open) > 2:
+                await asyncio.sleep(0.01)
+        # One that is closed because the agent is removed says so; nobody is cancelled for it.
+        begun.clear()
+        released.clear()
+        slow = asyncio.create_task(send(0))
+        await asyncio.wait_for(begun.wait(), 10)
+        await client.close()
+        with pytest.raises(Unreachable, match="connection was closed") as caught:
+            await asyncio.wait_for(slow, 10)
+        assert caught.value.sent
+        slow = asyncio.create_task(send(0))
+        begun.clear()
+        await asyncio.wait_for(begun.wait(), 10)
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(slow, 10)
 
 
 async def test_an_agent_that_does_not_answer_or_says_too_much_is_given_up() -> None:

@@ -116,18 +116,33 @@ _REASONS = {
 }
 
 
+class _Channel:
+    """A channel and how many calls are under way on it: one that is in use is not closed."""
+
+    __slots__ = ("calls", "wire")
+
+    def __init__(self, wire: Any) -> None:
+        self.wire = wire
+        self.calls = 0
+
+
 class GrpcChannels:
     """The channels to one agent, each to the judged addresses of one origin."""
 
     def __init__(self, find_addresses: FindAddresses) -> None:
         self._find = find_addresses
-        self._open: OrderedDict[str, Any] = OrderedDict()
+        self._open: OrderedDict[str, _Channel] = OrderedDict()
+        self._dropped: set[_Channel] = set()
+        """Those that take no more calls and are closed after the last one."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        channels = list(self._open.values())
+        channels = [*self._open.values(), *self._dropped]
         self._open.clear()
+        self._dropped.clear()
         for channel in channels:
-            await channel.close()
+            await channel.wire.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def ask(
         self,
@@ -141,9 +156,13 @@ class GrpcChannels:
         service, name, method = _method(way, op)
         data = _written(way, service, method, request)
         channel = await self._channel(way, timeout)
-        send = channel.unary_unary(f"/{service.name}/{name}")
+        send = channel.wire.unary_unary(f"/{service.name}/{name}")
+        call = self._begin(channel, send(data, timeout=timeout, metadata=_metadata(headers)))
         try:
-            answer = await send(data, timeout=timeout, metadata=_metadata(headers))
+            answer = await call
+        except asyncio.CancelledError:
+            _raise_closed(way, op)
+            raise
         except grpc.aio.AioRpcError as error:
             await self._fail(way, op, error, headers, timeout)
         return _result(way, op, service.result_in, op, await _read(way, service, method, answer))
@@ -161,7 +180,8 @@ class GrpcChannels:
         service, name, method = _method(way, op)
         data = _written(way, service, method, request)
         channel = await self._channel(way, timeout)
-        call = channel.unary_stream(f"/{service.name}/{name}")(data, metadata=_metadata(headers))
+        send = channel.wire.unary_stream(f"/{service.name}/{name}")
+        call = self._begin(channel, send(data, metadata=_metadata(headers)))
         try:
             async with asyncio.timeout(timeout):
                 await call.initial_metadata()
@@ -172,8 +192,10 @@ class GrpcChannels:
             raise TimedOut(f'"{op}" in {way} was not answered within {timeout:g} s') from None
         except grpc.aio.AioRpcError as error:
             await self._fail(way, op, error, headers, timeout)
-        except BaseException:
+        except BaseException as error:
             call.cancel()
+            if isinstance(error, asyncio.CancelledError):
+                _raise_closed(way, op)
             raise
         return self._events(way, op, service, method, call, headers, pace)
 
@@ -206,6 +228,9 @@ class GrpcChannels:
                     return
                 if count % TURN == 0:
                     await asyncio.sleep(pace.pause(TURN))
+        except asyncio.CancelledError:
+            _raise_closed(way, op)
+            raise
         except grpc.aio.AioRpcError as error:
             await self._fail(way, op, error, headers, 0.0)
         finally:
@@ -213,29 +238,65 @@ class GrpcChannels:
 
     # --- channels ---------------------------------------------------------------------------------
 
-    async def _channel(self, way: Way, timeout: float) -> Any:
+    async def _channel(self, way: Way, timeout: float) -> _Channel:
         channel = self._open.get(way.url)
         if channel is None:
             addresses = await self._find(way.url, timeout)
             channel = self._open.get(way.url)  # another call may have opened it meanwhile
         if channel is None:
-            channel = self._open[way.url] = _dialled(way.url, addresses)
+            channel = self._open[way.url] = _Channel(_dialled(way.url, addresses))
         self._open.move_to_end(way.url)
-        while len(self._open) > MAX_CHANNELS:
-            _, oldest = self._open.popitem(last=False)
-            await oldest.close()
+        if len(self._open) > MAX_CHANNELS:
+            self._close_unused(way.url)
         return channel
 
-    async def _drop_unconnected(self, way: Way, words: str) -> bool:
-        """Closes a channel that has lost its connection: the addresses may be others by now.
-        Returns whether the request did not leave. What the agent itself answers may have the same
-        words; then the connection stands, and other calls go on over it."""
+    def _begin(self, channel: _Channel, call: Any) -> Any:
+        """Counts the call until it is done."""
+        channel.calls += 1
+        call.add_done_callback(lambda _: self._end(channel))
+        return call
+
+    def _end(self, channel: _Channel) -> None:
+        channel.calls -= 1
+        if channel.calls:
+            return
+        if channel in self._dropped:
+            self._dropped.discard(channel)
+            self._close_soon(channel)
+        elif len(self._open) > MAX_CHANNELS:
+            self._close_unused()
+
+    def _close_unused(self, kept: str = "") -> None:
+        """Closes channels without calls, the one used first before the others, until there are no
+        more than there should be. As many as are in use stay, and close when their calls end."""
+        for url, channel in list(self._open.items()):
+            if len(self._open) <= MAX_CHANNELS:
+                return
+            if not channel.calls and url != kept:
+                del self._open[url]
+                self._close_soon(channel)
+
+    def _drop(self, url: str, channel: _Channel) -> None:
+        del self._open[url]
+        if channel.calls:
+            self._dropped.add(channel)
+        else:
+            self._close_soon(channel)
+
+    def _close_soon(self, channel: _Channel) -> None:
+        task = asyncio.get_running_loop().create_task(channel.wire.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _drop_unconnected(self, way: Way, words: str) -> bool:
+        """Takes no more calls on a channel that has lost its connection: the addresses may be
+        others by now. Returns whether the request did not leave. What the agent itself answers may
+        have the same words; then the connection stands, and other calls go on over it."""
         channel = self._open.get(way.url)
-        state = channel.get_state() if channel is not None else None
+        state = channel.wire.get_state() if channel is not None else None
         if channel is None or state is grpc.ChannelConnectivity.READY:
             return False
-        del self._open[way.url]
-        await channel.close()
+        self._drop(way.url, channel)
         trying = (
             grpc.ChannelConnectivity.CONNECTING,
             grpc.ChannelConnectivity.TRANSIENT_FAILURE,
@@ -251,7 +312,7 @@ class GrpcChannels:
         words = hide_secrets(words, way.url, headers.values())
         asked = f'"{op}" in {way}'
         if code is grpc.StatusCode.UNAVAILABLE:
-            unsent = await self._drop_unconnected(way, words)
+            unsent = self._drop_unconnected(way, words)
             raise Unreachable(f"{asked} could not be asked: {words}", sent=not unsent) from None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimedOut(f"{asked} was not answered within {timeout:g} s") from None
@@ -264,6 +325,14 @@ class GrpcChannels:
         ):
             raise NotTaken(f"{asked} is unknown there: {words[:300]}") from None
         raise A2aError(reason, words) from None
+
+
+def _raise_closed(way: Way, op: str) -> None:
+    """Raises unless the task itself is cancelled: gRPC cancels who waits on a channel that is
+    closed."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        raise Unreachable(f'"{op}" in {way} was ended: its connection was closed') from None
 
 
 def _dialled(url: str, addresses: list[str]) -> Any:
