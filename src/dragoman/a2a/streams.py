@@ -31,7 +31,7 @@ class Stream:
         """A stream of one answer, and no task."""
         stream = cls.__new__(cls)
         stream._task, stream._after, stream._first = None, 0, {"message": message}
-        stream._until, stream._woken, stream._stop = 0.0, None, lambda: None
+        stream._until, stream._woken, stream._stop = 0.0, None, _stopped
         stream.over, stream.on_close = False, _nothing
         return stream
 
@@ -51,6 +51,8 @@ class Stream:
     def close(self) -> None:
         """No more is wanted of it, or to be had."""
         self._stop()
+        # It refers back to this stream: both would wait for the garbage collector.
+        self._stop = _stopped
         self.over = True
         self._wake()
         self.on_close(self)
@@ -107,6 +109,9 @@ class Stream:
 
 
 def _nothing(stream: Stream) -> None: ...
+
+
+def _stopped() -> None: ...
 
 
 def _is_last(entry: Entry) -> bool:
