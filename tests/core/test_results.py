@@ -98,6 +98,13 @@ async def test_a_part_is_asked_for_in_characters_and_by_its_caller() -> None:
     for wrong in ("?offset=-1", "?offset=x", "?page=2", "?offset=1&limit=", "?offset=1e3"):
         with pytest.raises(InvalidInput, match="both in characters"):
             await read(wrong)
+    for twice in ("?offset=1&offset=2", "?offset=1&limit=2&limit=2", "?%6Fffset=1&offset=1"):
+        with pytest.raises(InvalidInput, match="twice; name it once"):
+            await read(twice)
+    with pytest.raises(InvalidInput, match='"page" is nothing to choose by'):
+        await read("?page=2")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        await read("?" + "&".join(f"p{n}=1" for n in range(101)))
     with pytest.raises(NotFound):
         await read("", "two")
     kept.close()

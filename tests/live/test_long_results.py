@@ -79,6 +79,15 @@ def test_a_long_text_is_cut_and_can_be_read_whole_and_in_parts(big: RunningHub, 
     assert "".join(parts) == whole
     assert text_at(big, f"{uri}?offset=8999") == whole[-1]
     assert "offset=0&limit=50000" in words_of(read(big, f"{uri}?offset=-1"))
+    assert '"offset" twice' in words_of(read(big, f"{uri}?offset=1&offset=2"))
+    assert '"page" is nothing to choose by' in words_of(read(big, f"{uri}?page=2"))
+    for place in (
+        "/api/a2a/dispatches?limit=1&limit=2",
+        "/api/tools?x=1&x=1",
+        "/api/events?verb=a&verb=b",
+    ):
+        answer = big.get(place)
+        assert answer.status == 400 and "twice; name it once" in str(answer.body), place
 
 
 def test_structured_content_keeps_its_shape_and_fits_its_schema(big: RunningHub) -> None:

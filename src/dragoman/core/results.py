@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from secrets import token_urlsafe
 from time import monotonic
-from urllib.parse import parse_qsl
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.principal import Principal
 from dragoman.core.tool import RESOURCE, Tool, tool_nowhere
+from dragoman.core.urls import parse_query
 
 PREFIX = "dragoman://results/"
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -171,10 +171,15 @@ def _nothing_there(uri: str) -> NotFound:
 
 def _parse_range(uri: str) -> tuple[int, int | None]:
     """Where the part that is asked for begins and ends, in characters."""
-    found = dict(parse_qsl(uri.partition("?")[2], keep_blank_values=True))
-    offset, limit = found.pop("offset", "0"), found.pop("limit", None)
+    found = parse_query(uri.partition("?")[2])
+    if unknown := found.keys() - {"offset", "limit"}:
+        raise InvalidInput(
+            f'"{min(unknown)[:100]}" is nothing to choose by; there are offset and limit, both in '
+            "characters"
+        )
+    offset, limit = found.get("offset", "0"), found.get("limit")
     numbers = [offset] if limit is None else [offset, limit]
-    if found or not all(_NUMBER.fullmatch(number) for number in numbers):
+    if not all(_NUMBER.fullmatch(number) for number in numbers):
         raise InvalidInput(
             f'"{uri[:200]}" is no part of a result: write ?offset=0&limit=50000, both in characters'
         )

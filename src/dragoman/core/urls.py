@@ -1,4 +1,4 @@
-"""Renders URLs for messages, logs and records without the secrets that they may hold. Pure.
+"""Reads queries, and renders URLs without the secrets that they may hold. Pure.
 
 Many hosted servers put a key into the path or the query of their address. What anybody but an
 administrator reads therefore names the origin only; an administrator sees the path, with the
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
+
+from dragoman.core.errors import InvalidInput
 
 HIDDEN = "…"
 MAX_LENGTH = 300
@@ -27,6 +29,24 @@ _PLAIN_WORD = re.compile(
 )
 _SECRET_OPTION = re.compile(r"(?i)key|token|secret|passw|auth|credential|header|^-[Hpu]$")
 LONGEST_SEGMENT = 48
+MAX_PARAMETERS = 100
+
+
+def parse_query(query: str) -> dict[str, str]:
+    """The parameters of a query, each by its name. Raises `InvalidInput` where one is there twice:
+    nobody could tell which of them is meant."""
+    try:
+        pairs = parse_qsl(
+            query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict"
+        )
+    except ValueError:
+        raise InvalidInput("what follows the question mark cannot be read") from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidInput(f'the query names "{name[:100]}" twice; name it once')
+        found[name] = value
+    return found
 
 
 def render_origin(url: str) -> str:

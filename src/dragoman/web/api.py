@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from msgspec import Raw
 
@@ -25,6 +25,7 @@ from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.core.trace import carried_in
+from dragoman.core.urls import parse_query
 from dragoman.core.view import EVERYTHING
 from dragoman.web.errors import status_of
 from dragoman.web.listings import Listing, Listings, source_of
@@ -81,7 +82,7 @@ class Request:
     fields: Mapping[bytes, bytes]
     body: bytes
     query: Mapping[str, str]
-    """What follows the question mark; where something is named twice, the last."""
+    """The parameters after the question mark, each by its name."""
     updates: Updates | None = None
     """Where the updates of a call go; None where the client wants none."""
 
@@ -315,12 +316,7 @@ def result_as_json(result: Result) -> dict[str, Any]:
 
 
 def query_of(query: bytes) -> dict[str, str]:
-    """At most a hundred of them; what is no UTF-8 is nothing that is asked for here."""
-    text = query.decode("latin-1")
-    try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=100, errors="strict"))
-    except ValueError:
-        raise InvalidInput("what follows the question mark cannot be read") from None
+    return parse_query(query.decode("latin-1")) if query else {}
 
 
 def object_in(request: Request) -> dict[str, Any]:
