@@ -26,6 +26,7 @@ from tests.live.matrix_grounds import (
 pytestmark = pytest.mark.promise("B12", "B13", "F7", "G2")
 
 KEYS = itertools.count()
+COMPLETED = "notifications/elicitation/complete"
 QUESTIONS: dict[str, tuple[str, Any, str]] = {
     # kind: method, the answer that the server must get, what a refusal must say
     "form": ("elicitation/create", ADA, "What is your name?"),
@@ -217,13 +218,20 @@ def test_a_server_that_looks_first_and_does_not_ask_is_understood(
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
-def test_an_error_that_sends_to_a_page_is_a_question_to_who_can_be_asked(
+def test_an_error_that_sends_to_a_page_reaches_each_client_in_the_way_of_its_revision(
     able: Client, legacy: str
 ) -> None:
     """2025-11-25 has an error for it (-32042), after which the client calls again."""
-    before = len(able.asked)
-    got = able.call(f"mcp_{legacy}_need_url", {"key": f"needed {next(KEYS)}"})
-    if expected("url", able.revision) == YES:
+    before, key = len(able.asked), f"needed {next(KEYS)}"
+    got = able.call(f"mcp_{legacy}_need_url", {"key": key})
+    if able.revision == "2025-11-25":
+        (sent,) = got["error"]["data"]["elicitations"]
+        assert got["error"]["code"] == -32042 and sent["elicitationId"] == f"needed {key}"
+        assert sent["url"] == "https://example.com/sign-in?x=1"
+        assert text_of(able.call(f"mcp_{legacy}_need_url", {"key": key})) == "signed in"
+        able.until_heard(COMPLETED, elicitationId=f"needed {key}")
+        assert len(able.asked) == before
+    elif expected("url", able.revision) == YES:
         assert text_of(got) == "signed in"
         (question,) = able.asked[before:]
         assert question.params["url"] == "https://example.com/sign-in?x=1"

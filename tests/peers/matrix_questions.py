@@ -149,6 +149,7 @@ async def need_url(ctx: Context, a: Arguments) -> dict[str, Any]:
     if modern(ctx):
         return await ask_url(ctx, a)
     if a["key"] in SIGNED_IN:
+        await ctx.session.send_elicit_complete(f"needed {a['key']}")
         return text("signed in")
     SIGNED_IN.add(a["key"])
     asked = {**page("Please sign in.")["params"], "elicitationId": f"needed {a['key']}"}

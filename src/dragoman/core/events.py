@@ -181,6 +181,15 @@ class ServerLogged(Event):
 
 
 @record(frozen=True, slots=True)
+class ElicitationCompleted(Event):
+    """A server says that the user has been at the URL of an elicitation, which it had sent this
+    client in an error (2025-11-25, URL elicitation required)."""
+
+    client: str
+    id: str
+
+
+@record(frozen=True, slots=True)
 class ClientGone(Event):
     """A client's session has ended; what was kept for it alone can go."""
 

@@ -467,11 +467,9 @@ class HttpWire:
                 listener.acknowledged(params)
         elif method == CANCELLED:
             self._requests.cancel(params)
-        elif method == COMPLETED:
-            self._requests.complete(params)
         elif method == MESSAGE:
             self._logged(params, id, listener)
-        else:
+        elif method != COMPLETED or not self._requests.complete(params):
             self._heard(method, params)
         return False
 

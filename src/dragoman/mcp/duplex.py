@@ -282,9 +282,7 @@ class Duplex:
             self._acknowledged(params)
         elif method == CANCELLED:
             self._requests.cancel(params)
-        elif method == COMPLETED:
-            self._requests.complete(params)
-        else:
+        elif method != COMPLETED or not self._requests.complete(params):
             self._heard(method, params)
 
     def _reply(self, message: bytes) -> None:

@@ -87,13 +87,15 @@ class ServerRequests:
         if asked is not None and asked.on_cancel is not None:
             asked.on_cancel()
 
-    def complete(self, params: Mapping[str, Any]) -> None:
-        """Handles `notifications/elicitation/complete`."""
-        id = params.get("elicitationId")
+    def complete(self, params: Mapping[str, Any]) -> bool:
+        """Handles `notifications/elicitation/complete`; whether it is about one of these."""
+        id, found = params.get("elicitationId"), False
         for asked in list(self._open.values()):
             is_meant = isinstance(id, str) and asked.params.get("elicitationId") == id
+            found = found or is_meant
             if is_meant and asked.on_complete is not None:
                 asked.on_complete()
+        return found
 
 
 class Listener:

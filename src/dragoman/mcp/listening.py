@@ -19,6 +19,7 @@ from dragoman.core.errors import Full, HubError
 from dragoman.core.events import (
     ClientGone,
     ClientListChanged,
+    ElicitationCompleted,
     ListAnnounced,
     ResourceUpdated,
     ServerLogged,
@@ -142,6 +143,7 @@ class Listening:
         hub.bus.observe(ClientListChanged, self._tell_client)
         hub.bus.observe(ListAnnounced, self._list_announced)
         hub.bus.observe(ServerLogged, self._tell_log)
+        hub.bus.observe(ElicitationCompleted, self._tell_completed)
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -472,6 +474,11 @@ class Listening:
             return found[key]
 
         return concerned
+
+    def _tell_completed(self, event: ElicitationCompleted) -> None:
+        peer = self._by_client.get(event.client)
+        if peer is not None:
+            peer.tell(asking.complete_elicitation(event.id))
 
     def _tell_log(self, event: ServerLogged) -> None:
         """A line that belongs to no call. On a client's own connection it is that client's. On the

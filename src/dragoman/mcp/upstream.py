@@ -19,7 +19,13 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, InvalidInput, Quarantined, TimedOut, Unreachable
-from dragoman.core.events import ClientListChanged, ListAnnounced, ResourceUpdated, ServerChanged
+from dragoman.core.events import (
+    ClientListChanged,
+    ElicitationCompleted,
+    ListAnnounced,
+    ResourceUpdated,
+    ServerChanged,
+)
 from dragoman.core.logs import RepeatedFailure
 from dragoman.core.ports import ClientAsker, SchemaCompiler
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
@@ -29,7 +35,7 @@ from dragoman.mcp.client_lists import ClientLists
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
 from dragoman.mcp.freshness import Freshness
-from dragoman.mcp.hearing import MESSAGE, UPDATED, Heard, Listener
+from dragoman.mcp.hearing import COMPLETED, MESSAGE, UPDATED, Heard, Listener
 from dragoman.mcp.listing import Listing
 from dragoman.mcp.offers import KINDS, Offers, is_announced, is_offered, kinds_changed
 from dragoman.mcp.personal import Key, Own, PersonalSessions
@@ -318,6 +324,7 @@ class Upstream:
         """A client's session has ended; what was kept for it alone goes."""
         self.personal.gone(client)
         self.choice.forget_client(client)
+        self._calls.url_elicitations.forget_client(client)
         self.followed.gone(client, self.session, self._answer_secs)
 
     def roots_changed(self, client: str) -> None:
@@ -366,9 +373,16 @@ class Upstream:
             self.logs.write(params, client)
         elif method == UPDATED:
             self.followed.told(params.get("uri"))
+        elif method == COMPLETED:
+            self._complete_elicitation(params.get("elicitationId"), client)
         elif kinds := kinds_changed(method):
             self._announced.update(kinds)
             self._look_at(kinds)
+
+    def _complete_elicitation(self, id: Any, client: str | None) -> None:
+        told = self._calls.url_elicitations.complete(id, client)
+        if told is not None:
+            self._bus.emit(ElicitationCompleted(told, id))
 
     def missed(self) -> None:
         """Something may have been said while nobody listened."""

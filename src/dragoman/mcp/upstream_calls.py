@@ -33,7 +33,7 @@ from dragoman.mcp.questions import (
     questions_of,
     with_waiting,
 )
-from dragoman.mcp.revisions import R2503
+from dragoman.mcp.revisions import NAMES, R2503, R2511
 from dragoman.mcp.session_choice import SessionChoice
 from dragoman.mcp.translate import (
     METHODS,
@@ -53,6 +53,7 @@ from dragoman.mcp.upstream_tasks import (
     may_last,
     wants_task,
 )
+from dragoman.mcp.url_elicitations import UrlElicitations
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class Calls:
         self._choice = choice
         self.lasts = False
         """Whether it makes tasks."""
+        self.url_elicitations = UrlElicitations()
 
     def make(self, session: Session, call: Call) -> Awaitable[Result]:
         if call.handle is not None and is_handle(call.handle):
@@ -125,7 +127,7 @@ class Calls:
             raise self._unanswered(call, error) from error
         except WorkFailed as error:
             if not await self._changed_headers(session, call, error):
-                return _addresses(call, error)
+                return self._addresses(call, error)
             beside = await self._beside(session, call, params)
             value, size = await session.request(METHODS[kind], params, self._call_timeout, *beside)
         if self.lasts and kind == TOOL and is_task(value):
@@ -213,11 +215,22 @@ class Calls:
         except Unanswered as error:
             raise self._unanswered(call, error) from error
         except WorkFailed as error:
-            return _addresses(call, error)
+            return self._addresses(call, error)
         if isinstance(outcome, Asking):
             self._choice.learn("it asks questions")
             return Result(questions=outcome.questions, handle=outcome.handle)
         return self._result(None, call, *outcome)
+
+    def _addresses(self, call: Call, error: WorkFailed) -> Result:
+        """A server of 2025-11-25 that wants URLs visited first says so in an error. Clients of that
+        revision get the error as it is. Others who can be asked are asked, and the call is made
+        again once they have answered. For all the rest it stays an error."""
+        questions = addresses_of(error.native) if can_answer(URL, call.features) else {}
+        if questions and call.revision == NAMES[R2511]:
+            self.url_elicitations.note(call.client, error.native)
+        elif questions:
+            return Result(questions=questions, handle=AGAIN)
+        raise error
 
     def _unanswered(self, call: Call, error: Unanswered) -> HubError:
         """What to say of a call whose question could not be answered: what was asked. Who can be
@@ -348,12 +361,3 @@ def _not_continued(call: Call) -> InvalidInput:
     return InvalidInput(
         f'the question of "{call.tool.name}" is not open any more; begin the call again'
     )
-
-
-def _addresses(call: Call, error: WorkFailed) -> Result:
-    """A server of 2025-11-25 that wants addresses visited first says so in an error; it is asked
-    again once they were. For whom that cannot be asked it stays the error."""
-    questions = addresses_of(error.native) if can_answer(URL, call.features) else {}
-    if not questions:
-        raise error
-    return Result(questions=questions, handle=AGAIN)

@@ -1,0 +1,45 @@
+"""URL elicitations that a server has sent clients in an error (2025-11-25, code -32042).
+
+Such an error goes to the client as it is, with the ids of the elicitations. The server may say
+later that one of them is complete, which belongs to no call; this says which client to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MAX_OPEN = 1_000
+"""Elicitations of one server; the oldest make room."""
+MAX_ID = 256
+MAX_IN_ERROR = 16
+
+
+class UrlElicitations:
+    def __init__(self) -> None:
+        self._clients: dict[str, str] = {}
+        """The session of the client that was sent each elicitation, by its id."""
+
+    def note(self, client: str, native: Mapping[str, Any] | None) -> None:
+        """The client is sent this error."""
+        data = native.get("data") if native is not None else None
+        sent = data.get("elicitations") if isinstance(data, dict) else None
+        for one in sent[:MAX_IN_ERROR] if isinstance(sent, list) and client else ():
+            id = one.get("elicitationId") if isinstance(one, dict) else None
+            if isinstance(id, str) and len(id) <= MAX_ID:
+                self._clients.pop(id, None)
+                self._clients[id] = client
+        while len(self._clients) > MAX_OPEN:
+            del self._clients[next(iter(self._clients))]
+
+    def complete(self, id: Any, client: str | None) -> str | None:
+        """The client to tell, once. `client` is the one on whose own session the server said that
+        the elicitation is complete; None where it said so on the shared session."""
+        known = self._clients.get(id) if isinstance(id, str) else None
+        if known is None or client not in (None, known):
+            return None
+        del self._clients[id]
+        return known
+
+    def forget_client(self, client: str) -> None:
+        self._clients = {id: one for id, one in self._clients.items() if one != client}
