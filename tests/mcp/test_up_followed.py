@@ -12,8 +12,8 @@ import pytest
 from tests.mcp.ground import Ground, Scripted, ground, http, stdio, until
 from tests.peers.process import HttpPeer, read_log
 
-from dragoman.core.errors import BadReply, Full, InvalidInput, Unreachable
-from dragoman.core.tool import SUBSCRIPTION
+from dragoman.core.errors import BadReply, Full, InvalidInput, NotFound, Unreachable
+from dragoman.core.tool import RESOURCE, SUBSCRIPTION
 from dragoman.mcp.followed import Followed
 
 Peers = Callable[..., HttpPeer]
@@ -237,3 +237,20 @@ async def test_a_change_below_what_is_followed_is_a_change_of_it(short_tmp: Path
         followed.told(uri)
 
     assert heard == ["file:///a/b", "file:///a/b", "x://y"]
+
+
+@pytest.mark.promise("B12")
+async def test_a_server_that_declares_no_resources_is_asked_to_tell_of_one(
+    short_tmp: Path,
+) -> None:
+    """It says what it honours when the stream begins, as it does to clients of its own."""
+    async with ground(short_tmp) as world:
+        await world.add(stdio("n", "listen_server"))
+        await follow(world, "a", "note://todo")
+        await world.call("n.edit")
+        await until(lambda: "n.note://todo" in world.updated)
+
+        with pytest.raises(NotFound):  # only to follow: it serves no reads
+            await world.call("note://todo", kind=RESOURCE)
+        await world.add(stdio("m", "matrix_server", "--era", "modern"))
+        await follow(world, "b", "n.note://todo")  # by an address that names its server

@@ -54,6 +54,11 @@ def has_resources(target: Target) -> bool:
     return getattr(target, "has_resources", False) is True
 
 
+def can_be_followed(target: Target) -> bool:
+    """Whether it can be asked to tell of changes of a resource at all."""
+    return has_resources(target) or getattr(target, "tells_of_resources", False) is True
+
+
 def address_in(block: Any) -> str:
     """The address of a resource that a block of content has; empty for none. What is on the web
     everybody can fetch without a server."""

@@ -12,6 +12,7 @@ from dragoman.core.addresses import (
     LINKING,
     Mentions,
     address_in,
+    can_be_followed,
     has_resources,
     own_address,
     with_address,
@@ -255,7 +256,7 @@ class Hub:
             return self._kept_result(name, view, kind)
         tool = self._in(RESOURCE, name, view)
         if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):
-            unlisted = self._unlisted(name)
+            unlisted = self._unlisted(name, kind)
             if unlisted is not None and (view is EVERYTHING or view.includes(unlisted)):
                 return unlisted
         return tool
@@ -270,10 +271,12 @@ class Hub:
 
     # --- resources that no list has ------------------------------------------------------------
 
-    def _unlisted(self, uri: str) -> Tool | None:
+    def _unlisted(self, uri: str, kind: str) -> Tool | None:
         """A resource need not be listed to be read: a template may have led to it, a tool may name
-        it, a result may have had a link to it."""
-        found = self._owners().of(uri, self._mentions.owner(uri))
+        it, a result may have had a link to it. Nor need it be listed, or readable, to be followed.
+        """
+        is_able = can_be_followed if kind == SUBSCRIPTION else has_resources
+        found = self._owners().of(uri, self._mentions.owner(uri), is_able)
         if found is None:
             return None
         target, remote = found

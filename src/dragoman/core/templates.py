@@ -7,7 +7,7 @@ time that grows with the length of the address alone, whatever the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dragoman.core.addresses import MAX_URI, has_resources, inner_address
 from dragoman.core.tool import Target, Tool
@@ -45,8 +45,14 @@ class Owners:
             for uri in tool.resources:
                 self._declared.setdefault(uri, {})[tool.target.name] = tool.target
 
-    def of(self, uri: str, mentioned_by: str | None = None) -> tuple[Target, str] | None:
-        """The server to ask for `uri`, and what it calls that.
+    def of(
+        self,
+        uri: str,
+        mentioned_by: str | None = None,
+        is_able: Callable[[Target], bool] = has_resources,
+    ) -> tuple[Target, str] | None:
+        """The server to ask for `uri`, and what it calls that. `is_able` says whether a server that
+        lists no resources can be asked for one.
 
         An address that names its server is that server's. Else the template that says the most
         fits best; then comes the server whose tools name the address, then the one that returned
@@ -55,7 +61,7 @@ class Owners:
         """
         if len(uri) > MAX_URI:
             return None
-        able = {name: one for name, one in self._all.items() if has_resources(one)}
+        able = {name: one for name, one in self._all.items() if is_able(one)}
         able |= self._listing
         named = [one for one in able.values() if inner_address(one.name, uri)]
         if len(named) == 1:

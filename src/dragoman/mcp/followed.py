@@ -42,7 +42,7 @@ class Followed:
     # --- by clients --------------------------------------------------------------------------
 
     async def follow(self, session: Session, client: str, uri: str, timeout: float) -> None:
-        if not _tells_of_resources(session):
+        if not session.unasked.tells_of_resources:
             raise InvalidInput(f'server "{self._server}" does not tell of changes of its resources')
         self.note(client, uri)
         try:
@@ -116,7 +116,9 @@ class Followed:
         whoever waited finds it done. Fails only for `needed`."""
         async with self._lock:
             if session.modern:
-                if _tells_of_resources(session):  # else each is followed on a session of its client
+                if (
+                    session.unasked.tells_of_resources
+                ):  # else each is followed on a session of its client
                     await session.unasked.follow(self.uris, timeout)
                 return
             if self._held_in != (session, session.openings):
@@ -149,8 +151,3 @@ class Followed:
         """Nobody listened for a while: any of them may have changed."""
         for uri in self.uris:
             self._updated(uri)
-
-
-def _tells_of_resources(session: Session) -> bool:
-    resources = session.features.get("resources")
-    return isinstance(resources, dict) and resources.get("subscribe") is True

@@ -119,6 +119,8 @@ class Offers:
         self._instructions: str | None = None
         self.has_resources = False
         """Whether the server says that it has resources, whether or not it lists any."""
+        self.tells_of_resources = False
+        """Whether the server may tell of changes of resources, whether or not it has any."""
         self.extensions: Mapping[str, Any] = NOTHING
         """Those that the server declares."""
         self._checked = False
@@ -172,6 +174,7 @@ class Offers:
     async def offer(self, session: Session, lists: Lists) -> None:
         """Of a list that was not given what was offered stays."""
         self.has_resources = session.features.get("resources") is not None
+        self.tells_of_resources = session.unasked.tells_of_resources
         extensions = session.features.get("extensions")
         self.extensions = extensions if isinstance(extensions, dict) else NOTHING
         changes: list[tuple[str, Made]] = []

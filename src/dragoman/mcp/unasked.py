@@ -58,6 +58,16 @@ class Unasked:
             return self._streams > 0
         return not self._session.modern or self._keeper is not None
 
+    @property
+    def tells_of_resources(self) -> bool:
+        """Whether the server may be asked to tell of changes of resources. One of the modern era
+        that serves `subscriptions/listen` may do so without having declared any resources: what it
+        will tell of it says when the stream begins."""
+        if self._follows():
+            return True
+        session = self._session
+        return session.modern and "resources" not in session.features and bool(self._lists())
+
     def start(self) -> None:
         """Opens the stream where one is needed and offered."""
         self.end()

@@ -350,6 +350,10 @@ class Upstream:
         return self.offers.has_resources
 
     @property
+    def tells_of_resources(self) -> bool:
+        return self.offers.tells_of_resources
+
+    @property
     def extensions(self) -> Mapping[str, Any]:
         return self.offers.extensions
 
