@@ -11,7 +11,7 @@ import pytest
 from tests.live.conftest import RunningHub
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
-from tests.peers.process import server_entry
+from tests.peers.process import HttpPeer, server_entry
 
 ASKED = {"roots": {"listChanged": True}, "sampling": {}}
 
@@ -40,6 +40,10 @@ class Ide(UnixClient):
     def tools(self) -> list[str]:
         listed = self.request("tools/list")["result"]["tools"]
         return [tool["name"].removeprefix("mcp_w_") for tool in listed]
+
+    def until_told(self, method: str) -> None:
+        message = {"jsonrpc": "2.0", "method": method}
+        wait_for(lambda: self.silent() and message in self.notifications)
 
     def text(self, tool: str) -> str:
         return str(self.call(tool)["result"]["content"][0]["text"])
@@ -101,8 +105,7 @@ def test_each_client_is_listed_what_the_server_lists_to_such_clients(
         # A tool that one client's session has added is that client's alone.
         one.call("w.grow")
         assert "extra" in one.tools()  # at once, whether or not it has heard of the change
-        changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
-        wait_for(lambda: one.silent() and changed in one.notifications)
+        one.until_told("notifications/tools/list_changed")
         assert one.call("w.extra")["result"].get("isError") is not True
         assert two.tools() == ["allowed", "ask", "count", "grow"] and plain.tools() == every
         assert "for this client" in two.call("w.extra")["error"]["message"]
@@ -116,3 +119,31 @@ def test_each_client_is_listed_what_the_server_lists_to_such_clients(
     ]
     assert "2 of its tools are listed only to clients" in running.command("servers").stdout
     assert "a session of its own" in running.command("doctor").stdout
+
+
+@pytest.mark.promise("B5", "B12", "B13")
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_clients_that_can_be_asked_nothing_hear_what_a_server_of_both_eras_pushes(
+    transport: str, hub: Callable[..., RunningHub]
+) -> None:
+    """It pushes in the handshake era alone; over stdio, what it added is in that process alone."""
+    with HttpPeer("dual_server", "--http") as peer:
+        is_child = transport == "stdio"
+        entry = (
+            server_entry("w", "dual_server") if is_child else server_entry("w", "http", peer.url)
+        )
+        running = hub(servers=[entry], config='[mcp]\nstdio_expose = ["*"]\n')
+        running.wait_connected("w")
+        with Ide(running.home, {}) as one, Ide(running.home, {}) as two:
+            assert "extra" not in one.tools()
+            one.call("w.grow")
+            for client in (one, two):
+                client.until_told("notifications/tools/list_changed")
+                assert "extra" in client.tools()
+                assert client.text("w.extra") == "grown"
+            assert one.text("w.spoken") == two.text("w.spoken")
+            assert one.text("w.spoken").startswith("2025-11-25")
+            listed = running.rpc("tools/list")["result"]["tools"]
+            assert ("mcp_w_extra" in [tool["name"] for tool in listed]) is not is_child
+            (state,) = running.api("/api/mcp/servers")["connected"]
+            assert state["remarks"] == ["clients of the handshake era use that era"]

@@ -65,11 +65,15 @@ async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
         assert await text(world, "s.count", client="a", **HANDSHAKE) == "3"
         assert len(upstream.personal) == 2 and upstream.choice.speaks_handshake
 
-        # Others use the session that is there.
+        # Others share a session, one for each era.
         spoken = await text(world, "s.spoken", **MODERN)
         assert spoken.startswith("2026-07-28")
-        assert await text(world, "s.spoken", client="c", **NOT_ASKABLE) == spoken
+        assert await text(world, "s.spoken", client="d", **MODERN) == spoken
         assert await text(world, "s.spoken") == spoken
+        older = {await text(world, "s.spoken", client=one, **NOT_ASKABLE) for one in "cd"}
+        assert len(older) == 1 and older.pop().startswith("2025-11-25")
+        assert await text(world, "s.count", client="c", **NOT_ASKABLE) == "1"
+        assert await text(world, "s.count", client="d", **NOT_ASKABLE) == "2"
         assert len(upstream.personal) == 2
 
 
@@ -82,8 +86,9 @@ async def test_the_era_can_be_configured(short_tmp: Path, dual: HttpPeer) -> Non
 
         await world.servers.apply([])
         upstream = await world.add(http("s", dual.url, era="modern"))
-        spoken = await text(world, "s.spoken", client="a", **HANDSHAKE)
-        assert spoken.startswith("2026-07-28") and len(upstream.personal) == 0
+        for client in (HANDSHAKE, NOT_ASKABLE):
+            assert (await text(world, "s.spoken", client="a", **client)).startswith("2026-07-28")
+        assert len(upstream.personal) == 0 and upstream.handshake.session is None
 
         with pytest.raises(
             AssertionError, match='does not speak 2026-07-28; set its era to "auto"'
@@ -99,10 +104,12 @@ async def test_a_server_of_the_modern_era_alone_is_asked_for_a_handshake_once(
     server = Scripted(short_tmp, "modern", {"tools/call": done})
     async with ground(short_tmp) as world:
         upstream = await world.add(server.entry())
-        for _ in range(2):
-            assert (await world.call("s.t", client="a", **HANDSHAKE)).questions is None
+        for client in (HANDSHAKE, NOT_ASKABLE, HANDSHAKE):
+            assert (await world.call("s.t", client="a", **client)).questions is None
         assert len(server.sent("initialize")) == 1 and len(upstream.personal) == 0
         calls = server.sent("tools/call")
+        assert len(calls) == 3
+        del calls[1]
         declared = "io.modelcontextprotocol/clientCapabilities"
         assert [one["params"]["_meta"][declared]["roots"] for one in calls] == [{}, {}]
 

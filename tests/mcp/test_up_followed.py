@@ -15,6 +15,7 @@ from tests.peers.process import HttpPeer, read_log
 from dragoman.core.errors import BadReply, Full, InvalidInput, NotFound, Unreachable
 from dragoman.core.tool import RESOURCE, SUBSCRIPTION
 from dragoman.mcp.followed import Followed
+from dragoman.mcp.questions import WAITS
 
 Peers = Callable[..., HttpPeer]
 WAYS = [
@@ -254,3 +255,24 @@ async def test_a_server_that_declares_no_resources_is_asked_to_tell_of_one(
             await world.call("note://todo", kind=RESOURCE)
         await world.add(stdio("m", "matrix_server", "--era", "modern"))
         await follow(world, "b", "n.note://todo")  # by an address that names its server
+
+
+@pytest.mark.promise("B12", "B13")
+async def test_a_client_of_the_handshake_era_hears_what_a_server_of_both_eras_tells_in_that_era(
+    short_tmp: Path,
+) -> None:
+    older: Any = {"client": "a", "revision": "2025-11-25", "features": WAITS}
+    async with ground(short_tmp) as world:
+        upstream = await world.add(stdio("m", "matrix_server", "--era", "both"))
+        assert upstream.revision == "2026-07-28"
+        for place in (WATCHED, NAME):
+            # Before the session of that era is open, and after it was lost.
+            await world.call(place, {"follow": True}, kind=SUBSCRIPTION, **older)
+            world.updated.clear()
+            await world.call("m.change", {"what": "watched"}, **older)
+            await until(lambda: NAME in world.updated)
+            assert upstream.session is not None and upstream.restarts == 0
+            with pytest.raises(Unreachable):
+                await world.call("m.crash", **older)
+            await until(lambda: upstream.handshake.session is None)
+        assert upstream.restarts == 0 and upstream.session is not None

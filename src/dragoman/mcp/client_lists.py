@@ -18,7 +18,8 @@ from dragoman.core.ports import Viewer
 from dragoman.core.tool import PROMPT, RESOURCE, TOOL
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
-from dragoman.mcp.listing import MAX_PROFILES, PLAIN, Listing, Sight, profile_of
+from dragoman.mcp.handshake import OWNER, HandshakeSession
+from dragoman.mcp.listing import MAX_PROFILES, PLAIN, Listing, Owner, Sight, profile_of
 from dragoman.mcp.offers import KINDS, LIST_SECONDS, Lists, Offers
 from dragoman.mcp.personal import Key, NotOpened, Own, PersonalSessions
 from dragoman.mcp.questions import WAITS, askable
@@ -39,6 +40,7 @@ class ClientLists:
         listing: Listing,
         personal: PersonalSessions,
         choice: SessionChoice,
+        handshake: HandshakeSession,
         timeout: float,
         shared: Callable[[], Session | None],
         tell: Callable[[str, str], None],
@@ -50,6 +52,7 @@ class ClientLists:
         self._listing = listing
         self._personal = personal
         self._choice = choice
+        self._handshake = handshake
         self._timeout = timeout
         self._shared = shared
         self._tell = tell
@@ -67,6 +70,8 @@ class ClientLists:
             return Sight(self._personal.find(viewer, declared), profile_of(declared))
         if shared is None or not shared.modern:
             return Sight(None, PLAIN)
+        if self._handshake.session is not None and self._choice.prefers_handshake(viewer):
+            return Sight(OWNER, PLAIN)
         return Sight(None, profile_of(askable(viewer.features, R2607), modern=True))
 
     def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
@@ -85,7 +90,7 @@ class ClientLists:
         found = []
         shared, choice = self._shared(), self._choice
         if shared is not None and shared.modern and choice.speaks_handshake:
-            found.append("clients of the handshake era that can be asked use that era")
+            found.append("clients of the handshake era use that era")
         if choice.separates:
             found.append(f"each client has a session of its own ({choice.reason})")
         if count := self._listing.count_asking(TOOL):
@@ -168,6 +173,12 @@ class ClientLists:
         if announced and isinstance(session.wire, HttpWire):  # they may be the same for all
             self._look_at(announced)
 
+    async def learn_handshake(self, lists: Lists) -> None:
+        """What the shared session of the handshake era lists. As a rule that is what all clients
+        are listed, and nothing is to be kept apart."""
+        if self._listing.own_kinds(OWNER) or self._listing.differs_from_shared(lists):
+            await self._listing.set_own(self._shared(), OWNER, lists)
+
     def shared_changed(self, kinds: Iterable[str]) -> None:
         """The shared session lists something else: own sessions may as well."""
         wanted = set(kinds)
@@ -175,10 +186,10 @@ class ClientLists:
             if again := wanted & self._listing.own_kinds(key):
                 self._personal.read_again(key, again)
 
-    def own_ended(self, key: Key) -> None:
-        if not self._listing.own_kinds(key):
+    def own_ended(self, owner: Owner) -> None:
+        if not self._listing.own_kinds(owner):
             return
-        work = self._listing.drop_own(self._shared(), key)
+        work = self._listing.drop_own(self._shared(), owner)
         task = asyncio.get_running_loop().create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)

@@ -136,7 +136,7 @@ class Connector:
         if apart is None:
             session = Session(upstream.name, wire, upstream.missed)
         else:
-            session = Session(upstream.name, wire, _nothing_missed, apart.features, apart.listens)
+            session = Session(upstream.name, wire, apart.missed, apart.features, apart.listens)
             if apart.outside is not None:
                 wire.hear_outside(apart.outside)
         try:
@@ -180,10 +180,6 @@ def not_modern(server: str) -> BadReply:
     return BadReply(
         f'server "{server}" does not speak 2026-07-28; set its era to "auto" or "legacy"'
     )
-
-
-def _nothing_missed() -> None:
-    """What such a session does not hear the shared one does."""
 
 
 def _ears(upstream: Upstream, apart: Apart | None) -> Heard:

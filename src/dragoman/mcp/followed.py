@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dragoman.core.addresses import MAX_URI
 from dragoman.core.errors import Full, HubError, InvalidInput
 from dragoman.mcp.client import Session
+from dragoman.mcp.unasked import tells_of_resources
 
 MAX_URIS = 1_000
 MAX_FOLLOWERS = 20_000
@@ -29,6 +30,8 @@ class Followed:
         self._held: set[str] = set()
         """What the server of the old era was asked to tell of, and in which session."""
         self._held_in: tuple[Session, int] | None = None
+        self.beside: Session | None = None
+        """The shared session of the handshake era beside one of the modern era."""
         self._lock = asyncio.Lock()
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -42,7 +45,8 @@ class Followed:
     # --- by clients --------------------------------------------------------------------------
 
     async def follow(self, session: Session, client: str, uri: str, timeout: float) -> None:
-        if not session.unasked.tells_of_resources:
+        beside = self.beside is not None and tells_of_resources(self.beside)
+        if not beside and not tells_of_resources(session):
             raise InvalidInput(f'server "{self._server}" does not tell of changes of its resources')
         self.note(client, uri)
         try:
@@ -115,25 +119,34 @@ class Followed:
         """Has the server tell of what is followed now, and no more of what is not. One at a time:
         whoever waited finds it done. Fails only for `needed`."""
         async with self._lock:
-            if session.modern:
-                if (
-                    session.unasked.tells_of_resources
-                ):  # else each is followed on a session of its client
-                    await session.unasked.follow(self.uris, timeout)
+            if not session.modern:
+                await self._subscribe(session, timeout, needed)
                 return
-            if self._held_in != (session, session.openings):
-                self._held, self._held_in = set(), (session, session.openings)
-            for uri in self._held - self.uris:
-                self._held.discard(uri)
-                await session.request("resources/unsubscribe", {"uri": uri}, timeout)
-            for uri in self.uris - self._held:
+            is_told = tells_of_resources(session)
+            if is_told:  # else each is followed on another session
+                await session.unasked.follow(self.uris, timeout)
+            if self.beside is not None and tells_of_resources(self.beside):
                 try:
-                    await session.request("resources/subscribe", {"uri": uri}, timeout)
+                    await self._subscribe(self.beside, timeout, needed)
                 except HubError:
-                    if uri == needed:
+                    if needed is not None and not is_told:
                         raise
-                else:
-                    self._held.add(uri)
+
+    async def _subscribe(self, session: Session, timeout: float, needed: str | None) -> None:
+        """In a session of the handshake era."""
+        if self._held_in != (session, session.openings):
+            self._held, self._held_in = set(), (session, session.openings)
+        for uri in self._held - self.uris:
+            self._held.discard(uri)
+            await session.request("resources/unsubscribe", {"uri": uri}, timeout)
+        for uri in self.uris - self._held:
+            try:
+                await session.request("resources/subscribe", {"uri": uri}, timeout)
+            except HubError:
+                if uri == needed:
+                    raise
+            else:
+                self._held.add(uri)
 
     # --- what the server says ------------------------------------------------------------------
 

@@ -137,6 +137,14 @@ class Listing:
         if own and session is not None:
             await self._offer(session, {kind: [] for kind in own}, is_shared=False)
 
+    def differs_from_shared(self, lists: Lists) -> bool:
+        """Whether these lists have other names than those of the shared session."""
+        return any(
+            {_name(kind, entry) for entry in entries} != self._shared.get(kind, set())
+            for kind, entries in lists.items()
+            if isinstance(entries, list)
+        )
+
     def own_kinds(self, owner: Owner) -> set[str]:
         return set(self._own.get(owner, ()))
 

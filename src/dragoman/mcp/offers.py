@@ -21,6 +21,7 @@ from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpWire
 from dragoman.mcp.param_headers import Path, header_params
 from dragoman.mcp.translate import MAX_NAME, BadTool, names_of, tool_from_definition
+from dragoman.mcp.unasked import tells_of_resources
 from dragoman.wire.rpc import METHOD_NOT_FOUND
 
 log = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class Offers:
     async def offer(self, session: Session, lists: Lists) -> None:
         """Of a list that was not given what was offered stays."""
         self.has_resources = session.features.get("resources") is not None
-        self.tells_of_resources = session.unasked.tells_of_resources
+        self.tells_of_resources = tells_of_resources(session)
         extensions = session.features.get("extensions")
         self.extensions = extensions if isinstance(extensions, dict) else NOTHING
         changes: list[tuple[str, Made]] = []

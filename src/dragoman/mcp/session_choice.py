@@ -1,4 +1,4 @@
-"""Which session with a server a call goes over: the shared one, or one of the client's own.
+"""Which session with a server a call goes over: a shared one, or one of the client's own.
 
 A server learns what a client can be asked when a session of the handshake era begins, so a client
 that can be asked needs a session that declares this. It also keeps the state that a server holds
@@ -101,6 +101,16 @@ class SessionChoice:
         alone = self.asks and call.client and call.client not in self.sharing
         return NONE if alone and shared is not None and not shared.modern else None
 
+    def prefers_handshake(self, call: Call | Viewer) -> bool:
+        """Whether a caller that has no session of its own with a server of the modern era uses the
+        one of the handshake era, if the server speaks that too: a client of that era does, where
+        it has a session with the hub, on which it can be told things."""
+        if not call.client or not call.revision or call.revision in MODERN:
+            return False
+        if self._handshake is False or self._era != "auto" or not self._separable:
+            return False
+        return bool(self._handshake) or monotonic() - self._failed_at >= RETRY_SECONDS
+
     def may_share(self, shared: Session, features: Features, error: HubError) -> bool:
         """Whether the call may go over the shared session after its own could not be opened."""
         if shared.modern:
@@ -115,6 +125,6 @@ class SessionChoice:
         return True
 
     def opened(self, shared: Session | None) -> None:
-        """A session of a client's own was opened."""
+        """A session of the handshake era was opened, a client's own or a second shared one."""
         if shared is not None and shared.modern:
             self._handshake = True

@@ -39,6 +39,26 @@ LISTS = {
 }
 
 
+def tells_of_resources(session: Session) -> bool:
+    """Whether the server may be asked to tell of changes of resources. One of the modern era that
+    serves `subscriptions/listen` may do so without having declared any resources: what it will tell
+    of it says when the stream begins."""
+    resources = session.features.get("resources")
+    if resources is None:
+        return session.modern and bool(announced_lists(session.features))
+    return isinstance(resources, dict) and resources.get("subscribe") is True
+
+
+def announced_lists(features: Mapping[str, Any]) -> dict[str, bool]:
+    """The lists that a server says it tells the changes of, as members of a listen."""
+    found = {}
+    for feature, member in LISTS.items():
+        offered = features.get(feature)
+        if isinstance(offered, dict) and offered.get("listChanged") is True:
+            found[member] = True
+    return found
+
+
 class Unasked:
     def __init__(self, session: Session, missed: Callable[[], None]) -> None:
         self._session = session
@@ -57,16 +77,6 @@ class Unasked:
         if isinstance(self._session.wire, HttpWire):
             return self._streams > 0
         return not self._session.modern or self._keeper is not None
-
-    @property
-    def tells_of_resources(self) -> bool:
-        """Whether the server may be asked to tell of changes of resources. One of the modern era
-        that serves `subscriptions/listen` may do so without having declared any resources: what it
-        will tell of it says when the stream begins."""
-        if self._follows():
-            return True
-        session = self._session
-        return session.modern and "resources" not in session.features and bool(self._lists())
 
     def start(self) -> None:
         """Opens the stream where one is needed and offered."""
@@ -143,18 +153,8 @@ class Unasked:
             return not duplex
         return bool(uris) or bool(self._lists())
 
-    def _follows(self) -> bool:
-        resources = self._session.features.get("resources")
-        return isinstance(resources, dict) and resources.get("subscribe") is True
-
     def _lists(self) -> dict[str, bool]:
-        """The lists that it says it tells the changes of."""
-        found = {}
-        for feature, member in LISTS.items():
-            offered = self._session.features.get(feature)
-            if isinstance(offered, dict) and offered.get("listChanged") is True:
-                found[member] = True
-        return found
+        return announced_lists(self._session.features)
 
     def _keep(
         self, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None
@@ -220,7 +220,7 @@ class Unasked:
     async def _listen(
         self, wire: HttpWire, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None
     ) -> None:
-        announces = self._follows() or bool(self._lists())
+        announces = tells_of_resources(self._session) or bool(self._lists())
 
         is_open, tried = False, self._tried
 

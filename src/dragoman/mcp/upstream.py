@@ -1,14 +1,15 @@
 """One configured server as a target: connected in the background, kept connected, healed by itself.
 
-There is one connection or child that clients share; a client that can be asked questions may have
-one of its own beside it. What it offers stays in the catalogs while it is
-being reached again, so that it does not come and go; a call then waits for the attempt under way,
-or is told the reason.
+There is one connection or child that clients share, and a second one where the server speaks both
+eras; a client that can be asked questions may have one of its own beside them. What the server
+offers stays in the catalogs while it is being reached again, so that it does not come and go; a
+call then waits for the attempt under way, or is told the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -35,6 +36,7 @@ from dragoman.mcp.client_lists import ClientLists
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
 from dragoman.mcp.freshness import Freshness
+from dragoman.mcp.handshake import OWNER, HandshakeSession
 from dragoman.mcp.hearing import COMPLETED, MESSAGE, UPDATED, Heard, Listener
 from dragoman.mcp.listing import Listing
 from dragoman.mcp.offers import KINDS, Offers, is_announced, is_offered, kinds_changed
@@ -44,7 +46,7 @@ from dragoman.mcp.revisions import NAMES
 from dragoman.mcp.server_logs import ServerLogs
 from dragoman.mcp.session_choice import SessionChoice
 from dragoman.mcp.spawn import Ring
-from dragoman.mcp.unasked import FOR_EVER
+from dragoman.mcp.unasked import FOR_EVER, tells_of_resources
 from dragoman.mcp.upstream_calls import Calls
 from dragoman.mcp.upstream_tasks import ServerTasks, may_last
 
@@ -73,13 +75,15 @@ without a word; as long as the hub keeps an idle session of the client's."""
 
 
 class Apart(NamedTuple):
-    """What a session declares that is not the one that all share, who hears what is said on it
-    unasked, whether a stream is opened for that, and who takes questions that belong to no call."""
+    """A session that is not the first one that all share: what it declares, who hears what is said
+    on it unasked, whether a stream is opened for that, who takes questions that belong to no call,
+    and who is told that something may have been missed."""
 
     features: Mapping[str, Any]
     heard: Heard
     listens: bool
     outside: Listener | None = None
+    missed: Callable[[], None] = lambda: None
 
 
 Connect = Callable[["Upstream", float, Apart | None], Awaitable[Session]]
@@ -95,8 +99,8 @@ class Upstream:
         "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
         "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_reading",
         "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
-        "_wake", "choice", "entry", "facts", "followed", "fresh", "listing", "lists", "logs",
-        "may_last", "modern", "name", "offers", "personal", "reason", "restarts", "session",
+        "_wake", "choice", "entry", "facts", "followed", "fresh", "handshake", "listing", "lists",
+        "logs", "may_last", "modern", "name", "offers", "personal", "reason", "restarts", "session",
         "state", "stderr", "tasks", "way",
     )  # fmt: skip
 
@@ -143,19 +147,12 @@ class Upstream:
         self.personal = self._make_personal(question_secs, asker)
         self.tasks = ServerTasks(self.name, question_secs)
         self.choice = SessionChoice(entry)
+        self.handshake = HandshakeSession(
+            self._open_handshake, self._handshake_opened, self._handshake_ended
+        )
         self.may_last = False
         """Whether it makes tasks: its calls may then take longer than others."""
-        self._calls = Calls(
-            self.name,
-            self._answer_secs,
-            entry.timeout_secs or FOR_EVER,
-            self.offers,
-            self.listing,
-            self.personal,
-            self.tasks,
-            self._connected,
-            self.choice,
-        )
+        self._calls = self._make_calls()
         self.lists = self._make_lists()
         self._catalogs = catalogs
         self._connect = connect
@@ -196,12 +193,27 @@ class Upstream:
             asker=asker,
         )
 
+    def _make_calls(self) -> Calls:
+        return Calls(
+            self.name,
+            self._answer_secs,
+            self.entry.timeout_secs or FOR_EVER,
+            self.offers,
+            self.listing,
+            self.personal,
+            self.tasks,
+            self._connected,
+            self.choice,
+            self.handshake,
+        )
+
     def _make_lists(self) -> ClientLists:
         return ClientLists(
             self.offers,
             self.listing,
             self.personal,
             self.choice,
+            self.handshake,
             self._answer_secs,
             lambda: self.session,
             self._tell_client,
@@ -247,7 +259,7 @@ class Upstream:
         await self.tasks.close()  # while there is a connection
         if self._task is not None:
             self._task.cancel()
-        await self.personal.close()
+        await asyncio.gather(self.personal.close(), self.handshake.close())
         await self.lists.close()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -268,11 +280,13 @@ class Upstream:
             try:
                 return await make(session, call)
             except Unreachable as error:
+                lost = self.handshake.is_lost(error)
                 self._suspect(session, error)
-                if error.sent or not session.wire.lost.done():
+                if error.sent or not (lost or session.wire.lost.done()):
                     raise
             # Nothing has left: that the server is gone was found out only now.
-            again = self.session if self.session is not session else None
+            is_there = self.session is not session or not session.wire.lost.done()
+            again = self.session if is_there else None
             return await make(again or await self._back(call), call)
         finally:
             self._in_flight -= 1
@@ -293,6 +307,8 @@ class Upstream:
             await asyncio.wait([self._leave(session, call)])
             return Result()
         uri = call.tool.remote_name
+        if not tells_of_resources(session):  # perhaps it does in the other era
+            await self._calls.find_shared(session, call)
         try:
             await self.followed.follow(session, call.client, uri, self._answer_secs)
         except InvalidInput:
@@ -397,6 +413,11 @@ class Upstream:
         self._dirty.update(kinds)
         self._changed.set()
 
+    def _read_soon(self) -> None:
+        """Reads all lists again, and follows again what is followed."""
+        self._stale.update(ALL)
+        self._changed.set()
+
     def refresh(self, kind: str) -> asyncio.Future[None]:
         """Reads that list again; done when it was read, or could not be."""
         if self._refreshing is None:
@@ -490,6 +511,7 @@ class Upstream:
                 await session.close()
             if reason is None:
                 failures = 0
+                await self.handshake.close()
                 await self._rest()
                 continue
             failures = 0 if monotonic() - begun > STEADY_SECONDS else failures + 1
@@ -562,6 +584,25 @@ class Upstream:
         self.may_last = self.may_last or may_last(session.features)
         return session
 
+    async def _open_handshake(self) -> Session:
+        shared = self.session
+        apart = Apart({}, self.heard, listens=True, missed=self._read_soon)
+        session = await self._open_apart(apart, min(self._start_seconds(), HANDSHAKE_SECONDS))
+        self.choice.opened(shared)
+        self.may_last = self._calls.lasts = self.may_last or may_last(session.features)
+        return session
+
+    async def _handshake_opened(self, session: Session) -> None:
+        """What is followed is followed there too, and what it lists is read."""
+        self.followed.beside = session
+        if self.session is not None:
+            await self.followed.restore(self.session, self._answer_secs)
+        self._read_soon()
+
+    def _handshake_ended(self) -> None:
+        self.followed.beside = None
+        self.lists.own_ended(OWNER)
+
     def _open_to_list(self, features: Mapping[str, Any], heard: Heard) -> Awaitable[Session]:
         apart = Apart(features, heard, listens=False)
         return self._open_apart(apart, self._start_seconds())
@@ -621,7 +662,7 @@ class Upstream:
         refreshing, self._refreshing = self._refreshing, None
         try:
             # Another connection is opened only where there is reason to think of a change.
-            await self._list(session, dirty | stale, self._start_seconds() if dirty else 0)
+            await self._list_both(session, dirty | stale, self._start_seconds() if dirty else 0)
         except HubError as error:
             level = logging.WARNING if dirty else logging.DEBUG
             said = 'server "%s" changed what it offers but does not list it: %s'
@@ -636,6 +677,22 @@ class Upstream:
             self._refreshed(refreshing)
         await self.followed.restore(session, self._answer_secs)
         await asyncio.sleep(0.05)  # a server that says so all the time is asked 20 times a second
+
+    async def _list_both(self, session: Session, kinds: Collection[str], seconds: float) -> None:
+        """What it offers of these kinds, in both eras where both are used."""
+        beside = self.handshake.session
+        if beside is None:
+            await self._list(session, kinds, seconds)
+            return
+        work = self.offers.listed(beside, kinds, self._answer_secs)
+        reading = asyncio.get_running_loop().create_task(work)
+        try:
+            await self._list(session, kinds, seconds)
+            with contextlib.suppress(HubError):
+                await self.lists.learn_handshake(await reading)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     def _refreshed(self, refreshing: asyncio.Future[None] | None) -> None:
         if refreshing is not None and not refreshing.done():

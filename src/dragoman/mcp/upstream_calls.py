@@ -17,6 +17,7 @@ from dragoman.core.questions import can_answer, unanswerable
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL
 from dragoman.mcp.client import MODERN_META, Session
 from dragoman.mcp.duplex import Unanswered
+from dragoman.mcp.handshake import HandshakeSession
 from dragoman.mcp.hearing import Listener, listener_of
 from dragoman.mcp.listing import Listing
 from dragoman.mcp.offers import Offers
@@ -33,8 +34,8 @@ from dragoman.mcp.questions import (
     questions_of,
     with_waiting,
 )
-from dragoman.mcp.revisions import NAMES, R2503, R2511
-from dragoman.mcp.session_choice import SessionChoice
+from dragoman.mcp.revisions import MODERN, NAMES, R2503, R2511
+from dragoman.mcp.session_choice import NONE, SessionChoice
 from dragoman.mcp.translate import (
     METHODS,
     NO_COMPLETIONS,
@@ -76,6 +77,7 @@ class Calls:
         tasks: ServerTasks,
         connected: Callable[[], Awaitable[Session]],
         choice: SessionChoice,
+        handshake: HandshakeSession,
     ) -> None:
         """`connected` gives the session that is shared, whichever it is by then. `timeout` bounds
         what the hub asks for itself, `call_timeout` a call."""
@@ -88,6 +90,7 @@ class Calls:
         self._tasks = tasks
         self._connected = connected
         self._choice = choice
+        self._handshake = handshake
         self.lasts = False
         """Whether it makes tasks."""
         self.url_elicitations = UrlElicitations()
@@ -97,9 +100,16 @@ class Calls:
             return self._tasks.resume(call, self._asker(call), self._finish)
         # Most calls are of somebody who can be asked nothing.
         if call.handle is None and (not call.features or call.features is WAITS):
-            choice, modern = self._choice, session.modern
-            if modern or not choice.separates:
-                if not modern and call.client and call.client not in choice.sharing:
+            choice = self._choice
+            if session.modern:
+                if not call.client or call.revision in MODERN:
+                    return self._shared(session, call)
+                if self._handshake.session is not None:
+                    return self._shared(self._handshake.session, call)
+                if choice.speaks_handshake is False:
+                    return self._shared(session, call)
+            elif not choice.separates:
+                if call.client and call.client not in choice.sharing:
                     choice.note_shared(call.client)
                 return self._shared(session, call)
         return self._routed(session, call)
@@ -156,7 +166,9 @@ class Calls:
         if handle is not None and call.answers is None:
             raise _not_continued(call)
         features = self._choice.features_for(session, call)
-        if features is None or not self._is_worth_opening(call, features):
+        if features is None:
+            return await self._shared(await self.find_shared(session, call), call)
+        if not self._is_worth_opening(call, features):
             return await self._shared(session, call)
         try:
             return await self._own(call, self._personal.call(call, features, self._request(call)))
@@ -166,6 +178,22 @@ class Calls:
             self._choice.note_shared(call.client)
             log.info('server "%s": a client uses the shared session: %s', self._server, problem)
             return await self._shared(session, call)
+
+    async def find_shared(self, session: Session, call: Call) -> Session:
+        """The shared session for a caller that has none of its own: that of the handshake era,
+        where the caller prefers it and the server speaks it."""
+        if not session.modern or not self._choice.prefers_handshake(call):
+            return session
+        found = self._handshake.session
+        if found is not None or call.tool.kind == COMPLETION:
+            return found or session  # to complete something none is opened
+        try:
+            return await self._handshake.find()
+        except HubError as error:
+            self._choice.may_share(session, NONE, error)
+            said = 'server "%s": clients of the handshake era use the modern session: %s'
+            log.info(said, self._server, error)
+            return session
 
     def _is_worth_opening(self, call: Call, features: Mapping[str, Any]) -> bool:
         return call.tool.kind in _MAY_ASK or self._personal.has(call, features)
@@ -250,9 +278,10 @@ class Calls:
 
     async def _last(self, session: Session, call: Call, made: Any) -> Result:
         """What comes of a call of which the server has made a task."""
-        ask = self._asker(call)
         if session.modern:
-            return await self._tasks.follow(made, call, ask, self._finish)
+            return await self._tasks.follow(made, call, self._asker(call), self._finish)
+        is_apart = session is self._handshake.session
+        ask = self._asker(call, session if is_apart else None)
         watched = call.wanted.progress
         try:
             outcome = await self._tasks.outcome(made, call.updates, ask, watched=watched)
@@ -260,13 +289,14 @@ class Calls:
             raise self._unanswered(call, error) from error
         return self._finish(*outcome)
 
-    def _asker(self, call: Call) -> Ask:
-        """Sends the requests by which a task is followed, over whatever connection there is."""
+    def _asker(self, call: Call, apart: Session | None = None) -> Ask:
+        """Sends the requests by which a task is followed, over whatever connection there is, or
+        over the session that the task was made on where that is not the one that all share."""
         features = with_waiting(call.features)
         carried = call.trace.carried()
 
         async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
-            session = await self._connected()
+            session = apart or await self._connected()
             meta = session.meta_for(features, None)
             params["_meta"] = carried
             return await session.request(method, params, timeout, meta=meta)
@@ -298,7 +328,7 @@ class Calls:
                 params["inputResponses"] = call.answers
             if call.handle is not None:
                 _continue(params, call)
-        mirrored = self._mirrored(call)
+        mirrored = self._mirrored(call) if session.modern else None
         return listener, values(mirrored, call.arguments) if mirrored else None, meta
 
     def _mirrored(self, call: Call) -> Mapping[str, tuple[str, ...]] | None:
