@@ -23,13 +23,14 @@ EXPLAINED = (
     Explained(
         THROUGH,
         "server-sse-multiple-streams: server-sse-streams-functional",
-        "The hub answers a list at once and as JSON, so there is no stream to look at.",
+        "The hub answers a list at once and as JSON, so there is no stream to look at; the suite "
+        "calls streams optional here (decision 66).",
     ),
     Explained(
         THROUGH,
         "server-sse-polling: server-sse-disconnect-resume",
-        "Where an upstream closes a stream the hub takes it up again itself; its own client's "
-        "stream stays open, so there is nothing to resume.",
+        "Where a server closes a stream early the hub comes back to it; its own client's stream "
+        "stays open until the answer, so there is nothing to resume (decision 66).",
     ),
     Explained(
         LEGACY,

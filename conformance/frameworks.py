@@ -23,21 +23,29 @@ SECONDS = 60.0
 CONTEXT = "dragoman.hub/context"
 
 
+def find_langgraph_card(base: str) -> str:
+    """LangGraph serves a card for each assistant, under the id that its server has given it."""
+    body = json.dumps({"graph_id": "talker"}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{base}/assistants/search", body, headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assistant = json.load(answer)[0]["assistant_id"]
+    return f"{base}/.well-known/agent-card.json?assistant_id={assistant}"
+
+
 @dataclass(frozen=True)
 class Framework:
     title: str
     package: str
-    path: str = ""
-    """Where its card is, beside the usual place."""
+    find_address: Callable[[str], str] = str
+    """What is registered, from the address of the server."""
 
 
 FRAMEWORKS = {
     "adk": Framework("Google ADK", "google-adk"),
     "beeai": Framework("BeeAI", "beeai-framework"),
     "crewai": Framework("crewAI", "crewai"),
-    "langgraph": Framework(
-        "LangGraph", "langgraph-api", "/.well-known/agent-card.json?assistant_id=talker"
-    ),
+    "langgraph": Framework("LangGraph", "langgraph-api", find_langgraph_card),
     "strands": Framework("Strands", "strands-agents"),
 }
 
@@ -53,7 +61,8 @@ def serve_agent(name: str) -> Iterator[str]:
     command: Command = [find_python(name), AGENTS / f"{name}_agent.py", str(port)]
     with started(f"framework-{name}", command) as process:
         wait_for(process, lambda: reachable(port), 90)
-        yield f"http://127.0.0.1:{port}{FRAMEWORKS[name].path}"
+        base = f"http://127.0.0.1:{port}"
+        yield wait_for(process, lambda: FRAMEWORKS[name].find_address(base))
 
 
 @contextlib.contextmanager

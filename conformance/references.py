@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,9 @@ class Reference:
     """`@` stands for the folder of the world."""
     asking: tuple[Call, ...] = ()
     """Calls of tools that only a client is shown that can answer."""
+    prompts: tuple[tuple[str, dict[str, str]], ...] = ()
+    resources: tuple[str, ...] = ()
+    """Those that are read. Lists are compared where there are some: one server has resources."""
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -71,6 +74,12 @@ REFERENCE_SERVERS = {
             ("get-roots-list", {}),
             ("trigger-elicitation-request", {}),
             ("trigger-sampling-request", {"prompt": "hello", "maxTokens": 10}),
+        ),
+        prompts=(("simple-prompt", {}), ("args-prompt", {"city": "Vienna", "state": "Vienna"})),
+        resources=(
+            "demo://resource/static/document/features.md",
+            "demo://resource/dynamic/text/1",
+            "demo://resource/missing",
         ),
     ),
     "filesystem": Reference(
@@ -136,18 +145,18 @@ class Intended:
 
 INTENDED = (
     Intended(
-        r"^(everything|filesystem|memory|playwright), .*, auto: tool ",
-        "Directly this client falls back to 2025-11-25; 2026-07-28 has no `execution`: any "
-        "call may become a task there.",
+        r"^.*, auto: execution of ",
+        "Directly this client falls back to 2025-11-25; 2026-07-28, which it speaks with the hub, "
+        "has no `execution`: any call may become a task there.",
     ),
     Intended(
-        r"^everything, .*, legacy: tool simulate_research_query$",
+        r"^everything, .*, legacy: execution of simulate_research_query$",
         "The hub makes tasks itself, so a tool that demands one can also be called plainly.",
     ),
     Intended(
-        r"^everything, .*: instructions$",
-        "Instructions of several servers are joined; headings inside of a text are quoted, so that "
-        "no server can begin a section of another.",
+        r"^(git|time|playwright), .*, legacy: execution of ",
+        "This server says nothing of tasks. The hub makes them itself, so it offers them for every "
+        "tool whose server does not forbid them.",
     ),
 )
 
@@ -265,34 +274,25 @@ async def observe(
     """Everything that the server offers and answers to this client."""
     found: dict[str, Any] = {}
     reference = REFERENCE_SERVERS[server]
-    instructions = client.instructions or ""
     listed = {tool.name: tool for tool in (await client.list_tools()).tools}
     own = {name: tool for name, tool in listed.items() if name.startswith(prefix)}
     names = {fold(name.removeprefix(prefix)): name for name in own}
     found["tools"] = sorted(names)
     for name, tool in own.items():
-        said = dump(tool)
-        found[f"tool {fold(name.removeprefix(prefix))}"] = {
-            key: value for key, value in said.items() if key not in ("name", "_meta")
-        }
+        short = fold(name.removeprefix(prefix))
+        said = {key: value for key, value in dump(tool).items() if key not in ("name", "_meta")}
+        found[f"execution of {short}"] = said.pop("execution", None)
         if prefix and "description" in said:
-            mine = found[f"tool {fold(name.removeprefix(prefix))}"]
-            mine["description"] = said["description"].removeprefix(f"[MCP:{server}] ")
-    capabilities = client.server_capabilities
-    if capabilities is not None and capabilities.prompts is not None:
-        prompts = (await client.list_prompts()).prompts
-        own_prompts = [one.name for one in prompts if one.name.startswith(prefix)]
-        if own_prompts:
-            found["prompts"] = sorted(fold(name.removeprefix(prefix)) for name in own_prompts)
-    found["instructions"] = instructions
+            said["description"] = said["description"].removeprefix(f"[MCP:{server}] ")
+        found[f"tool {short}"] = said
+    found |= await observe_prompts(client, reference, prefix)
+    found |= await observe_resources(client, reference)
+    instructions = client.instructions or ""
+    found["instructions"] = (section_of(instructions, server) if prefix else instructions).strip()
     for tool, arguments in (*reference.calls, *(reference.asking if able else ())):
         asked = resolve_paths(arguments, world)
         label = f"call {tool} {json.dumps(arguments)[:60]}"
-        try:
-            result = await client.call_tool(names.get(fold(tool), tool), asked)
-            found[label] = {k: v for k, v in dump(result).items() if k not in ("_meta",)}
-        except MCPError as error:
-            found[label] = {"error": error.error.code, "message": error.error.message}
+        found[label] = await result_of(client.call_tool(names.get(fold(tool), tool), asked))
     text = json.dumps(found).replace(str(world), "@")
     # What differs from run to run: hashes and times of commits.
     text = re.sub(r"\b[0-9a-f]{40}\b", "HASH", text)
@@ -300,6 +300,50 @@ async def observe(
     text = re.sub(r"\d{1,2}:\d\d:\d\d [AP]M", "TIME", text)
     text = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\"\\]*", "TIME", text)
     return json.loads(text)  # type: ignore[no-any-return]
+
+
+async def observe_prompts(client: Client, reference: Reference, prefix: str) -> dict[str, Any]:
+    if not reference.prompts:
+        return {}
+    listed = [dump(one) for one in (await client.list_prompts()).prompts]
+    own = {one["name"]: one for one in listed if one["name"].startswith(prefix)}
+    names = {fold(name.removeprefix(prefix)): name for name in own}
+    found: dict[str, Any] = {"prompts": sorted(names)}
+    for short, name in names.items():
+        shown_as = {key: value for key, value in own[name].items() if key not in ("name", "_meta")}
+        found[f"prompt {short}"] = shown_as
+    for prompt, arguments in reference.prompts:
+        name = names.get(fold(prompt), prompt)
+        found[f"get {prompt}"] = await result_of(client.get_prompt(name, arguments))
+    return found
+
+
+async def observe_resources(client: Client, reference: Reference) -> dict[str, Any]:
+    if not reference.resources:
+        return {}
+    resources = [dump(one) for one in (await client.list_resources()).resources]
+    templates = [dump(one) for one in (await client.list_resource_templates()).resource_templates]
+    found: dict[str, Any] = {
+        "resources": sorted(resources, key=lambda one: str(one["uri"])),
+        "resource templates": sorted(templates, key=lambda one: str(one["uriTemplate"])),
+    }
+    for uri in reference.resources:
+        found[f"read {uri}"] = await result_of(client.read_resource(uri))
+    return found
+
+
+async def result_of(request: Awaitable[Any]) -> dict[str, Any]:
+    """Without `_meta`; the error in its place, where one came."""
+    try:
+        return {key: value for key, value in dump(await request).items() if key != "_meta"}
+    except MCPError as error:
+        return {"error": error.error.code, "message": error.error.message}
+
+
+def section_of(instructions: str, server: str) -> str:
+    """What the hub passes on of one server's instructions."""
+    _, _, rest = instructions.partition(f'# MCP server "{server}"\n')
+    return rest.partition('\n# MCP server "')[0]
 
 
 def dump(model: Any) -> dict[str, Any]:
@@ -334,10 +378,6 @@ def compare_observations(
     title: str, server: str, direct: dict[str, Any], through: dict[str, Any]
 ) -> list[Comparison]:
     results = []
-    if direct["instructions"] and direct["instructions"] in through["instructions"]:
-        through["instructions"] = direct["instructions"]  # among those of other servers
-    elif not direct["instructions"]:
-        through["instructions"] = ""
     for what in [*direct, *(one for one in through if one not in direct)]:
         one, other = direct.get(what, ...), through.get(what, ...)
         problem = None

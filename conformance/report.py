@@ -105,11 +105,18 @@ def plain(records: list[dict[str, Any]]) -> str:
     return table(["what", "result"], rows) + "\n"
 
 
+LEFT_OUT_OF_LISTS = (
+    "Left out are what the hub adds to definitions (`_meta`, `execution`, the name of the server "
+    "before a description), what belongs to one hop (`_meta`, `ttlMs` and `cacheScope` of results) "
+    "and `isError` where it is false, which is the default."
+)
 REFERENCES = (
     "Reference servers imported from an IDE's file by `dragoman import`, beside the same servers "
     "without a hub: lists, definitions, instructions and the results of calls, for clients of both "
-    "eras, with and without answers to questions. Names are compared without their prefix, "
-    "descriptions without the server's name before them, and `_meta` is left out.\n"
+    "eras, with and without answers to questions. Names are compared without their prefix and with "
+    "`_` for what is no letter or digit, as the hub shows them; lists without their order; "
+    "descriptions without the server's name before them; the instructions of a server with its "
+    "section of the joined text; `_meta`, hashes and times are left out.\n"
 )
 STORIES = (
     "Self-verifying examples of the SDK: the unmodified client, the hub, the unmodified server, "
@@ -122,15 +129,23 @@ FRAMEWORKS = (
 
 
 def compared(records: list[dict[str, Any]]) -> str:
-    """How many are the same, and a row for each difference."""
+    """How many are the same, a row for each reason of intended differences, and one for each of the
+    others."""
     same = sum(record["problem"] is None for record in records)
     text = f"{same} of {len(records)} are the same.\n"
+    different = [record for record in records if record["problem"] is not None]
     rows = [
-        [record["name"], record["problem"], record.get("reason") or "**to be mended**"]
-        for record in records
-        if record["problem"] is not None
+        [record["name"], record["problem"], "**to be mended**", 1]
+        for record in different
+        if not record.get("reason")
     ]
-    return f"{text}\n{table(['what', 'difference', 'why'], rows)}\n" if rows else text
+    for reason in dict.fromkeys(record["reason"] for record in different if record.get("reason")):
+        alike = [record for record in different if record.get("reason") == reason]
+        first = alike[0]
+        name = first["name"] if len(alike) == 1 else f"{first['name']}, and others"
+        rows.append([name, first["problem"], reason, len(alike)])
+    head = ["what", "difference", "why", "how many"]
+    return f"{text}\n{table(head, rows)}\n" if rows else text
 
 
 KITS = (
@@ -189,9 +204,10 @@ def page(results: dict[str, Any]) -> str:
         )
     if results.get("lists"):
         good = sum(r["problem"] is None for r in results["lists"])
+        same = f"{good} of {len(results['lists'])} are the same."
         parts += ["## Names and nothing else", "Lists, reads and calls over the wire, compared "
                   "member by member with what the fixture itself answers: "
-                  f"{good} of {len(results['lists'])} are the same.\n"]  # fmt: skip
+                  f"{same} {LEFT_OUT_OF_LISTS}\n"]  # fmt: skip
         wrong = [r for r in results["lists"] if r["problem"] is not None]
         parts += [plain(wrong)] if wrong else []
     if results.get("client"):
