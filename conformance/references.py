@@ -52,7 +52,8 @@ class Reference:
     """Calls of tools that only a client is shown that can answer."""
     prompts: tuple[tuple[str, dict[str, str]], ...] = ()
     resources: tuple[str, ...] = ()
-    """Those that are read. Lists are compared where there are some: one server has resources."""
+    """Those that are read. Each server has a scheme of its own, by which its resources are known
+    in the list of all servers."""
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -104,6 +105,7 @@ REFERENCE_SERVERS = {
             ("read_graph", {}),
             ("search_nodes", {"query": "Ada"}),
         ),
+        resources=("memory://knowledge-graph",),
         env=(("MEMORY_FILE_PATH", "@/memory.json"),),
     ),
     "git": Reference(
@@ -157,6 +159,11 @@ INTENDED = (
         r"^(git|time|playwright), .*, legacy: execution of ",
         "This server says nothing of tasks. The hub makes them itself, so it offers them for every "
         "tool whose server does not forbid them.",
+    ),
+    Intended(
+        r"^everything, .*: read demo://resource/missing$",
+        "Several servers have resources, and none of them lists this one or has a template for it. "
+        "The hub asks none and answers itself, with the code of the client's revision.",
     ),
 )
 
@@ -321,12 +328,16 @@ async def observe_prompts(client: Client, reference: Reference, prefix: str) -> 
 async def observe_resources(client: Client, reference: Reference) -> dict[str, Any]:
     if not reference.resources:
         return {}
+    scheme = reference.resources[0].partition("//")[0]
     resources = [dump(one) for one in (await client.list_resources()).resources]
     templates = [dump(one) for one in (await client.list_resource_templates()).resource_templates]
-    found: dict[str, Any] = {
-        "resources": sorted(resources, key=lambda one: str(one["uri"])),
-        "resource templates": sorted(templates, key=lambda one: str(one["uriTemplate"])),
-    }
+    found: dict[str, Any] = {}
+    for title, key, listed in (
+        ("resources", "uri", resources),
+        ("resource templates", "uriTemplate", templates),
+    ):
+        own = [one for one in listed if one[key].startswith(scheme)]
+        found[title] = sorted(own, key=lambda one: str(one[key]))
     for uri in reference.resources:
         found[f"read {uri}"] = await result_of(client.read_resource(uri))
     return found
