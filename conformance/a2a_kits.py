@@ -157,7 +157,8 @@ def run_kit(kit: Path, name: str) -> KitResult:
             "TCK_STREAMING_TIMEOUT": STREAMING_SECONDS,
             "A2A_KIT_KEY": PROFILES[chosen.profile].key or "",
         }
-        with a2a_hub(name, chosen.profile) as hub:
+        # The kit for 0.3 is run over HTTP, where a first run of the hub has no gRPC on its cards.
+        with a2a_hub(name, chosen.profile, grpc=chosen.branch == NEW) as hub:
             target = hub.url if chosen.sut == "url" else hub.base
             option = "--sut-host" if chosen.branch == NEW else "--sut-url"
             command: Command = [KIT_PYTHON, "run_tck.py", option, target, *chosen.arguments]
@@ -191,7 +192,7 @@ def judge(result: KitResult, found: list[Said]) -> None:
         if said.status == "passed":
             result.passed += 1
             continue
-        known = SKIPS if said.status == "skipped" else (*FAILURES, *SKIPS)
+        known = {"failed": FAILURES, "skipped": SKIPS}.get(said.status, (*FAILURES, *SKIPS))
         why = reason(known, result.run, said.check, said.message)
         if why is None:
             result.problems.append((said.check, f"{said.status}: {said.message[:500]}"))

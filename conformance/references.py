@@ -51,9 +51,11 @@ class Reference:
     asking: tuple[Call, ...] = ()
     """Calls of tools that only a client is shown that can answer."""
     prompts: tuple[tuple[str, dict[str, str]], ...] = ()
+    completed: tuple[str, str, str] | None = None
+    """A prompt, an argument of it and how its value begins."""
     resources: tuple[str, ...] = ()
-    """Those that are read. Each server has a scheme of its own, by which its resources are known
-    in the list of all servers."""
+    """Those that are read, before the calls and after them. Each server has a scheme of its own,
+    by which its resources are known in the list of all servers."""
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -70,6 +72,7 @@ REFERENCE_SERVERS = {
             ("get-resource-links", {"count": 3}),
             ("get-resource-reference", {"resourceType": "Text", "resourceId": 1}),
             ("trigger-long-running-operation", {"duration": 0.2, "steps": 2}),
+            ("gzip-file-as-resource", {"name": "made.gz", "data": "data:text/plain,made"}),
         ),
         (
             ("get-roots-list", {}),
@@ -77,9 +80,11 @@ REFERENCE_SERVERS = {
             ("trigger-sampling-request", {"prompt": "hello", "maxTokens": 10}),
         ),
         prompts=(("simple-prompt", {}), ("args-prompt", {"city": "Vienna", "state": "Vienna"})),
+        completed=("completable-prompt", "department", "S"),
         resources=(
             "demo://resource/static/document/features.md",
             "demo://resource/dynamic/text/1",
+            "demo://resource/session/made.gz",
             "demo://resource/missing",
         ),
     ),
@@ -161,7 +166,7 @@ INTENDED = (
         "tool whose server does not forbid them.",
     ),
     Intended(
-        r"^everything, .*: read demo://resource/missing$",
+        r"^everything, .*: read demo://resource/(missing|session/made.gz$)",
         "Several servers have resources, and none of them lists this one or has a template for it. "
         "The hub asks none and answers itself, with the code of the client's revision.",
     ),
@@ -293,13 +298,14 @@ async def observe(
             said["description"] = said["description"].removeprefix(f"[MCP:{server}] ")
         found[f"tool {short}"] = said
     found |= await observe_prompts(client, reference, prefix)
-    found |= await observe_resources(client, reference)
+    found |= await observe_resources(client, reference, "")
     instructions = client.instructions or ""
     found["instructions"] = (section_of(instructions, server) if prefix else instructions).strip()
     for tool, arguments in (*reference.calls, *(reference.asking if able else ())):
         asked = resolve_paths(arguments, world)
         label = f"call {tool} {json.dumps(arguments)[:60]}"
         found[label] = await result_of(client.call_tool(names.get(fold(tool), tool), asked))
+    found |= await observe_resources(client, reference, " after the calls")
     text = json.dumps(found).replace(str(world), "@")
     # What differs from run to run: hashes and times of commits.
     text = re.sub(r"\b[0-9a-f]{40}\b", "HASH", text)
@@ -322,10 +328,15 @@ async def observe_prompts(client: Client, reference: Reference, prefix: str) -> 
     for prompt, arguments in reference.prompts:
         name = names.get(fold(prompt), prompt)
         found[f"get {prompt}"] = await result_of(client.get_prompt(name, arguments))
+    if reference.completed is not None:
+        prompt, argument, begun = reference.completed
+        ref = types.PromptReference(type="ref/prompt", name=names.get(fold(prompt), prompt))
+        completion = client.complete(ref, {"name": argument, "value": begun})
+        found[f"complete {argument} of {prompt}"] = await result_of(completion)
     return found
 
 
-async def observe_resources(client: Client, reference: Reference) -> dict[str, Any]:
+async def observe_resources(client: Client, reference: Reference, when: str) -> dict[str, Any]:
     if not reference.resources:
         return {}
     scheme = reference.resources[0].partition("//")[0]
@@ -337,9 +348,9 @@ async def observe_resources(client: Client, reference: Reference) -> dict[str, A
         ("resource templates", "uriTemplate", templates),
     ):
         own = [one for one in listed if one[key].startswith(scheme)]
-        found[title] = sorted(own, key=lambda one: str(one[key]))
+        found[title + when] = sorted(own, key=lambda one: str(one[key]))
     for uri in reference.resources:
-        found[f"read {uri}"] = await result_of(client.read_resource(uri))
+        found[f"read {uri}{when}"] = await result_of(client.read_resource(uri))
     return found
 
 

@@ -109,6 +109,13 @@ def test_each_client_is_listed_what_the_server_lists_to_such_clients(
         assert one.call("w.extra")["result"].get("isError") is not True
         assert two.tools() == ["allowed", "ask", "count", "grow"] and plain.tools() == every
         assert "for this client" in two.call("w.extra")["error"]["message"]
+
+        # Another's session may add the same. It can be called at once, also by a client that has
+        # not listed it, and is listed at once to one that can be asked nothing.
+        two.call("w.grow")
+        assert two.call("w.extra")["result"].get("isError") is not True
+        plain.call("w.grow")
+        assert plain.tools() == ["allowed", "count", "extra", "grow"]
     with Ide(home, ASKED) as later:
         assert later.tools() == [*every, "sample"]
         wait_for(lambda: "error" in later.call("w.extra"))

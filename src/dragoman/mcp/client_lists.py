@@ -77,11 +77,17 @@ class ClientLists:
     def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
         return self._listing.hidden(kind, self.sight_of(viewer))
 
-    def check(self, call: Call) -> None:
-        """Raises `NotFound` for what the server does not list to the caller."""
+    async def check(self, call: Call) -> None:
+        """Raises `NotFound` for what the server does not list to the caller. What the caller's own
+        calls may have added is looked at first."""
         tool = call.tool
         if tool.kind not in _LISTED or tool.remote_name not in self._listing.restricted[tool.kind]:
             return
+        if self._listing.sees(tool.kind, tool.remote_name, self.sight_of(call)):
+            return
+        reading = self._catch_up(tool.kind, call)
+        if reading is not None:
+            await wait_for_lists([reading])
         if not self._listing.sees(tool.kind, tool.remote_name, self.sight_of(call)):
             raise NotFound(f'there is no {tool.kind} "{call.asked_as[:200]}" for this client')
 
@@ -103,11 +109,13 @@ class ClientLists:
         """Finds out what such clients are listed, where that is not known, or what the client's own
         session lists by now."""
         shared = self._shared()
-        if shared is None or not viewer.features or viewer.features is WAITS:
+        if shared is None:
             return None
+        if not viewer.features or viewer.features is WAITS:  # it can be asked nothing
+            return self._catch_up(kind, viewer) if self._choice.separates else None
         profile = self.sight_of(viewer).profile
         if profile is None or profile == PLAIN or self._listing.knows(profile):
-            return self._catch_up(shared, kind, viewer)
+            return self._catch_up(kind, viewer)
         if profile in self._finding:
             return self._finding[profile]
         if monotonic() - self._failed.get(profile, float("-inf")) < RETRY_SECONDS:
@@ -117,8 +125,9 @@ class ClientLists:
         task.add_done_callback(lambda _: self._finding.pop(profile, None))
         return task
 
-    def _catch_up(self, shared: Session, kind: str, viewer: Viewer) -> asyncio.Task[None] | None:
-        declared = self._choice.features_for(shared, viewer)
+    def _catch_up(self, kind: str, viewer: Call | Viewer) -> asyncio.Task[None] | None:
+        """Reads what the client's own session lists, if a call on it may have changed that."""
+        declared = self._choice.features_for(self._shared(), viewer)
         own = self._personal.find(viewer, declared) if declared is not None else None
         return self._personal.catch_up(own, kind) if own is not None else None
 

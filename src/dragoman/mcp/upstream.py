@@ -267,7 +267,7 @@ class Upstream:
 
     async def run(self, call: Call) -> Result:
         if self.listing.differs:
-            self.lists.check(call)
+            await self.lists.check(call)
         make = self._calls.make
         if call.tool.kind == SUBSCRIPTION:
             if self.session is None and not _follows(call):
