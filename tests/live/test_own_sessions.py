@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import mcp.types
 import pytest
-from tests.live.conftest import RunningHub
+from mcp.client.streamable_http import streamable_http_client
+from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
 from tests.peers.process import HttpPeer, server_entry
+
+from mcp import Client, StdioServerParameters
 
 ASKED = {"roots": {"listChanged": True}, "sampling": {}}
 
@@ -39,7 +45,8 @@ class Ide(UnixClient):
 
     def tools(self) -> list[str]:
         listed = self.request("tools/list")["result"]["tools"]
-        return [tool["name"].removeprefix("mcp_w_") for tool in listed]
+        names = [tool["name"] for tool in listed if tool["name"].startswith("mcp_w_")]
+        return [name.removeprefix("mcp_w_") for name in names]
 
     def until_told(self, method: str) -> None:
         message = {"jsonrpc": "2.0", "method": method}
@@ -52,9 +59,13 @@ class Ide(UnixClient):
 @pytest.fixture
 def running(hub: Callable[..., RunningHub]) -> RunningHub:
     started = hub(
-        servers=[server_entry("w", "workspace_server")], config='[mcp]\nstdio_expose = ["*"]\n'
+        servers=[
+            server_entry("w", "workspace_server"),
+            server_entry("late", "workspace_server", "--late"),
+        ],
+        config='[mcp]\nstdio_expose = ["*"]\n',
     )
-    started.wait_connected("w")
+    started.wait_connected("w", "late")
     return started
 
 
@@ -119,7 +130,8 @@ def test_each_client_is_listed_what_the_server_lists_to_such_clients(
     with Ide(home, ASKED) as later:
         assert later.tools() == [*every, "sample"]
         wait_for(lambda: "error" in later.call("w.extra"))
-    (state,) = running.api("/api/mcp/servers")["connected"]
+    states = running.api("/api/mcp/servers")["connected"]
+    (state,) = [one for one in states if one["name"] == "w"]
     assert state["remarks"] == [
         "each client has a session of its own (its lists depend on what a client can be asked)",
         "2 of its tools are listed only to clients that can be asked",
@@ -154,3 +166,52 @@ def test_clients_that_can_be_asked_nothing_hear_what_a_server_of_both_eras_pushe
             assert ("mcp_w_extra" in [tool["name"] for tool in listed]) is not is_child
             (state,) = running.api("/api/mcp/servers")["connected"]
             assert state["remarks"] == ["clients of the handshake era use that era"]
+
+
+class Window:
+    """A window of an IDE made with the official SDK, with a folder of its own."""
+
+    def __init__(self, hub: RunningHub, mode: str, way: str, folder: str) -> None:
+        child = [str(word) for word in (*DRAGOMAN, "mcp", "--home", hub.home)]
+        self.uri = f"file:///{mode}-{way}-{folder}"
+        self.client = Client(
+            streamable_http_client(hub.mcp_url)
+            if way == "http"
+            else StdioServerParameters(command=child[0], args=child[1:]),
+            mode=mode,
+            list_roots_callback=self._roots,
+        )
+
+    async def _roots(self, context: Any) -> mcp.types.ListRootsResult:
+        return mcp.types.ListRootsResult(roots=[mcp.types.Root(uri=self.uri)])
+
+    async def text(self, tool: str) -> str:
+        (block,) = (await self.client.call_tool(tool, {})).content
+        assert isinstance(block, mcp.types.TextContent)
+        return block.text
+
+
+@pytest.mark.promise("B12", "B13")
+def test_no_server_is_told_the_folders_of_one_client_for_another(running: RunningHub) -> None:
+    """Those that keep no session, too: over HTTP nothing but their folders tells them apart."""
+    ways = [("legacy", "http"), ("2026-07-28", "http"), ("2026-07-28", "stdio")]
+
+    async def work() -> None:
+        async with AsyncExitStack() as stack:
+            windows = [Window(running, *way, folder) for way in ways for folder in "ab"]
+            for one in windows:
+                await stack.enter_async_context(one.client)
+            uris = [one.uri for one in windows]
+            assert [await one.text("w.allowed") for one in windows] == uris
+            assert await asyncio.gather(*(one.text("w.allowed") for one in windows)) == uris
+            for _ in range(2):  # a server that asks in a call, and not again
+                assert [await one.text("late.allowed") for one in windows] == uris
+            for count in ("1", "2"):  # and each finds again what it has left
+                assert [await one.text("w.count") for one in windows] == [count] * len(windows)
+            windows[2].uri = "file:///other"
+            assert [await one.text("w.allowed") for one in windows[2:4]] == [
+                "file:///other",
+                windows[3].uri,
+            ]
+
+    asyncio.run(asyncio.wait_for(work(), 60))

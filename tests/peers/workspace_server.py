@@ -3,7 +3,7 @@
 As servers of files do, it asks for the client's roots once the session has begun and whenever they
 change. As some others do, it lists tools that ask only to clients that can be asked: `sample` and
 `ask`. `count` counts the calls of this process, `grow` adds the tool `extra` to it, `allowed` says
-which folders it works in.
+which folders it works in. With `--late` it asks for the roots in the first call of `allowed`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ roots: list[str] = []
 tools = ["allowed", "count", "grow"]
 declared: dict[str, Any] = {}
 counted = 0
+late = "--late" in sys.argv
+waiting: list[Any] = []
+"""The ids of calls that wait for the roots."""
 
 
 def send(**message: Any) -> None:
@@ -63,10 +66,16 @@ def main() -> None:
         message = json.loads(line)
         method = message.get("method")
         if method in ("notifications/initialized", "notifications/roots/list_changed"):
-            if "roots" in declared:
+            if "roots" in declared and not late:
                 send(id="roots", method="roots/list")
         elif method is None and message.get("id") == "roots" and "result" in message:
             roots[:] = [root["uri"] for root in message["result"]["roots"]]
+            while waiting:
+                result = answer("tools/call", {"name": "allowed"})
+                send(id=waiting.pop(), result=result)
+        elif late and not roots and message.get("params", {}).get("name") == "allowed":
+            waiting.append(message["id"])
+            send(id="roots", method="roots/list")
         elif method is not None and "id" in message:
             result = answer(method, message.get("params") or {})
             if result is None:

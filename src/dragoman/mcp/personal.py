@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 from collections import Counter
@@ -17,7 +18,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dragoman.core.call import Call, Question
+from dragoman.core.call import ROOTS, Call, Question, Refusal
 from dragoman.core.errors import Full, HubError, InvalidInput, Unreachable, WorkFailed
 from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.principal import Principal
@@ -27,7 +28,7 @@ from dragoman.mcp.offers import Lists, kinds_changed
 from dragoman.mcp.outside import OutsideQuestions
 from dragoman.mcp.parked import REFUSED, Parked, Room
 from dragoman.mcp.peer import owner_of
-from dragoman.mcp.questions import PARKED
+from dragoman.mcp.questions import AGAIN, PARKED
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ STAYING_DOORS = frozenset({"mcp-stdio", "mcp-sse"})
 START_SECONDS = 2.0
 ROOTS_SECONDS = 5.0
 """How long a new session waits for the roots that the server asks for at its start."""
+ROOTS_KEY = "roots"
+"""Under which a caller is asked for its roots by the hub itself."""
 ROOTS_CHANGED = "notifications/roots/list_changed"
 CHANGE_SECONDS = 0.05
 """Changes of a list that a server announces together are read together."""
@@ -101,6 +104,8 @@ class Own:
         self.calls = 0
         """Under way, or parked."""
         self.parked = 0
+        self.roots: str | None = None
+        """Of one that belongs to no client: a digest of the roots that its server was told."""
         self.used_at = now
         self.is_new = True
         """Whether no call was made on it yet: it lists what any such session does."""
@@ -169,6 +174,9 @@ class PersonalSessions:
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
         self._room = Room(server, MAX_OPEN_BYTES)
+        self._uses_roots = False
+        """Whether the server asks for roots outside of calls: a client that keeps no session is
+        then asked for its own before a session is chosen for it."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -178,11 +186,18 @@ class PersonalSessions:
     async def call(
         self, call: Call, features: Mapping[str, Any], request: Request
     ) -> tuple[Any, int] | Asking:
-        """What the server answers, or what it asks first. Raises `NotOpened`."""
-        own, session = await self._enter(call, features)
+        """What the server answers, or what is asked first. Raises `NotOpened`."""
+        roots = None
+        if not call.client and self._uses_roots and "roots" in features:
+            roots = _find_roots(call)
+            if roots is None:
+                return Asking({ROOTS_KEY: Question(ROOTS, {})}, AGAIN)
+        own, session = await self._enter(call, features, roots)
         try:
             own.is_new = False
             held, ready = own.outside.take_held(), asyncio.Event()
+            if not own.client and any(asked.method == "roots/list" for asked in held):
+                self._uses_roots = True
 
             async def work(heard: Listener) -> tuple[Any, int]:
                 if held:  # what the server wants to know first may decide what the call does
@@ -211,11 +226,20 @@ class PersonalSessions:
             raise WorkFailed(f'"{call.tool.name}" was given up: nobody answers what it asked')
         del self._waiting[id]
         waiting.own.parked -= 1  # the place that its call had is kept until it is left
+        self._note_roots(waiting, call.answers)
         waiting.parked.take_up(call)
         try:
             return await self._outcome(waiting)
         finally:
             self._left(waiting.own)
+
+    def _note_roots(self, waiting: Waiting, answers: Mapping[str, Any]) -> None:
+        for key, question in waiting.parked.questions.items():
+            answer = answers.get(key)
+            if question.kind != ROOTS or answer is None or isinstance(answer, Refusal):
+                continue
+            if not waiting.own.client:
+                waiting.own.roots = _digest(answer)
 
     async def _outcome(self, waiting: Waiting) -> tuple[Any, int] | Asking:
         parked, own = waiting.parked, waiting.own
@@ -343,11 +367,13 @@ class PersonalSessions:
 
     # --- sessions ------------------------------------------------------------------------------
 
-    async def _enter(self, call: Caller, features: Mapping[str, Any]) -> tuple[Own, Session]:
+    async def _enter(
+        self, call: Caller, features: Mapping[str, Any], roots: str | None = None
+    ) -> tuple[Own, Session]:
         """Takes a place on the client's own session, which is opened if need be; `_left` gives the
         place back. Raises `NotOpened`, and then no place is taken."""
         try:
-            own = self._taken(call, features)
+            own = self._taken(call, features, roots)
         except Full as error:
             raise NotOpened(error) from None
         own.calls += 1
@@ -364,19 +390,31 @@ class PersonalSessions:
                 raise NotOpened(error) from None
             raise
 
-    def _taken(self, call: Caller, features: Mapping[str, Any]) -> Own:
+    def _taken(self, call: Caller, features: Mapping[str, Any], roots: str | None) -> Own:
         """The session for this call. A client that keeps no session of its own has one to each of
-        its calls at a time: nothing else would tell them apart."""
+        its calls at a time: nothing else would tell them apart. Nor does anything tell the clients
+        of one caller apart, so a session whose server knows the roots of one of them is for calls
+        with the same `roots` alone."""
         declared = _declared(features)
         if call.client:
-            keys: list[Key] = [(call.client, declared)]
-        else:
-            keys = [("", declared, _whose(call), str(n)) for n in range(MAX_SESSIONS)]
-        for key in keys:
+            key: Key = (call.client, declared)
+            return self._sessions.get(key) or self._begin(key, call, features)
+        free: Key | None = None
+        without: Own | None = None
+        for n in range(MAX_SESSIONS):
+            key = ("", declared, _whose(call), str(n))
             own = self._sessions.get(key)
-            if own is None or (call.client or not own.calls):
-                return own or self._begin(key, call, features)
-        raise self._full()
+            if own is None:
+                free = free or key
+            elif not own.calls and own.roots is None:
+                without = without or own
+            elif not own.calls and own.roots == roots:
+                return own
+        if without is not None:
+            return without
+        if free is None:
+            raise self._full()
+        return self._begin(free, call, features)
 
     def _begin(self, key: Key, call: Caller, features: Mapping[str, Any]) -> Own:
         mine = [key for key, own in self._sessions.items() if own.caller == call.caller]
@@ -466,6 +504,10 @@ class PersonalSessions:
     def _left(self, own: Own) -> None:
         own.calls -= 1
         own.used_at = self._loop.time()
+        if own.roots is not None and not own.calls and not self._uses_roots:
+            # The server asked in a call. Nobody can tell whether the next one has the same roots.
+            for key in [key for key, one in self._sessions.items() if one is own]:
+                self._end(key, own)
 
     def _end_idle(self) -> None:
         now = self._loop.time()
@@ -541,6 +583,18 @@ class PersonalSessions:
 async def _tell_roots(session: Session) -> None:
     with contextlib.suppress(HubError, TimeoutError):
         await session.wire.notify(ROOTS_CHANGED)
+
+
+def _find_roots(call: Call) -> str | None:
+    """A digest of the roots that the caller was asked for; None where it was not asked yet."""
+    if call.answers is None or ROOTS_KEY not in call.answers:
+        return None
+    return _digest(call.answers[ROOTS_KEY])
+
+
+def _digest(roots: Any) -> str:
+    text = json.dumps(roots, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def _declared(features: Mapping[str, Any]) -> str:
