@@ -120,7 +120,9 @@ REFERENCES = (
 )
 STORIES = (
     "Self-verifying examples of the SDK: the unmodified client, the hub, the unmodified server, "
-    "which the hub reaches over HTTP and over stdio."
+    "which the hub reaches over HTTP and over stdio. A difference with a reason is one of "
+    "[decision 62](decisions/0062-what-clients-notice.md), and the assertion named is the one that "
+    "fails."
 )
 FRAMEWORKS = (
     "Each agent is served by its framework, with a scripted model, and registered by `dragoman "

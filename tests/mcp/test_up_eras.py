@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio
+from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio, until
 from tests.peers.process import HttpPeer
 
 from dragoman.core.errors import HubError, NeedsInput
@@ -140,3 +140,14 @@ async def test_sessions_of_clients_that_can_be_asked_nothing_are_apart_too_where
 
         counts = [await text(world, "s.count", client=one, **NOT_ASKABLE) for one in "pqpx"]
         assert counts == ["1", "1", "2", "4"]  # and "x" stays where its state is
+
+
+@pytest.mark.promise("B13")
+async def test_the_second_shared_session_rests_with_the_first(short_tmp: Path) -> None:
+    async with ground(short_tmp) as world:
+        upstream = await world.add(stdio("s", "dual_server", idle_secs=0.2))
+        first = await text(world, "s.spoken", client="a", **NOT_ASKABLE)
+        await until(lambda: upstream.state == "idle" and upstream.handshake.session is None)
+
+        again = await text(world, "s.spoken", client="a", **NOT_ASKABLE)
+        assert again.startswith("2025-11-25") and again != first
