@@ -90,7 +90,7 @@ INTENDED = (
     ),
     Intended(
         r"^TypeScript: parallel-calls, server over stdio, legacy$",
-        r"a\.notifications\.",
+        r"a\.notifications\.length >= 3",
         "Two clients share one child, and over stdio a line of its log does not say whose call it "
         "belongs to.",
     ),
@@ -198,10 +198,10 @@ def run_client(leg: Leg, label: str, url: str, era: str) -> str | None:
 def find_line(leg: Leg, errors: str) -> str:
     """The line of the client at which it failed."""
     if leg.sdk == PYTHON_SDK:
-        file, pattern = EXAMPLES / "stories" / leg.story / "client.py", r'client\.py", line (\d+)'
+        file, pattern = STORIES / leg.story / "client.py", r'/client\.py", line (\d+)'
     else:
-        file, pattern = leg.folder / "client.ts", r"client\.ts:(\d+)"
-    found = re.findall(pattern, errors)
+        file, pattern = leg.folder / "client.ts", r"/client\.ts:(\d+)"
+    found = re.findall(re.escape(leg.story) + pattern, errors)
     if not found:
         return ""
     number = int(found[-1 if leg.sdk == PYTHON_SDK else 0])  # the innermost one

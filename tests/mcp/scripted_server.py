@@ -3,8 +3,8 @@
 `python scripted_server.py SCRIPT LOG`: SCRIPT is a file of JSON with `era`, `capabilities` and
 `answers`: a method to what it is answered with, or to a list of such, one after the other, the last
 for ever. `{"error": ...}` is an error, `{"silent": true}` none at all, and `{"first": [...], ...}`
-sends these messages before the rest; "$id" stands for the id of the request. Each message it gets
-is a line of LOG.
+sends these messages before the rest; "$id" stands for the id of the request. `handshake` are
+answers that hold once it was initialized. Each message it gets is a line of LOG.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def greeting(script: dict[str, Any], method: str) -> dict[str, Any] | None:
 
 
 def answer(script: dict[str, Any], method: str, id: Any) -> None:
+    if method == "initialize":
+        script["answers"].update(script.get("handshake", {}))
     given = script["answers"].get(method)
     if isinstance(given, list):
         given = given.pop(0) if len(given) > 1 else given[0]

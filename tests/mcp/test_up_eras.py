@@ -10,7 +10,8 @@ import pytest
 from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, stdio, until
 from tests.peers.process import HttpPeer
 
-from dragoman.core.errors import HubError, NeedsInput
+from dragoman.core.errors import HubError, NeedsInput, NotFound
+from dragoman.core.events import ListAnnounced
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.questions import WAITS
 
@@ -151,3 +152,28 @@ async def test_the_second_shared_session_rests_with_the_first(short_tmp: Path) -
 
         again = await text(world, "s.spoken", client="a", **NOT_ASKABLE)
         assert again.startswith("2025-11-25") and again != first
+
+
+@pytest.mark.promise("B5", "B13")
+async def test_clients_that_share_a_session_see_what_it_lists(short_tmp: Path) -> None:
+    """Known before the first call is made, and told to those that were listed something else."""
+    greeting = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "scripted", "version": "1"},
+    }
+    tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("t", "old")]
+    answers = {"initialize": greeting, "tools/call": {"resultType": "complete", "content": []}}
+    server = Scripted(short_tmp, "modern", answers, handshake={"tools/list": {"tools": tools}})
+    announced: list[ListAnnounced] = []
+    async with ground(short_tmp) as world:
+        world.bus.observe(ListAnnounced, announced.append)
+        await world.add(server.entry())
+        assert (await world.call("s.t", client="a", **NOT_ASKABLE)).questions is None
+        assert announced == [ListAnnounced("s", "tool")]
+        methods = [one["method"] for one in server.sent() if "id" in one]
+        assert methods[-3:] == ["initialize", "tools/list", "tools/call"]
+
+        assert (await world.call("s.old", client="b", **NOT_ASKABLE)).questions is None
+        with pytest.raises(NotFound):
+            await world.call("s.old", client="c", **MODERN)

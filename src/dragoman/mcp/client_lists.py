@@ -182,11 +182,13 @@ class ClientLists:
         if announced and isinstance(session.wire, HttpWire):  # they may be the same for all
             self._look_at(announced)
 
-    async def learn_handshake(self, lists: Lists) -> None:
-        """What the shared session of the handshake era lists. As a rule that is what all clients
-        are listed, and nothing is to be kept apart."""
-        if self._listing.own_kinds(OWNER) or self._listing.differs_from_shared(lists):
+    async def learn_handshake(self, lists: Lists) -> set[str]:
+        """What the shared session of the handshake era lists; the kinds of which it lists something
+        else than the first shared session. As a rule there are none, and nothing is kept apart."""
+        differing = self._listing.find_differing(lists)
+        if differing or self._listing.own_kinds(OWNER):
             await self._listing.set_own(self._shared(), OWNER, lists)
+        return differing
 
     def shared_changed(self, kinds: Iterable[str]) -> None:
         """The shared session lists something else: own sessions may as well."""

@@ -137,13 +137,14 @@ class Listing:
         if own and session is not None:
             await self._offer(session, {kind: [] for kind in own}, is_shared=False)
 
-    def differs_from_shared(self, lists: Lists) -> bool:
-        """Whether these lists have other names than those of the shared session."""
-        return any(
-            {_name(kind, entry) for entry in entries} != self._shared.get(kind, set())
+    def find_differing(self, lists: Lists) -> set[str]:
+        """The kinds whose lists have other names than those of the shared session."""
+        return {
+            kind
             for kind, entries in lists.items()
             if isinstance(entries, list)
-        )
+            and {_name(kind, entry) for entry in entries} != self._shared.get(kind, set())
+        }
 
     def own_kinds(self, owner: Owner) -> set[str]:
         return set(self._own.get(owner, ()))

@@ -593,11 +593,15 @@ class Upstream:
         return session
 
     async def _handshake_opened(self, session: Session) -> None:
-        """What is followed is followed there too, and what it lists is read."""
+        """What is followed is followed there too, and what it lists is read. Clients that were
+        listed something else are told."""
         self.followed.beside = session
         if self.session is not None:
             await self.followed.restore(self.session, self._answer_secs)
-        self._read_soon()
+        with contextlib.suppress(HubError):
+            lists = await self.offers.listed(session, ALL, self._answer_secs)
+            for kind in sorted(await self.lists.learn_handshake(lists)):
+                self._bus.emit(ListAnnounced(self.name, kind))
 
     def _handshake_ended(self) -> None:
         self.followed.beside = None
