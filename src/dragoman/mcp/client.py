@@ -80,6 +80,8 @@ class Session:
         self.instructions = ""
         self.ttls: dict[str, float] = {}
         """Seconds that lists hold, by method, as the server said when it gave them."""
+        self.sizes: dict[str, int] = {}
+        """Bytes of the lists that were read last, by method."""
         self.openings = 0
         """How often the server had to be greeted again."""
         self.unasked = Unasked(self, missed)
@@ -297,6 +299,7 @@ class Session:
             params: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
             result, size = await self.request(method, params, timeout, meta=meta)
             total += size
+            self.sizes[method] = total
             page = result.get(member) if isinstance(result, dict) else None
             if not isinstance(page, list):
                 raise BadReply(f'server "{self.server}" answered "{method}" with no list')

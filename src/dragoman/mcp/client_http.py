@@ -9,16 +9,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from time import thread_time
 from typing import Any, NoReturn
 
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
-from dragoman.core.pace import LINES_AN_EVENT, Pace
+from dragoman.core.pace import LARGE, LINES_AN_EVENT, Pace
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import headers_of, new_trace
 from dragoman.core.urls import hide_secrets
-from dragoman.mcp.duplex import failure, is_failure, put, unanswered
+from dragoman.mcp.duplex import MAX_BATCH, failure, is_failure, put, unanswered
 from dragoman.mcp.hearing import (
     ACKNOWLEDGED,
     CANCELLED,
@@ -430,16 +431,22 @@ class HttpWire:
                 raise BadReply(f'server "{self.server}" sent too much: {error}') from None
             if parser.retry is not None:
                 mark.pause = min(max(parser.retry / 1000, SHORTEST_RETRY), LONGEST_RETRY)
+            spent = 0.0
             for event in events:
                 if event.id and len(event.id) <= 1_000 and event.id.isprintable():
                     mark.id = event.id
                 if event.event != "message" or not event.data:
                     continue
+                size = len(event.data)
+                begun = thread_time() if size > LARGE else 0.0
                 message = self._decoded(event.data, "a stream")
-                for item in message if isinstance(message, list) else [message]:
+                for item in message[:MAX_BATCH] if isinstance(message, list) else [message]:
                     if isinstance(item, dict):
-                        yield item, len(event.data)
-            if pause := pace.pause(len(events) + chunk.count(b"\n") // LINES_AN_EVENT):
+                        yield item, size
+                if begun:
+                    message = item = None  # which takes time, too
+                    spent += thread_time() - begun
+            if pause := pace.pause(len(events) + chunk.count(b"\n") // LINES_AN_EVENT, spent):
                 await asyncio.sleep(pause)
 
     def _asked(self, message: dict[str, Any], id: int | None, listener: Listener | None) -> bool:

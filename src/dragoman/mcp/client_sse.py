@@ -149,14 +149,15 @@ class SseWire:
         reason = "it ended the stream"
         try:
             async for chunk in reply.body.chunks():
-                before = self._duplex.unasked
+                before, spent = self._duplex.unasked, self._duplex.spent
                 for event in parser.feed(chunk):
                     if event.event == "endpoint" and not told.done():
                         told.set_result(event.data.decode("utf-8", "replace").strip())
                     elif event.event == "message":
                         self._duplex.receive(event.data)
                 lines = chunk.count(b"\n") // LINES_AN_EVENT
-                if pause := pace.pause(self._duplex.unasked - before + lines):
+                unasked = self._duplex.unasked - before + lines
+                if pause := pace.pause(unasked, self._duplex.spent - spent):
                     await asyncio.sleep(pause)
         except (HubError, sse.TooLong) as error:
             reason = str(error)

@@ -70,7 +70,7 @@ class StdioWire:
             raise Unreachable(f'server "{self.server}" is gone: {error}', sent=False) from None
 
     def _received(self, data: bytes) -> None:
-        before = self._duplex.unasked
+        before, spent = self._duplex.unasked, self._duplex.spent
         for frame in self._deframer.feed(data):
             if isinstance(frame, Hopeless):
                 self._lose(f"it sent a message of more than {DRAIN_BYTES} bytes")
@@ -83,7 +83,7 @@ class StdioWire:
                 self._duplex.oversized(frame, MAX_BYTES)
             else:
                 self._duplex.complain(frame.reason)
-        pause = self._pace.pause(self._duplex.unasked - before)
+        pause = self._pace.pause(self._duplex.unasked - before, self._duplex.spent - spent)
         if pause and self._child is not None:
             self._child.pause(pause)
 

@@ -10,10 +10,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from time import thread_time
 from typing import Any, Protocol
 
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.core.pace import LARGE
 from dragoman.mcp.framing import PREFIX, TooLarge, peek, peek_end
 from dragoman.mcp.hearing import (
     ACKNOWLEDGED,
@@ -43,6 +45,8 @@ CALLS = frozenset(
     }
 )
 """What is asked for somebody; the rest is the hub's own affair."""
+MAX_BATCH = 1_000
+"""Messages of one batch that are read."""
 MANY = 100
 """Calls that are looked through for the one that a question belongs to."""
 LEFT_SECONDS = 5.0
@@ -160,6 +164,8 @@ class Duplex:
         """Who takes questions that belong to no call."""
         self.unasked = 0
         """Messages so far that answered nothing: notifications, requests, and what is neither."""
+        self.spent = 0.0
+        """Seconds of processor time that the large ones of these took."""
 
     async def request(
         self,
@@ -217,16 +223,23 @@ class Duplex:
         return pending if pending is not None and not pending.future.done() else None
 
     def receive(self, data: bytes) -> None:
+        before = self.unasked
+        begun = thread_time() if len(data) > LARGE else 0.0
         try:
             message = decode_reply(data)
         except Malformed as error:
             self._not_understood(data, error)
-            return
+            message = []
         if isinstance(message, list):  # 2025-03-26: batches
-            for item in message:
+            for item in message[:MAX_BATCH]:
                 self._receive(item, len(data))
+            if len(message) > MAX_BATCH:
+                self.complain(f"a batch of {len(message)}; {MAX_BATCH} are taken")
         else:
             self._receive(message, len(data))
+        if begun and self.unasked != before:
+            message = None  # which takes time, too
+            self.spent += thread_time() - begun
 
     def _not_understood(self, data: bytes, error: Malformed) -> None:
         """Where it can be told whose answer it was to be, that one need not wait for another."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from time import monotonic
+from time import thread_time
 from typing import Any, NamedTuple
 
 from dragoman.core.addresses import MAX_URI, listed_address, own_address
@@ -129,6 +129,8 @@ class Offers:
         self._problems: dict[str, list[str]] = {kind: [] for kind in KINDS}
         self.mirrored: dict[str, Mapping[str, Path]] = {}
         """Of the tools that have such: which of their arguments are sent as headers as well."""
+        self.spent = 0.0
+        """Seconds of processor time that the last lists took."""
 
     @property
     def problems(self) -> list[str]:
@@ -179,17 +181,23 @@ class Offers:
         extensions = session.features.get("extensions")
         self.extensions = extensions if isinstance(extensions, dict) else NOTHING
         changes: list[tuple[str, Made]] = []
+        self.spent = 0.0
         checked = session.modern and isinstance(session.wire, HttpWire)
         for kind, entries in lists.items():
             if isinstance(entries, HubError):
                 self.report(KINDS[kind].method, [f"no {kind}s are listed: {entries}"])
                 continue
             self.report(KINDS[kind].method, [])
-            if entries != self._listed[kind] or (kind == TOOL and checked != self._checked):
+            begun = thread_time()
+            differs = entries != self._listed[kind]
+            self.spent += thread_time() - begun
+            if differs or (kind == TOOL and checked != self._checked):
                 changes.append((kind, await self._made(kind, entries, checked and kind == TOOL)))
+        begun = thread_time()
         for kind, made in changes:  # what is as it was is not touched: nobody is told of a change
             self._offer(kind, made)
         self._offer_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
+        self.spent += thread_time() - begun
 
     def _offer_instructions(self, text: str) -> None:
         catalog = self._catalogs.get(INSTRUCTIONS)
@@ -251,11 +259,12 @@ class Offers:
     async def _made(self, kind: str, definitions: list[Any], checked: bool) -> Made:
         made = Made(definitions, checked, [], {}, [])
         taken: set[str] = set()
-        begun = monotonic()
+        begun = thread_time()
         for position, definition in enumerate(definitions):
-            if monotonic() - begun > TURN_SECONDS:
+            if (took := thread_time() - begun) > TURN_SECONDS:
+                self.spent += took
                 await asyncio.sleep(0)
-                begun = monotonic()
+                begun = thread_time()
             try:
                 tool = self._one(kind, definition, taken)
                 if checked and (params := _headers(tool)):
@@ -265,6 +274,7 @@ class Offers:
                 continue
             taken.add(tool.remote_name)
             made.tools.append(tool)
+        self.spent += thread_time() - begun
         return made
 
     def _one(self, kind: str, definition: Any, taken: Collection[str]) -> Tool:

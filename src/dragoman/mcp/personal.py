@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from dragoman.core.call import ROOTS, Call, Question, Refusal
 from dragoman.core.errors import Full, HubError, InvalidInput, Unreachable, WorkFailed
+from dragoman.core.pace import pause_after_list
 from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.principal import Principal
 from dragoman.mcp.client import Session
@@ -465,9 +466,10 @@ class PersonalSessions:
         self.read_again(key, kinds)
 
     async def _read_changed(self, key: Key, own: Own, changed: OwnChanged) -> None:
+        pause = CHANGE_SECONDS
         try:
             while own.changed or own.wanted:
-                await asyncio.sleep(CHANGE_SECONDS)  # one that says so all the time waits
+                await asyncio.sleep(pause)  # one that says so all the time waits
                 await asyncio.wait([own.opening])
                 if own.session is None:
                     return
@@ -476,6 +478,7 @@ class PersonalSessions:
                 own.read_at.update(dict.fromkeys(kinds | wanted, self._loop.time()))
                 with contextlib.suppress(HubError):
                     await changed(key, own, kinds | wanted, kinds)
+                pause = pause_after_list(sum(own.session.sizes.values()))
         finally:
             own.reading = None
 

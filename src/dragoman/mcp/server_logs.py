@@ -11,13 +11,17 @@ from time import monotonic
 from typing import Any
 
 from dragoman.core.bus import Bus
+from dragoman.core.call import Note
 from dragoman.core.events import ServerLogged
 from dragoman.mcp.hearing import line_of, note_of
 from dragoman.mcp.spawn import Ring
+from dragoman.wire.json import encode
 
 PER_SECOND = 20.0
 BURST = 100.0
 """Lines that are announced; the rest is only kept."""
+MAX_ANNOUNCED = 64 * 1024
+"""Characters or bytes of a line that is announced whole."""
 
 
 class ServerLogs:
@@ -37,8 +41,12 @@ class ServerLogs:
         note = note_of(params)
         if note is None:
             return
-        self._ring.write(line_of(note).encode("utf-8", "replace") + b"\n")
+        line = line_of(note)
+        self._ring.write(line.encode("utf-8", "replace") + b"\n")
         if client != "" and self._may_announce():
+            data = note.data
+            if len(data if isinstance(data, str) else encode(data)) > MAX_ANNOUNCED:
+                note = Note(level=note.level, data=f"{line} [cut]", logger=note.logger)
             self._bus.emit(ServerLogged(self._server, note, client))
 
     def _may_announce(self) -> bool:

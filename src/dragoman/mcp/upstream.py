@@ -28,6 +28,7 @@ from dragoman.core.events import (
     ServerChanged,
 )
 from dragoman.core.logs import RepeatedFailure
+from dragoman.core.pace import pause_after_list
 from dragoman.core.ports import ClientAsker, SchemaCompiler
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
 from dragoman.mcp.client import Session
@@ -680,7 +681,9 @@ class Upstream:
             self._reading = frozenset()
             self._refreshed(refreshing)
         await self.followed.restore(session, self._answer_secs)
-        await asyncio.sleep(0.05)  # a server that says so all the time is asked 20 times a second
+        size = sum(session.sizes.get(KINDS[kind].method, 0) for kind in dirty | stale)
+        pause = pause_after_list(size, self.offers.spent)
+        await asyncio.wait([session.wire.lost], timeout=pause)
 
     async def _list_both(self, session: Session, kinds: Collection[str], seconds: float) -> None:
         """What it offers of these kinds, in both eras where both are used."""

@@ -1,0 +1,153 @@
+"""Servers that say much without being asked: what that costs, and what is left to others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, thread_time
+from typing import Any
+
+import pytest
+from tests.mcp.ground import Scripted, ground, http, until
+from tests.mcp.mini_http import Request, legacy, mini
+
+from dragoman.core.bus import Bus
+from dragoman.core.events import Event, ServerLogged
+from dragoman.core.pace import REST, Pace, pause_after_list
+from dragoman.mcp.duplex import MAX_BATCH
+from dragoman.mcp.server_logs import MAX_ANNOUNCED, ServerLogs
+from dragoman.mcp.spawn import Ring
+
+pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
+
+DENSE = {"method": "notifications/odd", "params": {"a": [{"b": n} for n in range(30_000)]}}
+"""Not large, but with very many parts."""
+TIMES = 5
+
+
+def note(text: str) -> dict[str, Any]:
+    return {"method": "notifications/message", "params": {"level": "info", "data": text}}
+
+
+@pytest.mark.parametrize("way", ["http", "stdio"])
+async def test_large_messages_that_answer_nothing_leave_most_of_the_time_to_others(
+    way: str, short_tmp: Path
+) -> None:
+    said = [note("begin"), *[DENSE] * TIMES, note("end")]
+    encoded = [json.dumps({"jsonrpc": "2.0", **one}).encode() for one in said]
+    may_talk = asyncio.Event()
+
+    def handle(request: Request) -> Awaitable[None] | None:
+        return talk(request) if request.method == "GET" else _ignore(legacy(request))
+
+    async def talk(request: Request) -> None:
+        request.stream()
+        await may_talk.wait()
+        for one in encoded:
+            request._writer.write(b"data: " + one + b"\n\n")
+            await request._writer.drain()
+        await asyncio.Event().wait()
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        script = Scripted(short_tmp, "legacy", {"tools/call": {"first": said, "content": []}})
+        entry = http("s", server.url) if way == "http" else script.entry()
+        upstream = await world.add(entry)
+        calling = asyncio.create_task(world.call("s.t")) if way == "stdio" else None
+        may_talk.set()
+        await until(lambda: "begin" in upstream.stderr.text())
+        begun, used = monotonic(), thread_time()
+        await until(lambda: "end" in upstream.stderr.text())
+        took, worked = monotonic() - begun, thread_time() - used
+        # Waiting costs a little, too, and the first of them may have come with what was before.
+        assert took > worked * (REST - 1) * 0.7, f"{worked:.3f} of {took:.3f} s"
+        if calling is not None:
+            await calling
+
+
+async def test_a_list_that_is_said_to_change_all_the_time_is_read_in_proportion_to_its_size(
+    short_tmp: Path,
+) -> None:
+    words = "x" * 1_000
+    tools = [
+        {"name": f"t{n}", "description": words, "inputSchema": {"type": "object"}}
+        for n in range(2_000)
+    ]
+    asked: list[float] = []
+
+    def handle(request: Request) -> Awaitable[None] | None:
+        if request.method == "GET":
+            return storm(request)
+        if request.asked == "tools/list":
+            asked.append(monotonic())
+            request.result({"tools": tools})
+            return None
+        return _ignore(legacy(request, tools={"listChanged": True}))
+
+    async def storm(request: Request) -> None:
+        request.stream()
+        while True:
+            request.event({"method": "notifications/tools/list_changed"})
+            await request._writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        await world.add(http("s", server.url))
+        await until(lambda: len(asked) >= 5)
+        least = pause_after_list(len(json.dumps(tools)))
+        pauses = [later - sooner for sooner, later in pairwise(asked[1:])]
+        assert 0.3 < least < min(pauses), pauses
+
+
+@pytest.mark.parametrize("way", ["http", "stdio"])
+async def test_only_the_beginning_of_a_huge_batch_is_read(way: str, short_tmp: Path) -> None:
+    batch = [{"jsonrpc": "2.0", **note(f"n{n}!")} for n in range(MAX_BATCH + 5)]
+
+    def handle(request: Request) -> Awaitable[None] | None:
+        return talk(request) if request.method == "GET" else _ignore(legacy(request))
+
+    async def talk(request: Request) -> None:
+        request.stream()
+        request._writer.write(b"data: " + json.dumps(batch).encode() + b"\n\n")
+        request.event(note("end"))
+        await asyncio.Event().wait()
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        if way == "http":
+            upstream = await world.add(http("s", server.url))
+        else:
+            upstream = await world.add(Scripted(short_tmp, "legacy", {}).entry())
+            assert upstream.session is not None
+            duplex = upstream.session.wire._duplex  # type: ignore[attr-defined]
+            duplex.receive(json.dumps(batch).encode())
+            duplex.receive(json.dumps(note("end")).encode())
+        await until(lambda: "end" in upstream.stderr.text())
+        text = upstream.stderr.text()
+        assert f"n{MAX_BATCH - 1}!" in text and f"n{MAX_BATCH}!" not in text
+
+
+def test_a_huge_line_of_a_log_is_announced_cut() -> None:
+    bus, told = Bus(), list[Event]()
+    bus.observe(ServerLogged, told.append)
+    logs = ServerLogs("s", Ring(), bus)
+    for data in ("x" * (MAX_ANNOUNCED + 1), [["x"] * MAX_ANNOUNCED], "short"):
+        logs.write({"level": "error", "data": data}, None)
+    first, second, third = (one.note.data for one in told if isinstance(one, ServerLogged))
+    assert len(first) < 3_000 and first.endswith("[cut]")
+    assert len(second) < 3_000 and second.endswith("[cut]")
+    assert third == "short"
+
+
+def test_what_large_messages_took_is_rested_and_answers_are_not() -> None:
+    pace = Pace()
+    assert pace.pause(1) == 0.0
+    assert pace.pause(1, 0.5) == 0.5 * REST
+    assert pace.pause(0, 0.5) == 0.0
+    assert pause_after_list(0) == pause_after_list(100) < pause_after_list(10**7)
+    assert pause_after_list(10**9, 100.0) == pause_after_list(0, 1.0)
+
+
+def _ignore(_: object) -> None:
+    return None
