@@ -34,7 +34,7 @@ from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.trace import carried_in
 from dragoman.wire import rpc, sse
-from dragoman.wire.json import Malformed, decode, encode, names_twice
+from dragoman.wire.json import Malformed, decode, encode, is_compact, names_twice
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,8 @@ class HttpFace:
             message = decode(request.body)
         except Malformed as problem:
             raise A2aError(PARSE_ERROR, str(problem)) from None
-        if names_twice(request.body, rpc.ENVELOPE, (), 0):
+        body = request.body
+        if not is_compact(body, message) and names_twice(body, rpc.ENVELOPE, (), 0):
             raise A2aError(INVALID_REQUEST, "a member is named twice")
         return message
 

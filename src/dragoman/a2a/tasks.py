@@ -87,6 +87,13 @@ MakeCall = Callable[
 
 
 class AgentTask(LoggedTask):
+    __slots__ = (
+        "_extra", "_following", "_made", "_metadata", "_pending", "_resumed", "agent", "arguments",
+        "artifacts", "beside", "carried", "context", "continues", "far", "history", "metadata",
+        "said", "said_at", "schema", "sends", "sent", "shown", "skill", "status", "tool", "turn",
+        "version",
+    )  # fmt: skip
+
     def __init__(
         self,
         owner: Principal,
@@ -139,6 +146,12 @@ class AgentTask(LoggedTask):
         self._following: asyncio.Task[None] | None = None
         self._resumed = False
         """Whether the call under way answers a question of the target's."""
+        self._pending: Sequence[Mapping[str, Any]] = ()
+        """The parts of the next status."""
+        self._extra: Mapping[str, Any] = NOTHING
+        """The other members of the message of the next status."""
+        self._metadata: Mapping[str, Any] = NOTHING
+        """The metadata of the next status update."""
 
     # --- what is stored beside the log -----------------------------------------------------------
 
@@ -234,7 +247,8 @@ class AgentTask(LoggedTask):
 
     @property
     def running(self) -> bool:
-        return super().running or self._following is not None
+        running = self._running
+        return (running is not None and not running.done()) or self._following is not None
 
     @property
     def accepted(self) -> Sequence[str]:
@@ -335,7 +349,8 @@ class AgentTask(LoggedTask):
 
     def _conclude(self, result: Result) -> None:
         self.result = result
-        self._heard(result.said)
+        if result.said is not None:
+            self._heard(result.said)
         if result.failed:
             self._pending = parts_from_result(result)
             self._move(FAILED, "")
@@ -361,7 +376,8 @@ class AgentTask(LoggedTask):
             question.kind == URL or name == AUTH for name, question in self.questions.items()
         )
         asked = self.asked
-        self._heard(asked.said if asked is not None else None)
+        if asked is not None and asked.said is not None:
+            self._heard(asked.said)
         if not self._pending:
             self._pending = question_parts(self.questions, words)
         self._move(AUTH_REQUIRED if logs_in else INPUT_REQUIRED, words)
@@ -427,7 +443,8 @@ class AgentTask(LoggedTask):
             return
         if isinstance(error, HubError):
             self._words(str(error))
-            self._heard(error.said)
+            if error.said is not None:
+                self._heard(error.said)
             if isinstance(error, Refused | Declined):
                 self.error = error
                 self._move(REJECTED, str(error))
@@ -492,17 +509,8 @@ class AgentTask(LoggedTask):
 
     # --- the status ------------------------------------------------------------------------------
 
-    _pending: Sequence[Mapping[str, Any]] = ()
-    """What the next status says."""
-    _extra: Mapping[str, Any] = NOTHING
-    """What the message of the next status has beside its parts."""
-    _metadata: Mapping[str, Any] = NOTHING
-    """Of the next update of the status."""
-
-    def _heard(self, said: Said | None) -> None:
+    def _heard(self, said: Said) -> None:
         """The next status is what the agent behind the hub has said."""
-        if said is None:
-            return
         if said.content:
             self._pending = [part_from_block(block) for block in said.content]
         self._extra, self._metadata = said.extra, said.metadata

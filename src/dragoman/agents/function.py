@@ -59,6 +59,7 @@ MAX_THREADS = 16
 RESPONSE = "response"
 """What the artifact is called that is an agent's answer."""
 KEPT = "kept by the function"
+_EMPTY_MESSAGE = [{"type": "text", "text": ""}]
 """In the place of an agent's own id of a conversation: a function knows it by the caller's."""
 
 Blocks = Sequence[Mapping[str, Any]]
@@ -242,14 +243,18 @@ class FunctionAgent:
             text = _text(call)
             return [{"type": "text", "text": text}] if text else []
         blocks = blocks_from_arguments(call.arguments)
-        for block in () if CONTEXT in call.extra else blocks:  # A2A's have been checked
+        if CONTEXT not in call.extra:  # those of an A2A message have been checked
+            self._check_media(blocks)
+        return blocks if blocks != _EMPTY_MESSAGE else []
+
+    def _check_media(self, blocks: list[Any]) -> None:
+        for block in blocks:
             media = media_type_of(block) if isinstance(block, dict) else ""
             if media != "text/plain" and not accepts(self.entry.input_modes, media):
                 raise InvalidInput(
                     f'agent "{self.name}" does not take "{media}"; it takes '
                     f"{', '.join(self.entry.input_modes)}"
                 )
-        return blocks if blocks != [{"type": "text", "text": ""}] else []
 
     def close(self) -> None:
         if self._threads is not None:

@@ -112,9 +112,9 @@ class Hub:
     ) -> Result:
         """Faces, the command line and tests all come here; no target can be reached otherwise.
         `carried` is what the request brought of a trace."""
-        tool = self.find_for(caller, name, view, kind)
-        if _is_unknown(tool):
-            tool = await self._find_late(tool, caller, name, view, kind)
+        tool = self.find(name, view, kind)
+        if isinstance(tool.target, Nowhere):
+            tool = await self._find_late(caller, name, view, kind)
         trace = self.chains.trace(caller, tool.name, tool.target.name, carried, handle)
         call = Call(
             caller=caller,
@@ -151,12 +151,11 @@ class Hub:
                 return self._with_links(call, result)
         return result
 
-    async def _find_late(
-        self, tool: Tool, caller: Principal, name: str, view: View, kind: str
-    ) -> Tool:
-        """What an unknown name stands for once targets that start have started, and lists that are
-        old were read again."""
-        if self.startup is not None:
+    async def _find_late(self, caller: Principal, name: str, view: View, kind: str) -> Tool:
+        """What a name that leads nowhere stands for to this caller, once targets that start have
+        started, and lists that are old were read again."""
+        tool = self.find_for(caller, name, view, kind)
+        if self.startup is not None and _is_unknown(tool):
             tool = await self._find_starting(self.startup, caller, name, view, kind)
         if self.refresher is None or not _is_unknown(tool):
             return tool

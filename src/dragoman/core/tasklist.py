@@ -49,6 +49,8 @@ class Owned:
 class LoggedTask(Task):
     """A task whose log is stored."""
 
+    __slots__ = ("count", "key", "owned", "saved", "size", "tasks")
+
     def __init__(self, owner: Principal, work: Work, id: str = "") -> None:
         super().__init__(owner, work, id)
         self.key = 0

@@ -82,6 +82,13 @@ class Task:
     """Made for a call that may last; `start` makes the call. Nobody can find it by its id until
     `Tasks.keep` has taken it."""
 
+    # Subclasses come to more than 30 attributes, with which a `__dict__` is slow.
+    __slots__ = (
+        "__weakref__", "_answers", "_asked", "_rounds", "_running", "_watchers", "_work", "asked",
+        "created", "entries", "error", "finished", "id", "lasting", "message", "owner", "questions",
+        "result", "state", "ttl", "updated",
+    )  # fmt: skip
+
     def __init__(self, owner: Principal, work: Work, id: str = "") -> None:
         self.id = id or token_hex(16)
         self.owner = owner

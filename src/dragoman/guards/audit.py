@@ -77,7 +77,8 @@ class Audit:
         return result
 
     def _conclude(self, seq: int, conclusion: dict[str, Any], started: float, call: Call) -> None:
-        conclusion["duration_ms"] = round((time.perf_counter() - started) * 1000, 3)
+        # Cut to microseconds, not rounded: `round` takes three times as long.
+        conclusion["duration_ms"] = int((time.perf_counter() - started) * 1e6) / 1000
         if call.noted:
             _add_noted(conclusion, call.noted)
         self._log.conclude(seq, conclusion)

@@ -24,7 +24,7 @@ from dragoman.mcp.server import Face, answer_batch, unsupported
 from dragoman.mcp.sessions import MAX_RUNNING, MAX_STREAMS, Session, Sessions
 from dragoman.mcp.streams import STREAM_HEADERS, UNASKED, Beat, Beats, Kept, Stream
 from dragoman.wire import rpc, sse
-from dragoman.wire.json import Malformed, decode, names_twice
+from dragoman.wire.json import Malformed, decode, is_compact, names_twice
 
 PARAMS = (*rpc.PARAMS, b'"uri"', b'"taskId"', b'"inputResponses"', b'"requestState"')
 """The parameters that must not be named twice."""
@@ -269,7 +269,10 @@ def taken(request: HttpRequest, accept: bytes) -> Any:
     except Malformed as problem:
         send_json(request, 400, rpc.error(None, rpc.PARSE_ERROR, str(problem)))
         return None
-    if names_twice(request.body, rpc.ENVELOPE, PARAMS, _named_client(message)):
+    body = request.body
+    if not is_compact(body, message) and names_twice(
+        body, rpc.ENVELOPE, PARAMS, _named_client(message)
+    ):
         refuse(request, 400, "a member is named twice", rpc.id_of(message))
         return None
     if message is None:

@@ -77,6 +77,14 @@ def deeper_than(value: Any, limit: int) -> bool:
 
 SHORT = 4_096
 
+
+def is_compact(text: bytes, value: Any) -> bool:
+    """Whether `text` is what we would write for the `value` that was read from it, as most clients
+    send it. Then it names no member twice: one of the two would be missing in the value. False also
+    for what is long; that is not looked at."""
+    return len(text) < SHORT and encode(value) == text
+
+
 _Search = Callable[[bytes], list[bytes]]
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
