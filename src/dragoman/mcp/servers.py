@@ -109,8 +109,11 @@ class Servers:
     # --- who is listed what (core.ports.ListVisibility) ----------------------------------------
 
     def prepare(self, kind: str, viewer: Viewer) -> Awaitable[None] | None:
-        found = (upstream.lists.prepare(kind, viewer) for upstream in self._running.values())
-        tasks = [task for task in found if task is not None]
+        tasks = []
+        for upstream in self._running.values():  # no generators: every list comes here
+            task = upstream.lists.prepare(kind, viewer)
+            if task is not None:
+                tasks.append(task)
         return wait_for_lists(tasks) if tasks else None
 
     def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
@@ -130,7 +133,10 @@ class Servers:
     # --- reading lists again (core.ports.ListRefresher) ----------------------------------------
 
     def is_stale(self, kind: str) -> bool:
-        return any(upstream.is_behind(kind) for upstream in self._running.values())
+        for upstream in self._running.values():  # noqa: SIM110
+            if upstream.is_behind(kind):
+                return True
+        return False
 
     async def refresh(self, kind: str) -> None:
         stale = [one for one in self._running.values() if one.is_behind(kind)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Protocol, cast
 
 import httptools
@@ -700,6 +700,11 @@ class Connection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if not self.lost:
             self._transport.write(data)
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        """Writes large parts without joining them first."""
+        if not self.lost:
+            self._transport.writelines(parts)
 
     async def writable(self) -> None:
         while (drained := self._drained) is not None and not self.lost:

@@ -20,6 +20,8 @@ STATUS = {
     for status in http.HTTPStatus
 }
 _BODILESS = frozenset({204, 304})
+LARGE = 64 * 1024
+"""Bytes of a body from which on head and body are not joined: that would copy the body."""
 _JSON = STATUS[200] + b"content-type: application/json\r\ncontent-length: "
 
 
@@ -79,7 +81,10 @@ class Request:
             and self.keep_alive
             and not self.extra
         ):  # as nearly all are
-            self._connection.write(b"%b%d\r\n\r\n%b" % (_JSON, len(body), body))
+            if len(body) < LARGE:
+                self._connection.write(b"%b%d\r\n\r\n%b" % (_JSON, len(body), body))
+            else:
+                self._connection.write_parts((b"%b%d\r\n\r\n" % (_JSON, len(body)), body))
             self._finish()
             return
         lines = [STATUS[status], *[b"%b: %b\r\n" % header for header in headers]]
