@@ -60,15 +60,18 @@ def decode_reply(text: bytes) -> Any:
     return decode(text, max_tokens=MAX_REPLY_TOKENS, max_depth=MAX_REPLY_DEPTH)
 
 
+_CONTAINERS = (dict, list)
+
+
 def deeper_than(value: Any, limit: int) -> bool:
-    level = [value]
+    """Whether a plain value is nested deeper than that."""
+    level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(limit):
         inner: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                inner.extend(v for v in item.values() if isinstance(v, dict | list))
-            elif isinstance(item, list):
-                inner.extend(v for v in item if isinstance(v, dict | list))
+            for member in item.values() if isinstance(item, dict) else item:
+                if isinstance(member, _CONTAINERS):
+                    inner.append(member)
         if not inner:
             return False
         level = inner
