@@ -53,6 +53,7 @@ PARTS = (
     "a2a-kits",
 )
 Records = list[dict[str, Any]]
+Kits = tuple[Path, dict[str, str]]
 
 
 def say(text: str) -> None:
@@ -163,16 +164,24 @@ def client_part(arguments: argparse.Namespace) -> Records:
     return records
 
 
-def kits_part(arguments: argparse.Namespace) -> Records:
-    """Where no kit is given nothing fails, but it is said, and the page is not written."""
+def find_kits(arguments: argparse.Namespace) -> Kits | None:
+    """The official A2A kit and the commits of its branches; None where it is not given. Looked for
+    before anything runs, so that a wrong folder is noticed at once."""
     try:
         kit = find_kit(arguments.tck)
         if kit is None:
-            say(f"SKIPPED a2a-kits: {HOW}.")
-            return []
-        commits = {branch: commit_of(kit, branch) for branch in ("1.0-dev", "0.3.x")}
+            return None
+        return kit, {branch: commit_of(kit, branch) for branch in ("1.0-dev", "0.3.x")}
     except NoKit as problem:
         raise CannotRun(f"{problem}.") from None
+
+
+def kits_part(arguments: argparse.Namespace, kits: Kits | None) -> Records:
+    """Where no kit is given nothing fails, but it is said, and the page is not written."""
+    if kits is None:
+        say(f"SKIPPED a2a-kits: {HOW}.")
+        return []
+    kit, commits = kits
     records: Records = []
     for result in run_kits(kit, [name for name in KIT_RUNS if name in arguments.kits]):
         made = {**vars(result), "ok": not result.problems}
@@ -197,8 +206,8 @@ def plain_part(part: str, arguments: argparse.Namespace) -> Records:
     }
     try:
         records = [vars(each) for each in runners[part](arguments.only)]
-    except RuntimeError as problem:
-        records = [{"name": part, "problem": str(problem)}]
+    except Exception as problem:  # of whatever was run: the other parts are run all the same
+        records = [{"name": part, "problem": f"{type(problem).__name__}: {problem}"[:300]}]
     records = [
         {**each, "ok": each["problem"] is None or each.get("reason") is not None}
         for each in records
@@ -241,6 +250,7 @@ def versions() -> dict[str, str]:
 
 
 def everything(arguments: argparse.Namespace) -> dict[str, Any]:
+    kits = find_kits(arguments) if "a2a-kits" in arguments.parts else None
     results: dict[str, Any] = {"versions": versions()}
     for part in PARTS:
         if part not in arguments.parts:
@@ -250,7 +260,7 @@ def everything(arguments: argparse.Namespace) -> dict[str, Any]:
         elif part == "client":
             results[part] = client_part(arguments)
         elif part == "a2a-kits":
-            results[part] = kits_part(arguments)
+            results[part] = kits_part(arguments, kits)
         else:
             results[part] = plain_part(part, arguments)
     return results
