@@ -172,7 +172,10 @@ class Session:
             raise BadReply(f'server "{self.server}" answered "initialize" with no object')
         version = result.get("protocolVersion")
         if version not in HANDSHAKE:
-            raise BadReply(f'server "{self.server}" speaks revision {version!r}, which is unknown')
+            raise BadReply(
+                f'server "{self.server}" speaks revision {version!r:.60}, which is unknown; '
+                f"the hub speaks {NAMES[0]} to {NAMES[-1]}"
+            )
         self.revision = NUMBERS[version]
         if isinstance(self.wire, HttpWire):
             self.wire.speak(self.revision)

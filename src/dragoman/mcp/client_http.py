@@ -58,6 +58,14 @@ class SessionExpired(Unreachable):
         return Unreachable.__name__  # the difference is nobody's business but the client's
 
 
+class OtherEra(Unreachable):
+    """The server refuses a request of the modern era before it looks at it."""
+
+    @property
+    def kind(self) -> str:
+        return Unreachable.__name__
+
+
 class HttpStatus(BadReply):
     """An answer whose status says no, and whose body is no JSON-RPC error."""
 
@@ -288,6 +296,10 @@ class HttpWire:
             return self._result(self._decoded(data, method), id, method), len(data)
         if in_session and (reply.status == 404 or (reply.status == 400 and _no_session(data, id))):
             raise self._expired()
+        is_modern = self.revision == R2607 and method != "server/discover"
+        if is_modern and reply.status == 400 and _is_foreign(data, id):
+            self.lose("it does not speak 2026-07-28 any more")
+            raise OtherEra(f'server "{self.server}" does not speak 2026-07-28', sent=False)
         self._raise_status(reply, data, method)
 
     def _expired(self) -> SessionExpired:
@@ -506,6 +518,19 @@ def _no_session(data: bytes, id: int) -> bool:
     except Malformed:
         return True
     return not (isinstance(error, dict) and error.get("id") == id)
+
+
+def _is_foreign(data: bytes, id: int) -> bool:
+    """Whether a 400 is of a server of the handshake era, which wants a session, or does not know
+    the revision, before it looks at the request."""
+    words = data[:2000].lower()
+    if b"session" not in words and b"protocol version" not in words:
+        return False
+    try:
+        error = decode(data)
+    except Malformed:
+        return False
+    return isinstance(error, dict) and "error" in error and error.get("id") != id
 
 
 def _is_stream(reply: Reply) -> bool:

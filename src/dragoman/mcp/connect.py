@@ -13,7 +13,14 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from dragoman.core.errors import BadReply, ConfigError, HubError, TargetFailed, Unreachable
+from dragoman.core.errors import (
+    BadReply,
+    ConfigError,
+    HubError,
+    TargetFailed,
+    Unreachable,
+    WorkFailed,
+)
 from dragoman.core.ports import HttpClient
 from dragoman.mcp.client import Session
 from dragoman.mcp.client_http import HttpStatus, HttpWire
@@ -143,7 +150,13 @@ class Connector:
             era = upstream.entry.era
             if apart is not None or era == "legacy":
                 modern = False
-            await session.open(seconds, modern=True if era == "modern" else modern)
+            try:
+                await session.open(seconds, modern=True if era == "modern" else modern)
+            except (WorkFailed, HttpStatus):
+                if apart is not None or era != "auto" or modern is None:
+                    raise
+                # It is another than the one that was started before.
+                await session.open(seconds, modern=None)
             if era == "modern" and not session.modern:
                 raise not_modern(upstream.name)
         except BaseException as error:

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import HubError, InvalidInput, Quarantined, TimedOut, Unreachable
+from dragoman.core.errors import (
+    HubError,
+    InvalidInput,
+    Quarantined,
+    TimedOut,
+    Unreachable,
+    WorkFailed,
+)
 from dragoman.core.events import (
     ClientListChanged,
     ElicitationCompleted,
@@ -32,7 +39,7 @@ from dragoman.core.pace import pause_after_list
 from dragoman.core.ports import ClientAsker, SchemaCompiler
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
 from dragoman.mcp.client import Session
-from dragoman.mcp.client_http import HttpWire
+from dragoman.mcp.client_http import HttpStatus, HttpWire, OtherEra
 from dragoman.mcp.client_lists import ClientLists
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.followed import Followed
@@ -68,6 +75,8 @@ whatever hangs after that is left behind, so that the others do not wait for it.
 LOSSES = 5
 """A server that is lost more often than this, one time after the other, has failed: until then a
 call starts it again at once."""
+NOT_UNDERSTOOD = (-32600, -32601, -32602)
+MAX_REASON = 1_000
 ALL = tuple(KINDS)
 QUESTION_SECONDS = 600.0
 OWN_IDLE_SECONDS = 1_800.0
@@ -535,6 +544,8 @@ class Upstream:
             if session is not None:
                 await session.close()
             self.modern = self.way = None  # what was known of it may be what is wrong
+            if session is not None and session.modern and _wants_handshake(error):
+                self.modern = False  # it said that it speaks the modern era, and does not
             if isinstance(error, TimeoutError):
                 raise TimedOut(f"it did not answer within {seconds:g} s") from None
             raise
@@ -727,6 +738,7 @@ class Upstream:
         await self._wake.wait()
 
     def _become(self, state: str, reason: str) -> None:
+        reason = reason[:MAX_REASON]
         if (state, reason) == (self.state, self.reason):
             return
         self.state, self.reason = state, reason
@@ -737,6 +749,13 @@ class Upstream:
         elif state == "connected":
             self._failure.clear()
         self._bus.emit(ServerChanged(self.name, state, reason))
+
+
+def _wants_handshake(error: BaseException) -> bool:
+    """Whether a server refuses a request of the modern era as none that it understands."""
+    if isinstance(error, WorkFailed) and error.native is not None:
+        return error.native.get("code") in NOT_UNDERSTOOD
+    return isinstance(error, OtherEra) or (isinstance(error, HttpStatus) and error.status == 400)
 
 
 def _follows(call: Call) -> bool:

@@ -1,0 +1,107 @@
+"""Servers that are not what they said: of another era than before, or than they say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mcp.ground import Ground, Scripted, ground, http, until
+from tests.mcp.mini_http import Request, legacy, mini, modern
+
+from dragoman.core.errors import Unreachable
+from dragoman.mcp.config import ServerEntry, StdioTransport
+
+pytestmark = [pytest.mark.promise("B1"), pytest.mark.timeout(30)]
+
+CHILD = Path(__file__).with_name("lying_server.py")
+TOOLS = [{"name": "t", "inputSchema": {"type": "object"}}]
+NO_SESSION = {"code": -32600, "message": "Bad Request: Missing session ID"}
+NO_VERSION = {"code": -32000, "message": "Bad Request: Unsupported protocol version: 2026-07-28"}
+
+
+def liar(place: Path, *eras: str) -> ServerEntry:
+    """A child that speaks another of these at each start, the last for ever."""
+    args = [str(CHILD), str(place / "starts"), *eras]
+    return ServerEntry(name="s", transport=StdioTransport(command=sys.executable, args=args))
+
+
+async def text(world: Ground, **arguments: Any) -> str:
+    (block,) = (await world.call("s.t", arguments)).content
+    return str(block["text"])
+
+
+@pytest.mark.parametrize(
+    "eras", [("modern", "legacy", "modern"), ("legacy", "modern", "legacy")], ids="-".join
+)
+async def test_a_server_may_speak_another_era_after_each_start(
+    eras: tuple[str, ...], short_tmp: Path
+) -> None:
+    async with ground(short_tmp) as world:
+        await world.add(liar(short_tmp, *eras))
+        for era in eras:
+            assert await text(world) == era
+            with pytest.raises(Unreachable):
+                await text(world, die=True)
+
+
+async def test_a_server_that_says_it_is_modern_and_wants_a_handshake_is_given_one(
+    short_tmp: Path,
+) -> None:
+    async with ground(short_tmp) as world:
+        await world.servers.apply([liar(short_tmp, "liar")])
+        await until(lambda: world.made["s"].state == "connected")
+        assert world.made["s"].revision == "2025-11-25"
+        assert await text(world) == "liar"
+
+
+@pytest.mark.parametrize("revision", ["2099-01-01", "x" * 100_000, ["2025-11-25"], "2026-07-28"])
+async def test_a_revision_that_is_unknown_is_named_in_few_words(
+    revision: Any, short_tmp: Path
+) -> None:
+    async with ground(short_tmp) as world:
+        await world.servers.apply([Scripted(short_tmp, "legacy", {}, revision=revision).entry()])
+        upstream = world.made.get("s")
+        assert upstream is not None
+        await until(lambda: upstream.state == "failed")
+        assert "which is unknown; the hub speaks 2024-11-05 to 2026-07-28" in upstream.reason
+        assert json.dumps(revision)[1:9] in upstream.reason.replace("'", '"')
+        assert len(upstream.reason) < 250
+
+
+@pytest.mark.parametrize("error", [NO_SESSION, NO_VERSION])
+async def test_a_server_over_http_that_turns_into_one_of_the_handshake_era_is_greeted_again(
+    error: dict[str, Any], short_tmp: Path
+) -> None:
+    is_old = False
+
+    def handle(request: Request) -> Awaitable[None] | None:
+        if not is_old and "mcp-session-id" in request.headers:
+            request.reply(404)
+            return None
+        if not is_old and modern(request, TOOLS):
+            return None
+        if is_old and request.asked != "initialize" and "mcp-session-id" not in request.headers:
+            request.reply(400, {"jsonrpc": "2.0", "id": None, "error": error})
+        elif is_old and legacy(request):
+            return None
+        elif request.asked == "tools/call":
+            said = {"resultType": "complete"} if not is_old else {}
+            content = [{"type": "text", "text": "old" if is_old else "new"}]
+            request.result({**said, "content": content})
+        else:
+            request.reply(405)
+        return None
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        upstream = await world.add(http("s", server.url))
+        assert await text(world) == "new" and upstream.revision == "2026-07-28"
+        is_old = True
+        assert await asyncio.gather(*(text(world) for _ in range(3))) == ["old"] * 3
+        assert upstream.revision == "2025-11-25"
+        is_old = False
+        assert await text(world) == "new" and upstream.revision == "2026-07-28"
