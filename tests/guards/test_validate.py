@@ -325,6 +325,7 @@ def test_a_pattern_that_this_engine_cannot_read_is_left_to_the_server(pattern: s
     inner = {"type": "string", "pattern": pattern, "maxLength": 3}
     for schema in (
         {"type": "object", "properties": {"a": inner}},
+        {"type": "object", "properties": {"a": inner, "default": inner, "enum": inner}},
         {"type": "object", "$defs": {"x": inner}, "properties": {"a": {"$ref": "#/$defs/x"}}},
     ):
         validate = compile_schema(schema)

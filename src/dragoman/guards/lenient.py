@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from dragoman.guards.references import DATA, NAMED
+
 _INTEGER = r"^\s*[+-]?[0-9][0-9_]*(\.0*)?\s*$"
 _NUMBER = r"^\s*[+-]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+|inf|infinity|nan)([eE][+-]?[0-9]+)?\s*$"
 _TRUE, _FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
@@ -32,9 +34,8 @@ _DROPPED = frozenset({
     "propertyNames", "minProperties", "maxProperties", "additionalProperties", "additionalItems",
 })  # fmt: skip
 """What could refuse a value before it is converted; the server checks that itself."""
-_NAMED = frozenset(("patternProperties", "$defs", "definitions"))
+_DEFINED = frozenset(("patternProperties", "$defs", "definitions"))
 _LISTED = frozenset(("anyOf", "allOf", "prefixItems"))
-_DATA = frozenset(("const", "enum", "default", "examples", "example"))
 MAX_NAMED = 5
 MAX_NAME = 100
 ALIKE = 0.75
@@ -59,7 +60,7 @@ def relax(schema: Any) -> Any:
         elif word in ("enum", "const"):
             values = value if word == "enum" and isinstance(value, list) else [value]
             demands.append({"enum": [*values, *(text for one in values for text in _texts(one))]})
-        elif word in _NAMED and isinstance(value, dict):
+        elif word in _DEFINED and isinstance(value, dict):
             relaxed[word] = {name: relax(inner) for name, inner in value.items()}
         elif word in _LISTED and isinstance(value, list):
             relaxed[word] = [relax(inner) for inner in value]
@@ -107,8 +108,12 @@ def strip_patterns(schema: Any, is_regex: Callable[[str], bool]) -> Any:
             value = {one: inner for one, inner in value.items() if is_regex(one)}
             if len(value) < len(schema[word]):
                 kept["additionalProperties"] = True
-        if word != "additionalProperties" or word not in kept:
-            kept[word] = value if word in _DATA else strip_patterns(value, is_regex)
+        if word == "additionalProperties" and word in kept:
+            continue
+        if word in NAMED and isinstance(value, dict):  # an argument may be called "default"
+            kept[word] = {name: strip_patterns(inner, is_regex) for name, inner in value.items()}
+        else:
+            kept[word] = value if word in DATA else strip_patterns(value, is_regex)
     return kept
 
 
