@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote
@@ -35,6 +35,7 @@ MAX_EXPLAINED = 1_000
 LENIENT, STRICT, UNCHECKED = "lenient", "strict", "off"
 """What is refused: what no server could make sense of, what the schema does not say, nothing."""
 MAX_FOUND = 50
+_REFERENCES = frozenset(REFERENCES)
 
 
 class Validate:
@@ -159,13 +160,13 @@ class PartialCheck:
 
 def compile_schema(schema: Mapping[str, Any], check: str = STRICT) -> Validator:
     """A validator that fetches nothing; ValueError says what is wrong with the schema."""
-    _measure(schema)
+    refers = _measure(schema)
     if check == UNCHECKED:
         return anything
     if not schema.keys() - {"type"} and schema.get("type", "object") == "object":
         return anything
     kind = LenientCheck if check == LENIENT else SchemaCheck
-    readable, unresolved = resolve(schema)
+    readable, unresolved = resolve(schema) if refers else (schema, None)
     size = _expanded_size(readable)
     try:
         found = kind(readable, size)
@@ -199,19 +200,23 @@ def _is_regex(pattern: str) -> bool:
     return True
 
 
-def _measure(schema: Any) -> None:
-    """Refuses what is too large or too deep to be a schema of arguments."""
-    level, nodes = [schema], 0
+def _measure(schema: Any) -> bool:
+    """Refuses what is too large or too deep to be a schema of arguments. Returns whether anything
+    in it may be a reference."""
+    level, nodes, refers = [schema], 0, False
     for _ in range(MAX_SCHEMA_DEPTH):
         inner: list[Any] = []
         for item in level:
-            values = item.values() if isinstance(item, dict) else item
+            values: Iterable[Any] = item
+            if isinstance(item, dict):
+                refers = refers or not _REFERENCES.isdisjoint(item)
+                values = item.values()
             inner.extend(value for value in values if isinstance(value, dict | list))
         nodes += len(inner)
         if nodes > MAX_SCHEMA_NODES:
             raise ValueError(f"the schema has more than {MAX_SCHEMA_NODES} parts")
         if not inner:
-            return
+            return refers
         level = inner
     raise ValueError(f"the schema is nested deeper than {MAX_SCHEMA_DEPTH}")
 
