@@ -17,6 +17,11 @@ from dragoman.mcp.questions import WAITS
 
 HANDSHAKE: dict[str, Any] = {"revision": "2025-11-25", "features": EVERYTHING_ASKED}
 MODERN: dict[str, Any] = {"revision": "2026-07-28", "features": EVERYTHING_ASKED}
+GREETING = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {"tools": {}},
+    "serverInfo": {"name": "scripted", "version": "1"},
+}
 NOT_ASKABLE: dict[str, Any] = {"revision": "2025-11-25", "features": WAITS}
 
 
@@ -157,13 +162,8 @@ async def test_the_second_shared_session_rests_with_the_first(short_tmp: Path) -
 @pytest.mark.promise("B5", "B13")
 async def test_clients_that_share_a_session_see_what_it_lists(short_tmp: Path) -> None:
     """Known before the first call is made, and told to those that were listed something else."""
-    greeting = {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {"tools": {}},
-        "serverInfo": {"name": "scripted", "version": "1"},
-    }
     tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("t", "old")]
-    answers = {"initialize": greeting, "tools/call": {"resultType": "complete", "content": []}}
+    answers = {"initialize": GREETING, "tools/call": {"resultType": "complete", "content": []}}
     server = Scripted(short_tmp, "modern", answers, handshake={"tools/list": {"tools": tools}})
     announced: list[ListAnnounced] = []
     async with ground(short_tmp) as world:
@@ -177,3 +177,23 @@ async def test_clients_that_share_a_session_see_what_it_lists(short_tmp: Path) -
         assert (await world.call("s.old", client="b", **NOT_ASKABLE)).questions is None
         with pytest.raises(NotFound):
             await world.call("s.old", client="c", **MODERN)
+
+
+@pytest.mark.promise("B12", "B13")
+async def test_a_list_is_the_same_result_in_both_eras(short_tmp: Path) -> None:
+    """A server of both eras puts it into an object for clients of the handshake era; its tool is
+    known as the modern era has it."""
+    tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": {"type": "array"}}
+    complete = {"resultType": "complete", "content": []}
+    answers = {
+        "initialize": GREETING,
+        "tools/list": {"tools": [tool]},
+        "tools/call": {**complete, "structuredContent": [1, 2]},
+    }
+    older = {"tools/call": {"content": [], "structuredContent": {"result": [1, 2]}}}
+    server = Scripted(short_tmp, "modern", answers, handshake=older)
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        for client in (MODERN, NOT_ASKABLE, HANDSHAKE):
+            assert (await world.call("s.t", client="a", **client)).structured == [1, 2]
+        assert upstream.handshake.session is not None and len(upstream.personal) == 1

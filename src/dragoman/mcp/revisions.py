@@ -176,6 +176,17 @@ def is_wrapped(schema: object, revision: int) -> bool:
     return revision < R2607 and isinstance(schema, dict | bool) and not _is_object_schema(schema)
 
 
+def unwrap_result(result: Any, schema: object) -> Any:
+    """A tool's result of the handshake era as the modern era has it, where `schema`, the tool's
+    outputSchema, is of that era: a server of both eras has wrapped a value that is no object."""
+    structured = result.get("structuredContent") if isinstance(result, dict) else None
+    if not isinstance(structured, dict) or structured.keys() != {WRAPPED}:
+        return result
+    if not is_wrapped(schema, R2511):
+        return result
+    return {**result, "structuredContent": structured[WRAPPED]}
+
+
 def wrapped_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
     """The schema of `{"result": value}`, for values of `schema`."""
     wrapper: dict[str, Any] = {"type": "object", "required": [WRAPPED]}

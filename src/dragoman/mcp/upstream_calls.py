@@ -34,7 +34,7 @@ from dragoman.mcp.questions import (
     questions_of,
     with_waiting,
 )
-from dragoman.mcp.revisions import MODERN, NAMES, R2503, R2511
+from dragoman.mcp.revisions import MODERN, NAMES, R2503, R2511, unwrap_result
 from dragoman.mcp.session_choice import NONE, SessionChoice
 from dragoman.mcp.translate import (
     METHODS,
@@ -344,6 +344,8 @@ class Calls:
         kind = value.get("resultType", "complete") if isinstance(value, dict) else "complete"
         if kind == "complete":
             if tool.kind == TOOL:
+                if session is None or not session.modern:
+                    value = unwrap_result(value, tool.definition.get("outputSchema"))
                 return result_from_mcp(value, size, self._server)
             return result_of_kind(tool, value, size, self._server)
         if session is None or not session.modern:
