@@ -197,3 +197,22 @@ async def test_a_list_is_the_same_result_in_both_eras(short_tmp: Path) -> None:
         for client in (MODERN, NOT_ASKABLE, HANDSHAKE):
             assert (await world.call("s.t", client="a", **client)).structured == [1, 2]
         assert upstream.handshake.session is not None and len(upstream.personal) == 1
+
+
+@pytest.mark.promise("B13")
+async def test_a_server_of_both_eras_that_starts_slowly_speaks_the_one_it_is_spoken_to_in(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is silent it is greeted in both eras; SDK servers then keep to the handshake."""
+    monkeypatch.setattr("dragoman.mcp.client.PROBE_SECONDS", 0.0)  # any start takes longer
+    said = [
+        {"resultType": "complete", "content": [{"type": "text", "text": era}]}
+        for era in ("modern", "legacy")
+    ]
+    answers = {"initialize": GREETING, "tools/call": said[0]}
+    server = Scripted(short_tmp, "modern", answers, handshake={"tools/call": said[1]})
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        assert upstream.revision == "2026-07-28" and upstream.restarts == 0
+        assert await text(world, "s.t", **MODERN) == "modern"
+        assert len(server.sent("initialize")) == 1 and len(server.sent("server/discover")) == 2

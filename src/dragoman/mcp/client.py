@@ -39,6 +39,8 @@ MAX_PAGES = 1_000
 MAX_ENTRIES = 20_000
 MAX_LIST_BYTES = 32 * 1024 * 1024
 """All pages of a list together."""
+SECOND_SECONDS = 2.0
+"""How long a server that has answered in the modern era may take over the other greeting."""
 PROBE_SECONDS = 2.0
 """How long a child may keep silent on `server/discover` before it is greeted the old way as well:
 some old servers never answer a method that they do not know."""
@@ -52,6 +54,11 @@ MODERN_META: dict[str, Any] = {
     CAPABILITIES_KEY: {},
     CLIENT_KEY: CLIENT_INFO,
 }
+
+
+class GreetedTwice(BadReply):
+    """A server of both eras has taken a greeting of each. It is to be started again, in the modern
+    era alone."""
 
 
 class Session:
@@ -107,6 +114,7 @@ class Session:
     async def _find_out(self, timeout: float) -> None:
         """Asks the new way first. A server that keeps silent, since it is still starting or never
         answers what it does not know, is greeted the old way as well; the first good answer counts.
+        Raises `GreetedTwice` where both are answered well: one of both eras may then speak either.
         """
         loop = asyncio.get_running_loop()
         discovering = loop.create_task(self._discover(timeout))
@@ -118,9 +126,12 @@ class Session:
             greeting = loop.create_task(self._initialize(timeout))
             if not discovering.done():
                 await asyncio.wait([discovering, greeting], return_when=asyncio.FIRST_COMPLETED)
-                if greeting.done() and greeting.exception() is None:
+                if greeting.done() and greeting.exception() is None and not discovering.done():
                     return
                 if await discovering:
+                    await asyncio.wait([greeting], timeout=min(SECOND_SECONDS, timeout))
+                    if greeting.done() and greeting.exception() is None:
+                        raise GreetedTwice(f'server "{self.server}" was greeted in both eras')
                     return
             await greeting
         finally:

@@ -22,7 +22,7 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.core.ports import HttpClient
-from dragoman.mcp.client import Session
+from dragoman.mcp.client import GreetedTwice, Session
 from dragoman.mcp.client_http import HttpStatus, HttpWire
 from dragoman.mcp.client_sse import SseWire
 from dragoman.mcp.client_stdio import StdioWire
@@ -96,10 +96,17 @@ class Connector:
             mark,
             with_user_home=upstream.entry.has_user_home,
         )
-        wire = StdioWire(upstream.name, _ears(upstream, apart), upstream.stderr)
         cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
-        await wire.start(os.path.expanduser(transport.command), transport.args, env, cwd)
-        return await self._open(upstream, wire, seconds, upstream.modern, apart)
+
+        async def start(modern: bool | None) -> Session:
+            wire = StdioWire(upstream.name, _ears(upstream, apart), upstream.stderr)
+            await wire.start(os.path.expanduser(transport.command), transport.args, env, cwd)
+            return await self._open(upstream, wire, seconds, modern, apart)
+
+        try:
+            return await start(upstream.modern)
+        except GreetedTwice:
+            return await start(True)
 
     async def _http(
         self,
