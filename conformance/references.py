@@ -170,6 +170,12 @@ INTENDED = (
         "Several servers have resources, and none of them lists this one or has a template for it. "
         "The hub asks none and answers itself, with the code of the client's revision.",
     ),
+    Intended(
+        r"^everything, a client that answers, auto: (resources|read .*made.gz) after the questions",
+        "A client of 2026-07-28 keeps no session with the hub. A session with a server that was "
+        "told the client's roots in a call ends with that call, so that no other client works in "
+        "those folders (decision 35).",
+    ),
 )
 
 
@@ -301,11 +307,15 @@ async def observe(
     found |= await observe_resources(client, reference, "")
     instructions = client.instructions or ""
     found["instructions"] = (section_of(instructions, server) if prefix else instructions).strip()
-    for tool, arguments in (*reference.calls, *(reference.asking if able else ())):
-        asked = resolve_paths(arguments, world)
-        label = f"call {tool} {json.dumps(arguments)[:60]}"
-        found[label] = await result_of(client.call_tool(names.get(fold(tool), tool), asked))
-    found |= await observe_resources(client, reference, " after the calls")
+    for when, calls in (
+        ("after the calls", reference.calls),
+        ("after the questions", reference.asking if able else ()),
+    ):
+        for tool, arguments in calls:
+            asked = resolve_paths(arguments, world)
+            label = f"call {tool} {json.dumps(arguments)[:60]}"
+            found[label] = await result_of(client.call_tool(names.get(fold(tool), tool), asked))
+        found |= await observe_resources(client, reference, f" {when}")
     text = json.dumps(found).replace(str(world), "@")
     # What differs from run to run: hashes and times of commits.
     text = re.sub(r"\b[0-9a-f]{40}\b", "HASH", text)
