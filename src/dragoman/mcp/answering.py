@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
+from dragoman.mcp.errors import answer_crash
 from dragoman.mcp.peer import Peer
 from dragoman.mcp.revisions import R2607
 from dragoman.mcp.sessions import Session
@@ -68,6 +69,8 @@ class Answering:
                 raise
             self._task.uncancel()
             answer = rpc.error(id, CANCELLED, self.why)
+        except Exception:
+            answer = answer_crash(id)
         finally:
             self._task = None
             self._beats.watched.end(self._due)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ from dragoman.core.questions import NEEDS, can_answer
 from dragoman.mcp.questions import URL_REQUIRED, addresses_of
 from dragoman.mcp.revisions import R2024, R2511, R2607
 from dragoman.wire import rpc
+
+log = logging.getLogger(__name__)
 
 NEVER = R2607 + 1
 ERROR_KEY = "dragoman.hub/error"
@@ -167,3 +170,10 @@ def _names_resource(data: Any) -> bool:
 
 def _kind(error: HubError) -> dict[str, Any]:
     return {"kind": error.kind, "trace": error.trace}
+
+
+def answer_crash(id: rpc.Id) -> bytes:
+    """The answer to a request that raised what nobody expected; for an `except` block, whose
+    exception it logs. Without an answer the client would wait for ever."""
+    log.exception("a request crashed")
+    return rpc.error(id, rpc.INTERNAL_ERROR, "the request failed inside the hub; see the hub's log")

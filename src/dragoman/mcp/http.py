@@ -15,7 +15,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.view import EVERYTHING
 from dragoman.mcp import answering
 from dragoman.mcp.answering import Answering, send_json
-from dragoman.mcp.errors import as_error
+from dragoman.mcp.errors import answer_crash, as_error
 from dragoman.mcp.headers import Headers, version_named
 from dragoman.mcp.param_headers import HEADER_MISMATCH
 from dragoman.mcp.peer import Peer
@@ -71,7 +71,11 @@ class HttpFace:
         message = taken(request, accept)
         if message is None:
             return
-        peer = self._peer(request, message, principal)
+        try:
+            peer = self._peer(request, message, principal)
+        except Exception:
+            send_json(request, 500, answer_crash(rpc.id_of(message)))
+            return
         if peer is None:
             return
         way = Answering(peer, accept, request, self.beats)

@@ -22,6 +22,7 @@ from dragoman.core.tasks import Tasks
 from dragoman.core.trace import carried_in
 from dragoman.mcp import asking, lists, showing
 from dragoman.mcp.calling import Calling
+from dragoman.mcp.errors import answer_crash
 from dragoman.mcp.headers import version_named
 from dragoman.mcp.introduction import Budget, Introduction
 from dragoman.mcp.listening import Listening
@@ -114,26 +115,31 @@ class Face:
         problem = rpc.flaw(message)
         if problem is not None:
             return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
-        if "id" not in message or "method" not in message:
-            if "method" not in message:
-                asking.deliver(message, peer)
-            elif message["method"] == ROOTS_CHANGED and peer.client:
-                self.hub.bus.emit(RootsChanged(peer.client))
-            return None
-        id, method = message["id"], message["method"]
-        params = message.get("params") or {}
-        revision = revision_of(params, peer)
-        if revision is None:
-            return unsupported(id, params["_meta"][MODERN_KEY])
-        if revision == R2607 and (problem := _lacking(params)):
-            return rpc.error(id, rpc.INVALID_PARAMS, problem)
-        if not knows(revision, method):
-            return rpc.error(id, rpc.METHOD_NOT_FOUND, f'method "{method[:100]}" is not known here')
-        kind = showing.METHODS.get(method)
-        if kind is not None:
-            carried = carried_in(fields, _beside(params))
-            return self.calling.call(id, kind, params, peer, revision, push, carried)
-        return self._other(id, method, params, peer, revision, push)
+        try:
+            if "id" not in message or "method" not in message:
+                if "method" not in message:
+                    asking.deliver(message, peer)
+                elif message["method"] == ROOTS_CHANGED and peer.client:
+                    self.hub.bus.emit(RootsChanged(peer.client))
+                return None
+            id, method = message["id"], message["method"]
+            params = message.get("params") or {}
+            revision = revision_of(params, peer)
+            if revision is None:
+                return unsupported(id, params["_meta"][MODERN_KEY])
+            if revision == R2607 and (problem := _lacking(params)):
+                return rpc.error(id, rpc.INVALID_PARAMS, problem)
+            if not knows(revision, method):
+                problem = f'method "{method[:100]}" is not known here'
+                return rpc.error(id, rpc.METHOD_NOT_FOUND, problem)
+            kind = showing.METHODS.get(method)
+            if kind is not None:
+                carried = carried_in(fields, _beside(params))
+                return self.calling.call(id, kind, params, peer, revision, push, carried)
+            return self._other(id, method, params, peer, revision, push)
+        except Exception:
+            answer = answer_crash(rpc.id_of(message))
+            return answer if "id" in message else None
 
     def _other(
         self,
@@ -429,7 +435,10 @@ async def _answer_one(
     if begun is None or isinstance(begun, bytes):
         return begun
     if running is None:
-        return await begun
+        try:
+            return await begun
+        except Exception:
+            return answer_crash(message["id"])
     key = rpc.key_of(message["id"])
     if key in running:
         begun.close()
@@ -442,4 +451,9 @@ async def _answer_one(
     finally:
         task.cancel()  # with the batch
         del running[key]
-    return None if task.cancelled() else task.result()
+    if task.cancelled():
+        return None
+    try:
+        return task.result()
+    except Exception:
+        return answer_crash(message["id"])

@@ -17,6 +17,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.view import EVERYTHING
+from dragoman.mcp.errors import answer_crash
 from dragoman.mcp.headers import version_named
 from dragoman.mcp.http import not_allowed, refuse, taken
 from dragoman.mcp.peer import Peer
@@ -95,7 +96,10 @@ class Client(Peer):
 
     def run(self, key: Any, work: Coroutine[Any, Any, bytes | None]) -> None:
         async def run() -> None:
-            answer = await work
+            try:
+                answer = await work
+            except Exception:
+                answer = answer_crash(key[1] if isinstance(key, tuple) else None)
             self._done(key, task)  # first: whoever has the answer may use the id again
             await self.answer(answer)
 

@@ -16,6 +16,7 @@ from dragoman import __version__
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TOOL, Nowhere
 from dragoman.core.view import View
+from dragoman.mcp.errors import answer_crash
 from dragoman.mcp.framing import LINE, Deframer, Frame, Hopeless, Malformed, TooLarge, frame, peek
 from dragoman.mcp.lists import METHODS as LISTS
 from dragoman.mcp.peer import Peer, Push
@@ -113,7 +114,10 @@ class Connection(asyncio.Protocol):
         for piece in self._deframer.feed(data):
             self._framing = piece.framing
             if isinstance(piece, Frame):
-                self._message(piece.payload, piece.framing)
+                try:
+                    self._message(piece.payload, piece.framing)
+                except Exception:  # it would end the connection, with every call on it
+                    self._write(answer_crash(peek(piece.payload)[0]), piece.framing)
             elif isinstance(piece, TooLarge):
                 problem = f"a message may have {MAX_BYTES} bytes and this one has more"
                 id = peek(piece.prefix)[0]
@@ -221,7 +225,10 @@ class Connection(asyncio.Protocol):
             return
 
         async def run() -> None:
-            answer = await work
+            try:
+                answer = await work
+            except Exception:
+                answer = answer_crash(key[1] if isinstance(key, tuple) else None)
             self._done(key, task)  # first: whoever has the answer may use the id again
             if answer is not None:
                 self._write(answer, framing)
