@@ -60,6 +60,8 @@ class GreetedTwice(BadReply):
     """A server of both eras has taken a greeting of each. It is to be started again, in the modern
     era alone."""
 
+    kind = BadReply.__name__
+
 
 class Session:
     """Made over a wire that is connected; `open` before use."""
