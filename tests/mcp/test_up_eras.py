@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from tests.peers.process import HttpPeer
 
 from dragoman.core.errors import HubError, NeedsInput, NotFound
 from dragoman.core.events import ListAnnounced
+from dragoman.mcp import session_choice
+from dragoman.mcp import upstream as upstreams
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.questions import WAITS
 
@@ -82,6 +85,12 @@ async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
         assert await text(world, "s.count", client="d", **NOT_ASKABLE) == "2"
         assert len(upstream.personal) == 2
 
+        # Unless the configuration says that no two clients share one.
+        await world.servers.apply([])
+        await world.add(entry(dual, transport, interactive=True))
+        for client in "cd":
+            assert await text(world, "s.count", client=client, **NOT_ASKABLE) == "1"
+
 
 @pytest.mark.promise("B13")
 async def test_the_era_can_be_configured(short_tmp: Path, dual: HttpPeer) -> None:
@@ -118,6 +127,25 @@ async def test_a_server_of_the_modern_era_alone_is_asked_for_a_handshake_once(
         del calls[1]
         declared = "io.modelcontextprotocol/clientCapabilities"
         assert [one["params"]["_meta"][declared]["roots"] for one in calls] == [{}, {}]
+
+
+@pytest.mark.promise("B13")
+async def test_nobody_waits_a_second_time_for_a_handshake_that_is_not_answered(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstreams, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(session_choice, "RETRY_SECONDS", 0.0)
+    done = {"resultType": "complete", "content": []}
+    server = Scripted(short_tmp, "modern", {"tools/call": done, "initialize": {"silent": True}})
+    async with ground(short_tmp) as world:
+        upstream = await world.add(server.entry())
+        await world.call("s.t", client="a", **NOT_ASKABLE)
+        assert upstream.choice.has_failed and upstream.handshake.session is None
+        monkeypatch.setattr(upstreams, "HANDSHAKE_SECONDS", 60.0)
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                await world.call("s.t", client="a", **NOT_ASKABLE)
+        await until(lambda: len(server.sent("initialize")) == 2)  # in the background, once
 
 
 @pytest.mark.promise("B13")

@@ -13,7 +13,7 @@ import pytest
 from tests.mcp.ground import Ground, Scripted, ground, http, until
 from tests.mcp.mini_http import Request, legacy, mini, modern
 
-from dragoman.core.errors import Unreachable
+from dragoman.core.errors import HubError, Unreachable
 from dragoman.mcp.config import ServerEntry, StdioTransport
 
 pytestmark = [pytest.mark.promise("B1"), pytest.mark.timeout(30)]
@@ -105,3 +105,26 @@ async def test_a_server_over_http_that_turns_into_one_of_the_handshake_era_is_gr
         assert upstream.revision == "2025-11-25"
         is_old = False
         assert await text(world) == "new" and upstream.revision == "2026-07-28"
+
+
+@pytest.mark.promise("B12")
+async def test_words_of_the_other_era_do_not_end_a_connection(short_tmp: Path) -> None:
+    """One client's bad call must not cost all others their connection."""
+
+    def handle(request: Request) -> Awaitable[None] | None:
+        if modern(request, TOOLS):
+            return None
+        if request.asked == "tools/call":
+            error = {"code": -32602, "message": "no such shopping session"}
+            request.reply(400, {"jsonrpc": "2.0", "id": None, "error": error})
+        else:
+            request.reply(405)
+        return None
+
+    async with ground(short_tmp) as world, mini(handle) as server:
+        upstream = await world.add(http("s", server.url))
+        shared = upstream.session
+        for _ in range(2):
+            with pytest.raises(HubError):
+                await text(world)
+        assert upstream.session is shared and upstream.restarts == 0

@@ -312,12 +312,16 @@ async def test_calls_go_on_while_another_connection_locks_the_database(tmp_path:
         audit.conclude(audit.intend(entry("stored")), DONE)
         await asyncio.sleep(0.01)
     assert saved(tmp_path) == 1
+    with pytest.raises(Full, match="locked"):
+        audit.flush()  # as checkpoints do
+    assert await audit.prune(0.0, 0) == 0
+    audit.conclude(audit.intend(entry("stored")), DONE)
     other.execute("ROLLBACK")
     other.close()
     async with asyncio.timeout(5):
         while audit.unsaved:
             await asyncio.sleep(0.02)
-    assert saved(tmp_path) == 121
+    assert saved(tmp_path) == 123
     audit.close()
     assert verify(tmp_path).ok
 

@@ -164,7 +164,7 @@ class GrpcChannels:
             _raise_closed(way, op)
             raise
         except grpc.aio.AioRpcError as error:
-            await self._fail(way, op, error, headers, timeout)
+            await self._fail(channel, way, op, error, headers, timeout)
         return _result(way, op, service.result_in, op, await _read(way, service, method, answer))
 
     async def stream(
@@ -186,21 +186,22 @@ class GrpcChannels:
             async with asyncio.timeout(timeout):
                 await call.initial_metadata()
                 if call.done() and await call.code() is not grpc.StatusCode.OK:
-                    await self._fail(way, op, await _error_of(call), headers, timeout)
+                    await self._fail(channel, way, op, await _error_of(call), headers, timeout)
         except TimeoutError:
             call.cancel()
             raise TimedOut(f'"{op}" in {way} was not answered within {timeout:g} s') from None
         except grpc.aio.AioRpcError as error:
-            await self._fail(way, op, error, headers, timeout)
+            await self._fail(channel, way, op, error, headers, timeout)
         except BaseException as error:
             call.cancel()
             if isinstance(error, asyncio.CancelledError):
                 _raise_closed(way, op)
             raise
-        return self._events(way, op, service, method, call, headers, pace)
+        return self._events(channel, way, op, service, method, call, headers, pace)
 
     async def _events(
         self,
+        channel: _Channel,
         way: Way,
         op: str,
         service: _Service,
@@ -232,7 +233,7 @@ class GrpcChannels:
             _raise_closed(way, op)
             raise
         except grpc.aio.AioRpcError as error:
-            await self._fail(way, op, error, headers, 0.0)
+            await self._fail(channel, way, op, error, headers, 0.0)
         finally:
             call.cancel()
 
@@ -288,15 +289,15 @@ class GrpcChannels:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _drop_unconnected(self, way: Way, words: str) -> bool:
+    def _drop_unconnected(self, channel: _Channel, way: Way, words: str) -> bool:
         """Takes no more calls on a channel that has lost its connection: the addresses may be
         others by now. Returns whether the request did not leave. What the agent itself answers may
         have the same words; then the connection stands, and other calls go on over it."""
-        channel = self._open.get(way.url)
-        state = channel.wire.get_state() if channel is not None else None
-        if channel is None or state is grpc.ChannelConnectivity.READY:
+        state = channel.wire.get_state()
+        if state is grpc.ChannelConnectivity.READY:
             return False
-        self._drop(way.url, channel)
+        if self._open.get(way.url) is channel:
+            self._drop(way.url, channel)
         trying = (
             grpc.ChannelConnectivity.CONNECTING,
             grpc.ChannelConnectivity.TRANSIENT_FAILURE,
@@ -304,7 +305,13 @@ class GrpcChannels:
         return state in trying and "failed to connect" in words
 
     async def _fail(
-        self, way: Way, op: str, error: Any, headers: Mapping[str, str], timeout: float
+        self,
+        channel: _Channel,
+        way: Way,
+        op: str,
+        error: Any,
+        headers: Mapping[str, str],
+        timeout: float,
     ) -> NoReturn:
         """Raises what the status of a call stands for."""
         code = error.code()
@@ -312,7 +319,7 @@ class GrpcChannels:
         words = hide_secrets(words, way.url, headers.values())
         asked = f'"{op}" in {way}'
         if code is grpc.StatusCode.UNAVAILABLE:
-            unsent = self._drop_unconnected(way, words)
+            unsent = self._drop_unconnected(channel, way, words)
             raise Unreachable(f"{asked} could not be asked: {words}", sent=not unsent) from None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimedOut(f"{asked} was not answered within {timeout:g} s") from None

@@ -32,7 +32,16 @@ from dragoman.mcp.hearing import (
     ServerRequests,
 )
 from dragoman.mcp.param_headers import NAMED, header_value
-from dragoman.mcp.revisions import NAMES, R2503, R2506, R2607
+from dragoman.mcp.revisions import (
+    CAPABILITIES_KEY,
+    CLIENT_KEY,
+    MODERN,
+    MODERN_KEY,
+    NAMES,
+    R2503,
+    R2506,
+    R2607,
+)
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import MAX_BYTES, Malformed, decode, decode_reply
 
@@ -56,6 +65,10 @@ class SessionExpired(Unreachable):
     @property
     def kind(self) -> str:
         return Unreachable.__name__  # the difference is nobody's business but the client's
+
+
+CONFIRM_SECONDS = 5.0
+"""How long a server may take to say that it still speaks the modern era."""
 
 
 class OtherEra(Unreachable):
@@ -147,7 +160,7 @@ class HttpWire:
                 data = await reply.body.read(MAX_BYTES)  # as nearly always
                 return self._result(self._decoded(data, method), id, method), len(data)
             if reply.status != 200 or not _is_stream(reply):
-                return await self._answer(reply, id, method, in_session)
+                return await self._answer(reply, id, method, in_session, params)
             async with asyncio.timeout_at(deadline) as clock:  # a stream's reader keeps the time
                 return await self._answer_in_stream(reply, id, method, listener, clock, timeout)
         except (TimedOut, TimeoutError):
@@ -287,7 +300,7 @@ class HttpWire:
     # --- receiving ---------------------------------------------------------------------------
 
     async def _answer(
-        self, reply: Reply, id: int, method: str, in_session: bool
+        self, reply: Reply, id: int, method: str, in_session: bool, params: Mapping[str, Any]
     ) -> tuple[Any, int]:
         if method == "initialize":
             self._note_session(reply)
@@ -297,10 +310,26 @@ class HttpWire:
         if in_session and (reply.status == 404 or (reply.status == 400 and _no_session(data, id))):
             raise self._expired()
         is_modern = self.revision == R2607 and method != "server/discover"
-        if is_modern and reply.status == 400 and _is_foreign(data, id):
+        if (
+            is_modern
+            and reply.status == 400
+            and _is_foreign(data, id)
+            and not await self._is_still_modern(params.get("_meta", NOTHING))
+        ):
             self.lose("it does not speak 2026-07-28 any more")
             raise OtherEra(f'server "{self.server}" does not speak 2026-07-28', sent=False)
         self._raise_status(reply, data, method)
+
+    async def _is_still_modern(self, meta: Mapping[str, Any]) -> bool:
+        """Asks a server whose words sound like the other era. The words alone must not end a
+        connection that others use."""
+        own = {key: meta[key] for key in (MODERN_KEY, CAPABILITIES_KEY, CLIENT_KEY) if key in meta}
+        try:
+            result, _ = await self.request("server/discover", {"_meta": own}, CONFIRM_SECONDS)
+        except HubError:
+            return False
+        versions = result.get("supportedVersions") if isinstance(result, dict) else None
+        return isinstance(versions, list) and MODERN[-1] in versions
 
     def _expired(self) -> SessionExpired:
         return SessionExpired(f'server "{self.server}" has ended the session', sent=False)

@@ -116,7 +116,8 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
             description="Whether it asks its clients questions or keeps a state for each of them. "
             "true: every client session has a connection of its own to it; false: all share one "
             "and nobody is asked; default: client sessions that can be asked have their own, and "
-            "the others too once the server is seen to depend on what a client can be asked."
+            "the others too once the server is seen to depend on what a client can be asked, "
+            "unless it speaks both eras."
         ),
     ] = None
     era: Annotated[

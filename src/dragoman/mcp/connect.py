@@ -106,6 +106,7 @@ class Connector:
         try:
             return await start(upstream.modern)
         except GreetedTwice:
+            upstream.modern = True
             return await start(True)
 
     async def _http(

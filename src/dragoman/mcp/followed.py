@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 
 from dragoman.core.addresses import MAX_URI
-from dragoman.core.errors import Full, HubError, InvalidInput
+from dragoman.core.errors import Full, HubError, InvalidInput, TimedOut, Unreachable
 from dragoman.mcp.client import Session
 from dragoman.mcp.unasked import tells_of_resources
 
@@ -142,9 +142,9 @@ class Followed:
         for uri in self.uris - self._held:
             try:
                 await session.request("resources/subscribe", {"uri": uri}, timeout)
-            except HubError:
-                if uri == needed:
-                    raise
+            except HubError as error:
+                if uri == needed or isinstance(error, TimedOut | Unreachable):
+                    raise  # the next one would wait as long
             else:
                 self._held.add(uri)
 

@@ -39,14 +39,28 @@ class HandshakeSession:
         """The session, opened where there is none; however many wait for it, it is opened once."""
         if self.session is not None:
             return self.session
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._begin())
-            self._opening.add_done_callback(self._begun)
-        opening = self._opening
+        opening = self._opening or self._start()
         await asyncio.wait([opening])  # others may wait for it: nobody cancels it
         if opening.cancelled():
             raise Unreachable("the server was stopped", sent=False)
         return opening.result()
+
+    def try_again(self, failed: Callable[[HubError], None]) -> None:
+        """Opens the session while nobody waits for it; `failed` is told why that went wrong."""
+        if self.session is not None or self._opening is not None:
+            return
+
+        def look(opening: asyncio.Task[Session]) -> None:
+            error = None if opening.cancelled() else opening.exception()
+            if isinstance(error, HubError):
+                failed(error)
+
+        self._start().add_done_callback(look)
+
+    def _start(self) -> asyncio.Task[Session]:
+        self._opening = opening = asyncio.get_running_loop().create_task(self._begin())
+        opening.add_done_callback(self._begun)
+        return opening
 
     async def _begin(self) -> Session:
         session = await self._open()

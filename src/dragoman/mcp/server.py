@@ -139,7 +139,7 @@ class Face:
             return self._other(id, method, params, peer, revision, push)
         except Exception:
             answer = answer_crash(rpc.id_of(message))
-            return answer if "id" in message else None
+            return answer if "id" in message and "method" in message else None
 
     def _other(
         self,

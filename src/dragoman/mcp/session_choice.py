@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
 """After an own session could not be opened, calls use the shared session for this long."""
+MAX_RESTS = 30
+"""Each failure in a row makes the rest longer by as much, up to so many times."""
 MAX_SHARING = 20_000
 
 Features = Mapping[str, Any]
@@ -42,9 +44,13 @@ class SessionChoice:
         """Whether the server is known to ask questions, or to depend on what can be asked."""
         self.reason = "configured" if entry.interactive is not None else ""
         """Why it is treated as it is; empty while nothing is known."""
+        self.separates_all = entry.interactive is True
+        """Whether the configuration says that no two client sessions share one, in any era."""
         self._handshake: bool | None = None
         """Whether a server of the modern era speaks the other one too; None until it was tried."""
         self._failed_at = float("-inf")
+        self._failures = 0
+        """How often in a row a server of the modern era did not take the handshake."""
         self.sharing: set[str] = set()
         """Clients that use the shared session, which may hold state of theirs by now."""
 
@@ -77,6 +83,7 @@ class SessionChoice:
         """The shared session is a new one: whatever it held for clients is gone."""
         self._handshake = None
         self._failed_at = float("-inf")
+        self._failures = 0
         self.sharing.clear()
 
     def features_for(self, shared: Session | None, call: Call | Viewer) -> Features | None:
@@ -99,7 +106,11 @@ class SessionChoice:
         if features:
             return features
         alone = self.asks and call.client and call.client not in self.sharing
-        return NONE if alone and shared is not None and not shared.modern else None
+        if not alone or shared is None:
+            return None
+        if shared.modern and not (self.separates_all and self.prefers_handshake(call)):
+            return None
+        return NONE
 
     def prefers_handshake(self, call: Call | Viewer) -> bool:
         """Whether a caller that has no session of its own with a server of the modern era uses the
@@ -109,7 +120,16 @@ class SessionChoice:
             return False
         if self._handshake is False or self._era != "auto" or not self._separable:
             return False
-        return bool(self._handshake) or monotonic() - self._failed_at >= RETRY_SECONDS
+        if self._handshake:
+            return True
+        rest = RETRY_SECONDS * min(self._failures, MAX_RESTS)
+        return monotonic() - self._failed_at >= rest
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a session of the handshake era could not be opened with a server of the modern
+        era: nobody waits for the next attempt."""
+        return self._failures > 0
 
     def may_share(self, shared: Session, features: Features, error: HubError) -> bool:
         """Whether the call may go over the shared session after its own could not be opened."""
@@ -117,6 +137,7 @@ class SessionChoice:
             if not isinstance(error, Unreachable | TimedOut | Full):
                 self._handshake = False
             self._failed_at = monotonic()
+            self._failures += 1
             return True
         if self.asks and features:
             return False
@@ -128,3 +149,4 @@ class SessionChoice:
         """A session of the handshake era was opened, a client's own or a second shared one."""
         if shared is not None and shared.modern:
             self._handshake = True
+            self._failures = 0

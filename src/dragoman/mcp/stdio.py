@@ -117,7 +117,10 @@ class Connection(asyncio.Protocol):
                 try:
                     self._message(piece.payload, piece.framing)
                 except Exception:  # it would end the connection, with every call on it
-                    self._write(answer_crash(peek(piece.payload)[0]), piece.framing)
+                    id, is_answer = peek(piece.payload)
+                    answer = answer_crash(id)
+                    if id is not None and not is_answer:
+                        self._write(answer, piece.framing)
             elif isinstance(piece, TooLarge):
                 problem = f"a message may have {MAX_BYTES} bytes and this one has more"
                 id = peek(piece.prefix)[0]

@@ -532,6 +532,7 @@ class Upstream:
     async def _open(self) -> Session:
         seconds = self._start_seconds()
         session: Session | None = None
+        known = self.modern
         try:
             async with asyncio.timeout(seconds) as limit:
                 session = await self._connect(self, seconds, None)
@@ -543,13 +544,18 @@ class Upstream:
         except BaseException as error:
             if session is not None:
                 await session.close()
+            learned = self.modern if self.modern is not known else None
             self.modern = self.way = None  # what was known of it may be what is wrong
+            if isinstance(error, TimeoutError):
+                self.modern = learned  # that it was greeted twice, and took long to start again
             if session is not None and session.modern and _wants_handshake(error):
                 self.modern = False  # it said that it speaks the modern era, and does not
             if isinstance(error, TimeoutError):
                 raise TimedOut(f"it did not answer within {seconds:g} s") from None
             raise
         self.modern = session.modern
+        if not session.modern:
+            await self.handshake.close()  # all share this one from here on
         self.may_last = self._calls.lasts = may_last(session.features)
         self.choice.reconnected()
         self.session = session
@@ -707,7 +713,9 @@ class Upstream:
         try:
             await self._list(session, kinds, seconds)
             with contextlib.suppress(HubError):
-                await self.lists.learn_handshake(await reading)
+                lists = await reading
+                if self.handshake.session is beside:
+                    await self.lists.learn_handshake(lists)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)

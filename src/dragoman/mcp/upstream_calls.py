@@ -104,7 +104,7 @@ class Calls:
             if session.modern:
                 if not call.client or call.revision in MODERN:
                     return self._shared(session, call)
-                if self._handshake.session is not None:
+                if self._handshake.session is not None and not choice.separates_all:
                     return self._shared(self._handshake.session, call)
                 if choice.speaks_handshake is False:
                     return self._shared(session, call)
@@ -187,13 +187,19 @@ class Calls:
         found = self._handshake.session
         if found is not None or call.tool.kind == COMPLETION:
             return found or session  # to complete something none is opened
+        if self._choice.has_failed:
+            self._handshake.try_again(lambda error: self._refuse_handshake(session, error))
+            return session
         try:
             return await self._handshake.find()
         except HubError as error:
-            self._choice.may_share(session, NONE, error)
-            said = 'server "%s": clients of the handshake era use the modern session: %s'
-            log.info(said, self._server, error)
+            self._refuse_handshake(session, error)
             return session
+
+    def _refuse_handshake(self, session: Session, error: HubError) -> None:
+        self._choice.may_share(session, NONE, error)
+        said = 'server "%s": clients of the handshake era use the modern session: %s'
+        log.info(said, self._server, error)
 
     def _is_worth_opening(self, call: Call, features: Mapping[str, Any]) -> bool:
         return call.tool.kind in _MAY_ASK or self._personal.has(call, features)

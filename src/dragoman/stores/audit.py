@@ -181,7 +181,7 @@ class SqliteAudit:
 
     def flush(self) -> None:
         """Puts all there is in the database now; raises `Full` when that cannot be done."""
-        if not self._save():
+        if not self._save(can_wait=True):
             raise self._refusal()
 
     def close(self) -> None:
@@ -368,7 +368,8 @@ class SqliteAudit:
         except (sqlite3.Error, OSError) as error:
             if can_wait and self._failure is None and is_locked(error):
                 self._roll_back()
-                self._later(PAUSE_SECONDS)
+                if self._timer is None:
+                    self._later(PAUSE_SECONDS)
             else:
                 self._fail(error)
             return False
@@ -399,11 +400,11 @@ class SqliteAudit:
         """A new one each time: an error carries the trace of the one call it stopped."""
         return Full(
             f'the call was refused: the audit in "{self._home}" cannot be written '
-            f"({self._failure}); calls are made again as soon as it can"
+            f"({self._failure or 'database is locked'}); calls are made again as soon as it can"
         )
 
     def _prune_batch(self, before: float, max_entries: int) -> int:
-        if not self._save():
+        if not self._save(can_wait=True):
             return 0
         oldest_running = next(iter(self._running), self._seq + 1)
         last: Tip | None = None
@@ -428,7 +429,10 @@ class SqliteAudit:
             )
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            self._fail(error)
+            if is_locked(error):
+                self._roll_back()
+            else:
+                self._fail(error)
             return 0
         self.pruned = last
         self._logged(10 + count // 4)
