@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_LINK_MODE := copy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check fix bench compare conformance docs lock clean help anew
+.PHONY: up test check fix bench compare conformance docs faults lock clean help anew
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -e 's/:.*## /\t/'
 up: $(VENV)/.core  ## run the hub in the foreground
