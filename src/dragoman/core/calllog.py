@@ -54,11 +54,15 @@ class CallLog:
 
 
 def _render_text(end: End) -> str:
-    at, verb, caller, trace, outcome, error, duration_ms = end
+    return f"{render_time(end[0])} INFO {_render_message(end)}\n"
+
+
+def _render_message(end: End) -> str:
+    _, verb, caller, trace, outcome, error, duration_ms = end
     why = f" ({error})" if error else ""
     return (
-        f"{render_time(at)} INFO call {_plain(verb)} by {caller.label} -> {outcome}{why} "
-        f"{duration_ms:.1f} ms depth {len(trace.chain)} trace {trace.id[:8]}\n"
+        f"call {_plain(verb)} by {caller.label} -> {outcome}{why} {duration_ms:.1f} ms "
+        f"depth {len(trace.chain)} trace {trace.id[:8]}"
     )
 
 
@@ -73,8 +77,7 @@ def _render_json(end: End) -> str:
         "depth": trace.depth,
         "trace": trace.id,
     }
-    message = _render_text(end).rstrip("\n").partition(" INFO ")[2]
-    return render_json(at, "info", "dragoman.calls", message, fields)
+    return render_json(at, "info", "dragoman.calls", _render_message(end), fields)
 
 
 def _plain(name: str) -> str:

@@ -137,7 +137,8 @@ class SessionChoice:
             if not isinstance(error, Unreachable | TimedOut | Full):
                 self._handshake = False
             self._failed_at = monotonic()
-            self._failures += 1
+            if not isinstance(error, Full):  # which says nothing of the server
+                self._failures += 1
             return True
         if self.asks and features:
             return False
