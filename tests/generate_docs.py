@@ -43,8 +43,8 @@ def _tree(root: type[HubError], depth: int = 0) -> list[tuple[int, type[HubError
 
 
 def _seen_by_mcp(error: type[HubError]) -> str:
-    from dragoman.mcp.errors import TABLE
-    from dragoman.mcp.revisions import NAMES, R2024, R2607
+    from dragoman.mcp.protocol.errors import TABLE
+    from dragoman.mcp.protocol.revisions import NAMES, R2024, R2607
 
     row = TABLE[error]
     codes = f"error {row.legacy}; {row.modern} from {NAMES[R2607]} on"
@@ -58,7 +58,7 @@ def _seen_by_mcp(error: type[HubError]) -> str:
 
 
 def errors_page() -> str:
-    from dragoman.cli.errors import TABLE as exit_codes
+    from dragoman.cli.base.errors import TABLE as exit_codes
     from dragoman.web.errors import TABLE as statuses
 
     leaves = errors.leaves()
@@ -113,7 +113,7 @@ def keys() -> list[tuple[str, str, str, str]]:
 
 def keys_table() -> str:
     from dragoman.config import is_live
-    from dragoman.settings import variable_of
+    from dragoman.config_layers import variable_of
 
     toml = {"True": "true", "False": "false"}
     rows = [

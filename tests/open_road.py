@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call
+from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog
-from dragoman.core.chains import Chains
 from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Stage
 from dragoman.core.ports import Decision

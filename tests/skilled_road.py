@@ -9,16 +9,16 @@ from typing import Any
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
+from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.chains import Chains
 from dragoman.core.errors import HubError
 from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Stage
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Bridged, Tool
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Carried
-from dragoman.core.view import EVERYTHING
 from dragoman.guards.announce import Announce
 from dragoman.guards.authorize import Authorize
 from dragoman.guards.recursion import Recursion

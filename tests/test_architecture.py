@@ -25,13 +25,17 @@ RELAY = {
     "dragoman.__main__",
     "dragoman.home",
     "dragoman.mcp.relay",
-    "dragoman.mcp.framing",
-    "dragoman.mcp.revisions",
+    "dragoman.mcp.protocol.framing",
+    "dragoman.mcp.protocol.revisions",
 }
-SILENT = {"dragoman", "dragoman.mcp"}  # package __init__s on that way: loading them imports nothing
+SILENT = {
+    "dragoman",
+    "dragoman.mcp",
+    "dragoman.mcp.protocol",
+}  # package __init__s on that way: loading them imports nothing
 LAZY = {  # what a function of these may load when it is needed
     "dragoman.__main__": {"dragoman.cli"},
-    "dragoman.mcp.relay": {"dragoman.assembly", "dragoman.core.errors"},
+    "dragoman.mcp.relay": {"dragoman.app", "dragoman.core.errors"},
 }
 
 # Of our own, besides itself and `dragoman` for its version. A package without a row gets PACKAGE's.
@@ -39,26 +43,17 @@ PACKAGE = {"dragoman.core", "dragoman.wire"}
 OURS: dict[str, set[str]] = {
     "dragoman.core": set(),
     "dragoman.wire": set(),
-    "dragoman.config": {"dragoman.core", "dragoman.*.config", "dragoman.settings"},
-    "dragoman.settings": {"dragoman.core"},
+    "dragoman.config": {"dragoman.core", "dragoman.*.config", "dragoman.config_layers"},
+    "dragoman.config_layers": {"dragoman.core"},
     "dragoman.cli": {
         "dragoman.config",
-        "dragoman.settings",
-        "dragoman.assembly",
+        "dragoman.config_layers",
+        "dragoman.app",
         "dragoman.home",
         "dragoman.core",
     },
-    "dragoman.assembly": {"dragoman"},
-    "dragoman.agent_side": {"dragoman"},  # parts of assembly, as are the next
-    "dragoman.guard_side": {"dragoman"},
-    "dragoman.policy_side": {"dragoman"},
-    "dragoman.policy_files": {"dragoman"},
-    "dragoman.policy_answers": {"dragoman"},
-    "dragoman.bus_side": {"dragoman"},
-    "dragoman.store_side": {"dragoman"},
-    "dragoman.place": {"dragoman.config", "dragoman.settings", "dragoman.core"},
+    "dragoman.app": {"dragoman"},
     "dragoman.agent": {"dragoman.agents"},  # the names that functions import
-    "dragoman.process": set(),
     "dragoman.testing": {"dragoman"},
 }
 
@@ -71,7 +66,7 @@ HOMES: dict[str, set[str]] = {
     "msgspec": {
         "dragoman.wire",
         "dragoman.config",
-        "dragoman.settings",
+        "dragoman.config_layers",
         "dragoman.*.config",
         "dragoman.stores",
         "dragoman.guards",
@@ -79,10 +74,10 @@ HOMES: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.web",
     },
-    "cryptography": {"dragoman.a2a.signing"},
-    "google.protobuf": {"dragoman.a2a.grpc_types", "dragoman.a2a.grpc_tables"},
-    "grpc": {"dragoman.a2a.grpc_client", "dragoman.a2a.grpc_server"},
-    "uvloop": {"dragoman.process", "dragoman.mcp.relay"},
+    "cryptography": {"dragoman.a2a.cards.signing"},
+    "google.protobuf": {"dragoman.a2a.protocol.grpc"},
+    "grpc": {"dragoman.a2a.client.grpc_channels", "dragoman.a2a.server.grpc_server"},
+    "uvloop": {"dragoman.app.process", "dragoman.mcp.relay"},
     "sqlite3": {"dragoman.stores"},
     "urllib.request": {"dragoman.net", "dragoman.cli"},
     "http.client": {"dragoman.net", "dragoman.cli"},
@@ -199,23 +194,26 @@ PLANTED = {
     "core uses a package": ("core/x.py", "from dragoman.wire import json"),
     "wire uses a package": ("wire/x.py", "import dragoman.core.errors"),
     "wire uses another third party": ("wire/x.py", "import httptools"),
-    "a package uses a sibling": ("web/x.py", "from dragoman.mcp.server import Face"),
+    "a package uses a sibling": ("web/x.py", "from dragoman.mcp.server.dispatcher import Face"),
     "a package uses a sibling, relatively": ("web/x.py", "from ..mcp import server"),
     "a package's __init__ uses a sibling, relatively": ("web/__init__.py", "from .. import mcp"),
     "a package uses a sibling within a function": ("web/x.py", "def f():\n    import dragoman.mcp"),
     "a package that is to come uses a sibling": ("a2a/x.py", "from dragoman import mcp"),
-    "a package uses the assembly": ("mcp/x.py", "from dragoman.assembly import run"),
+    "a package uses the composition root": ("mcp/x.py", "from dragoman.app.app import run"),
     "a package uses the configuration": ("mcp/x.py", "from dragoman import config"),
-    "the configuration uses a package": ("config.py", "from dragoman.mcp.server import Face"),
-    "cli uses a package": ("cli/x.py", "from dragoman.stores import audit"),
+    "the configuration uses a package": (
+        "config.py",
+        "from dragoman.mcp.server.dispatcher import Face",
+    ),
+    "cli uses a package": ("cli/x.py", "from dragoman.stores import sqlite"),
     "home uses a package": ("home.py", "from dragoman.core.errors import HubError"),
     "home uses a third party": ("home.py", "import msgspec"),
     "relay uses core at once": ("mcp/relay.py", "from dragoman.core.errors import HubError"),
     "relay uses core's hub lazily": ("mcp/relay.py", "def f():\n    import dragoman.core.hub"),
     "relay uses msgspec lazily": ("mcp/relay.py", "def f():\n    import msgspec.json as m"),
     "relay uses uvloop at once": ("mcp/relay.py", "import uvloop"),
-    "relay uses a neighbour": ("mcp/relay.py", "from dragoman.mcp.server import Face"),
-    "framing uses msgspec": ("mcp/framing.py", "import msgspec"),
+    "relay uses a neighbour": ("mcp/relay.py", "from dragoman.mcp.server.dispatcher import Face"),
+    "framing uses msgspec": ("mcp/protocol/framing.py", "import msgspec"),
     "__main__ uses cli at once": ("__main__.py", "from dragoman.cli import main"),
     "dragoman/__init__ imports": ("__init__.py", "import sys"),
     "dragoman/__init__ uses a package": ("__init__.py", "def f():\n    import dragoman.web"),
@@ -258,16 +256,12 @@ ALLOWED = {
         "config.py",
         "from dragoman.mcp import config\nimport dragoman.net.config",
     ),
-    "assembly as a module": (
-        "assembly.py",
-        "from dragoman.mcp import server",
-    ),
-    "assembly as a package": ("assembly/x.py", "import dragoman.stores.audit"),
-    "cli": ("cli/x.py", "import click\nfrom dragoman import assembly, config, home\nprint(1)"),
+    "the composition root": ("app/x.py", "import dragoman.stores.audit"),
+    "cli": ("cli/x.py", "import click\nfrom dragoman import app, config, home\nprint(1)"),
     "relay": (
         "mcp/relay.py",
-        "from dragoman.mcp import framing\nfrom dragoman import home\ndef f():\n"
-        "    import uvloop\n    from dragoman.assembly import run",
+        "from dragoman.mcp.protocol import framing\nfrom dragoman import home\ndef f():\n"
+        "    import uvloop\n    from dragoman.app.app import run",
     ),
     "__main__": ("__main__.py", "def main():\n    from dragoman.cli import main\n    main()"),
 }
@@ -279,7 +273,7 @@ def test_what_the_rule_allows_is_not_a_violation(virtue: str) -> None:
     assert not violations(f"dragoman/{path}", source)
 
 
-@pytest.mark.parametrize("face", ["mcp", "web", "cli"])
+@pytest.mark.parametrize("face", ["mcp.protocol", "web", "cli.base"])
 def test_every_error_has_a_row_in_the_table_of_each_face(face: str) -> None:
     table: dict[type[HubError], object] = importlib.import_module(f"dragoman.{face}.errors").TABLE
     assert not [error.__name__ for error in leaves() if error not in table]

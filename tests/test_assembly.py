@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import home
-from dragoman.assembly import Instance
+from dragoman.app.app import Instance
 from dragoman.config import Config
 
 

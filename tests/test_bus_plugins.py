@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.skilled_road import Road
 
-from dragoman.bus_side import EVENTS, BusSide, join_plugins
+from dragoman.app.build_events import EVENTS, BusSide, join_plugins
 from dragoman.core.bus import Bus
 from dragoman.core.errors import ConfigError, Denied
 from dragoman.core.events import PostVerb, PreVerb, VerbError

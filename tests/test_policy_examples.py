@@ -10,8 +10,8 @@ import pytest
 from dragoman.cli.policy import policy
 from dragoman.policy.config import PolicySettings
 from dragoman.policy.context import NAMES
-from dragoman.policy.loading import check, check_texts, texts_in
-from dragoman.policy.snapshot import ACTIONS
+from dragoman.policy.loader import check, check_texts, texts_in
+from dragoman.policy.policy_set import ACTIONS
 from dragoman.web.api_policies import OPERATIONS
 
 ROOT = Path(__file__).parent.parent

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dragoman.config import Config, find_frozen_changes, load, load_with_source, parse
+from dragoman.config_layers import Given, find_near_misses, list_settings, variable_of
 from dragoman.core.errors import ConfigError
-from dragoman.settings import Given, find_near_misses, list_settings, variable_of
 
 HTTP = '[[mcp_servers]]\nname = "far"\n[mcp_servers.transport]\ntype = "http"\nurl = "http://h/m"\n'
 SERVERS = '[{"name": "near", "transport": {"type": "stdio", "command": "x"}}]'

@@ -21,7 +21,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.core.trace import Trace
 from dragoman.policy.engine import Policies
-from dragoman.policy.loading import load
+from dragoman.policy.loader import load
 
 ROUNDS, SECONDS = int(sys.argv[1]), float(sys.argv[2])
 ANEW = 2_000  # decisions, each of a chain that was not there before

@@ -7,9 +7,9 @@ on first use.
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "extract_mcp_server": "dragoman.mcp.names",
-    "format_mcp_tool_name": "dragoman.mcp.names",
-    "is_mcp_tool": "dragoman.mcp.names",
+    "extract_mcp_server": "dragoman.mcp.protocol.tool_names",
+    "format_mcp_tool_name": "dragoman.mcp.protocol.tool_names",
+    "is_mcp_tool": "dragoman.mcp.protocol.tool_names",
 }
 
 

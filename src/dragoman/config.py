@@ -15,6 +15,15 @@ from msgspec import Meta, Struct
 
 from dragoman.a2a.config import HUB, PATHS, A2aSettings, BridgeSettings
 from dragoman.agents.config import AgentEntry
+from dragoman.config_layers import (
+    Given,
+    Origins,
+    Step,
+    fields_of,
+    list_settings,
+    merge_layers,
+    structs_in,
+)
 from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits
@@ -26,15 +35,6 @@ from dragoman.mcp.config import (
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import header_pairs as header_pairs
 from dragoman.policy.config import PolicySettings
-from dragoman.settings import (
-    Given,
-    Origins,
-    Step,
-    fields_of,
-    list_settings,
-    merge_layers,
-    structs_in,
-)
 from dragoman.stores.config import AuditSettings
 from dragoman.web.config import ServerSettings
 

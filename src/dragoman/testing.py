@@ -13,31 +13,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from dragoman import guards
-from dragoman.a2a.card_reading import card_in
+from dragoman.a2a.cards.parse import card_in
+from dragoman.a2a.client.card_discovery import Found
+from dragoman.a2a.client.dialect_probe import Peer
+from dragoman.a2a.client.endpoint import JSONRPC, Way
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.dialects.ops import V03
-from dragoman.a2a.discovery import Found
-from dragoman.a2a.probing import Peer
-from dragoman.a2a.remote import RemoteAgent
-from dragoman.a2a.ways import JSONRPC, Way
+from dragoman.a2a.protocol.dialects.operations import V03
+from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import ABSENT, Result
+from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.chains import Chains
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.core.event_payloads import verb_event
 from dragoman.core.events import PostVerb, PreVerb, VerbError
 from dragoman.core.hub import Hub
+from dragoman.core.kept_results import KeptResults
 from dragoman.core.ports import Reply
 from dragoman.core.principal import Principal
-from dragoman.core.questions import Handles
-from dragoman.core.results import KeptResults
+from dragoman.core.question_handles import Handles
 from dragoman.core.tool import Tool
-from dragoman.core.verbs import verb_event
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
 from dragoman.guards.validate import compile_schema
 from dragoman.policy.engine import Policies
-from dragoman.policy.loading import PolicyError, check_texts
+from dragoman.policy.loader import PolicyError, check_texts
 
 __all__ = ["Fetched", "SkillTool", "VerbBus", "build_a2a_skill_tool", "create_in_memory_verb_bus"]
 

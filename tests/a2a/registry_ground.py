@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.a2a.odd_agent import WELL_KNOWN, OddAgent, Request, card_10, odd_agent
 
-from dragoman.agent_side import AgentSide
+from dragoman.app.build_agents import AgentSide
 from dragoman.config import parse
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
@@ -20,7 +20,7 @@ from dragoman.core.events import AgentChanged
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
 from dragoman.net.client import Client
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit.log import SqliteAudit
 from open_road import open_hub
 
 NOT_FOUND = -32001

@@ -10,15 +10,15 @@ from typing import Any
 from tests.a2a.odd_agent import OddAgent, Request, card_10, odd_agent
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.remote import RemoteAgent
+from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result, Update
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Next
 from dragoman.core.principal import OWNER
-from dragoman.core.view import EVERYTHING
-from dragoman.guards.time import Time
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.guards.timeout import Time
 from dragoman.guards.validate import Validate, compile_schema
 from dragoman.net.client import Client
 from open_road import open_hub

@@ -17,8 +17,7 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.a2a.canonical import FIELDS
-from dragoman.a2a.card import (
+from dragoman.a2a.cards.build import (
     MAX_CARD_BYTES,
     MAX_SKILLS,
     Described,
@@ -35,7 +34,8 @@ from dragoman.a2a.card import (
     text_argument,
     unchanged,
 )
-from dragoman.a2a.card_reading import NotACard
+from dragoman.a2a.cards.canonical import FIELDS
+from dragoman.a2a.cards.parse import NotACard
 from dragoman.wire.json import encode
 
 URL = "http://127.0.0.1:50051/a2a"

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from tests.peers.process import HttpPeer
 
-from dragoman.a2a.client import A2aClient, text_message
-from dragoman.a2a.errors import (
+from dragoman.a2a.client.client import A2aClient, text_message
+from dragoman.a2a.client.event_stream import state_of
+from dragoman.a2a.protocol.errors import (
     METHOD_NOT_FOUND,
     TASK_NOT_CANCELABLE,
     TASK_NOT_FOUND,
     UNSUPPORTED_OPERATION,
     A2aError,
 )
-from dragoman.a2a.hearing import state_of
 from dragoman.net.client import Client
 
 Peers = Callable[..., HttpPeer]

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.a2a.odd_agent import OLD_PLACE, WELL_KNOWN, Request, card_10, odd_agent
 
 from dragoman import __version__
-from dragoman.a2a.discovery import (
+from dragoman.a2a.cards.signing import sign
+from dragoman.a2a.client.card_discovery import (
     IGNORE,
     PREFER,
     REQUIRE,
@@ -19,7 +20,6 @@ from dragoman.a2a.discovery import (
     origin_of,
     places,
 )
-from dragoman.a2a.signing import sign
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput
 from dragoman.net.client import Client
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.cli.terminal import Terminal
 
-from dragoman.a2a.client import A2aClient, text_message
-from dragoman.a2a.dialects import V01, V03, V10
-from dragoman.a2a.errors import TASK_NOT_CANCELABLE, TASK_NOT_FOUND, A2aError
-from dragoman.a2a.hearing import state_of
-from dragoman.a2a.ways import HTTP_JSON, JSONRPC, SEED, Way
+from dragoman.a2a.client.client import A2aClient, text_message
+from dragoman.a2a.client.endpoint import HTTP_JSON, JSONRPC, SEED, Way
+from dragoman.a2a.client.event_stream import state_of
+from dragoman.a2a.protocol.dialects import V01, V03, V10
+from dragoman.a2a.protocol.errors import TASK_NOT_CANCELABLE, TASK_NOT_FOUND, A2aError
 from dragoman.net.client import Client
 
 CONFIG = """

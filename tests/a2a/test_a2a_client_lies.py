@@ -16,9 +16,9 @@ from tests.a2a.odd_agent import (
     task_10,
 )
 
-from dragoman.a2a.client import A2aClient, text_message
-from dragoman.a2a.errors import METHOD_NOT_FOUND, A2aError
-from dragoman.a2a.ways import HttpStatus
+from dragoman.a2a.client.client import A2aClient, text_message
+from dragoman.a2a.client.endpoint import HttpStatus
+from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, A2aError
 from dragoman.core.errors import BadReply, TargetFailed, Unreachable
 from dragoman.net.client import Client
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
 
-from dragoman.a2a.client import A2aClient, text_message
-from dragoman.a2a.hearing import TURN, state_of
+from dragoman.a2a.client.client import A2aClient, text_message
+from dragoman.a2a.client.event_stream import TURN, state_of
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.net.client import Client
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.a2a import errors
-from dragoman.a2a.dialects import v01, v03, v10
-from dragoman.a2a.errors import OF_HUB, TABLE, A2aError, error_of, invalid
+from dragoman.a2a.protocol import errors
+from dragoman.a2a.protocol.dialects import v01, v03, v10
+from dragoman.a2a.protocol.errors import OF_HUB, TABLE, A2aError, error_of, invalid
 from dragoman.core.errors import Declined, Denied, NotFound, Unreachable, leaves
 
 SPECIFIED = {

@@ -15,37 +15,37 @@ from typing import Any
 import pytest
 from tests.net.raw_server import Talk, listening
 
-from dragoman.a2a import cards as cards_module
-from dragoman.a2a import legacy, server
-from dragoman.a2a import push as push_module
-from dragoman.a2a.asker import Asker
-from dragoman.a2a.cards import Cards
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.errors import RESOURCE_EXHAUSTED, A2aError
-from dragoman.a2a.far import FarTask
-from dragoman.a2a.pages import within
-from dragoman.a2a.push import Push
-from dragoman.a2a.server import Face
-from dragoman.a2a.streams import Stream
-from dragoman.a2a.targets import Targets
-from dragoman.a2a.tasks import MAX_BYTES, AgentTask
-from dragoman.a2a.webhook import Hook, deliver
+from dragoman.a2a.protocol.errors import RESOURCE_EXHAUSTED, A2aError
+from dragoman.a2a.remote.remote_task import FarTask
+from dragoman.a2a.server import card_service as cards_module
+from dragoman.a2a.server import http_v01, operations
+from dragoman.a2a.server import push_delivery as push_module
+from dragoman.a2a.server.card_service import Cards
+from dragoman.a2a.server.operations import Face
+from dragoman.a2a.server.pagination import within
+from dragoman.a2a.server.push_delivery import Push
+from dragoman.a2a.server.request_context import Asker
+from dragoman.a2a.server.routing import Targets
+from dragoman.a2a.server.task import MAX_BYTES, AgentTask
+from dragoman.a2a.server.task_stream import Stream
+from dragoman.a2a.server.webhook import Hook, deliver
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent, Request
-from dragoman.core.agents import SCHEMA
+from dragoman.core.agent_tool import SCHEMA
 from dragoman.core.bus import Bus
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates, discard
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Full, WorkFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
-from dragoman.core.tasklist import StoredTasks
+from dragoman.core.stored_tasks import StoredTasks
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import Client
 from dragoman.stores.tasks import MemoryTasks, SqliteTasks
-from dragoman.web import http1
-from dragoman.web.listener import Listener
-from dragoman.web.sockets import tcp_socket
+from dragoman.web.http import http1
+from dragoman.web.http.listener import Listener
+from dragoman.web.http.sockets import tcp_socket
 from open_road import open_hub
 
 ME, YOU = Principal("key", "me"), Principal("key", "you")
@@ -292,7 +292,7 @@ async def test_a_client_that_is_sent_the_whole_task_each_time_is_sent_it_once_fo
     task.begin()
     await finished(task, work)
     message = {"role": "user", "content": {"type": "text", "text": "hi"}}
-    asked = legacy.read("POST", "/tasks/stream", {"id": "t", "message": message})
+    asked = http_v01.read("POST", "/tasks/stream", {"id": "t", "message": message})
     frames = [
         asked.frame(stream, number, event, final)
         for number, event, final in await stream.next(BOUND)
@@ -355,7 +355,7 @@ async def test_a_client_that_leaves_while_its_webhook_is_looked_at_leaves_no_tas
 async def test_a_stream_too_many_is_refused_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "MAX_STREAMS", 1)
+    monkeypatch.setattr(operations, "MAX_STREAMS", 1)
     there, tasks, _ = face()
     stream = await there.stream(asker(), message())
     with pytest.raises(A2aError) as refused:

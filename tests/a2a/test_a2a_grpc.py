@@ -21,10 +21,11 @@ from a2a.utils import errors as sdk_errors
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.rpc import error_details_pb2, status_pb2
 
-from dragoman.a2a import errors, grpc_server
-from dragoman.a2a.dialects import ops
-from dragoman.a2a.errors import A2aError
-from dragoman.a2a.grpc_server import GrpcFace
+from dragoman.a2a.protocol import errors
+from dragoman.a2a.protocol.dialects import operations
+from dragoman.a2a.protocol.errors import A2aError
+from dragoman.a2a.server import grpc_server
+from dragoman.a2a.server.grpc_server import GrpcFace
 from dragoman.core.errors import ConfigError, Full
 from dragoman.core.principal import Principal
 
@@ -53,15 +54,15 @@ CARD = {
 }
 MESSAGE = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
 ANSWERS: dict[str, dict[str, Any]] = {
-    ops.SEND: {"task": TASK},
-    ops.GET: TASK,
-    ops.LIST: {"tasks": [TASK], "nextPageToken": "n", "pageSize": 50, "totalSize": 51},
-    ops.CANCEL: TASK,
-    ops.PUSH_SET: PUSH,
-    ops.PUSH_GET: PUSH,
-    ops.PUSH_LIST: {"configs": [PUSH], "nextPageToken": ""},
-    ops.PUSH_DELETE: {},
-    ops.CARD: CARD,
+    operations.SEND: {"task": TASK},
+    operations.GET: TASK,
+    operations.LIST: {"tasks": [TASK], "nextPageToken": "n", "pageSize": 50, "totalSize": 51},
+    operations.CANCEL: TASK,
+    operations.PUSH_SET: PUSH,
+    operations.PUSH_GET: PUSH,
+    operations.PUSH_LIST: {"configs": [PUSH], "nextPageToken": ""},
+    operations.PUSH_DELETE: {},
+    operations.CARD: CARD,
 }
 EVENTS: list[dict[str, Any]] = [
     {"task": TASK},
@@ -132,11 +133,11 @@ class Canned:
         return ANSWERS[op]
 
     async def stream(self, asker: Any, request: dict[str, Any]) -> Events:
-        return self._open(asker, ops.STREAM, request)
+        return self._open(asker, operations.STREAM, request)
 
     def subscribe(self, asker: Any, request: dict[str, Any], last: int | None) -> Events:
         assert last is None
-        return self._open(asker, ops.SUBSCRIBE, request)
+        return self._open(asker, operations.SUBSCRIBE, request)
 
     def _open(self, asker: Any, op: str, request: dict[str, Any]) -> Events:
         self.asked.append((asker, op, request))
@@ -190,57 +191,57 @@ def reason_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
 
 
 CALLS: dict[str, tuple[str, Callable[[GrpcTransport], Any], dict[str, Any]]] = {
-    ops.SEND: (
+    operations.SEND: (
         "send_message",
         lambda t: t.send_message(sent(configuration={"historyLength": 0})),
         {"message": MESSAGE, "configuration": {"historyLength": 0}},
     ),
-    ops.GET: (
+    operations.GET: (
         "get_task",
         lambda t: t.get_task(pb.GetTaskRequest(id="t1", history_length=2)),
         {"id": "t1", "historyLength": 2},
     ),
-    ops.LIST: (
+    operations.LIST: (
         "list_tasks",
         lambda t: t.list_tasks(
             pb.ListTasksRequest(context_id="c1", status="TASK_STATE_WORKING", page_size=3)
         ),
         {"contextId": "c1", "status": "TASK_STATE_WORKING", "pageSize": 3},
     ),
-    ops.CANCEL: (
+    operations.CANCEL: (
         "cancel_task",
         lambda t: t.cancel_task(pb.CancelTaskRequest(id="t1")),
         {"id": "t1"},
     ),
-    ops.PUSH_SET: (
+    operations.PUSH_SET: (
         "create_push",
         lambda t: t.create_task_push_notification_config(
             ParseDict(PUSH, pb.TaskPushNotificationConfig())
         ),
         PUSH,
     ),
-    ops.PUSH_GET: (
+    operations.PUSH_GET: (
         "get_push",
         lambda t: t.get_task_push_notification_config(
             pb.GetTaskPushNotificationConfigRequest(task_id="t1", id="p1")
         ),
         {"taskId": "t1", "id": "p1"},
     ),
-    ops.PUSH_LIST: (
+    operations.PUSH_LIST: (
         "list_push",
         lambda t: t.list_task_push_notification_configs(
             pb.ListTaskPushNotificationConfigsRequest(task_id="t1")
         ),
         {"taskId": "t1"},
     ),
-    ops.PUSH_DELETE: (
+    operations.PUSH_DELETE: (
         "delete_push",
         lambda t: t.delete_task_push_notification_config(
             pb.DeleteTaskPushNotificationConfigRequest(task_id="t1", id="p1")
         ),
         {"taskId": "t1", "id": "p1"},
     ),
-    ops.CARD: (
+    operations.CARD: (
         "card",
         lambda t: t.get_extended_agent_card(pb.GetExtendedAgentCardRequest()),
         {},
@@ -258,7 +259,7 @@ async def test_every_operation_of_the_sdks_client_reaches_the_face_and_is_answer
             assert (asked, request) == (op, expected)
             assert (asker.principal, asker.agent, asker.base) == (LOCAL, None, "http://hub")
             wanted = {k: v for k, v in ANSWERS[op].items() if v != ""}
-            if op == ops.CARD:
+            if op == operations.CARD:
                 wanted["signatures"] = SIGNED
             assert (MessageToDict(answer) if answer is not None else {}) == wanted
     assert set(CALLS) == set(ANSWERS)
@@ -272,8 +273,8 @@ async def test_a_stream_has_the_events_of_the_face_in_order_and_then_ends() -> N
         again = client.subscribe(pb.SubscribeToTaskRequest(id="t1"))
         assert heard == EVENTS == [MessageToDict(event) async for event in again]
         assert [(op, request) for _, op, request in face.asked] == [
-            (ops.STREAM, {"message": MESSAGE}),
-            (ops.SUBSCRIBE, {"id": "t1"}),
+            (operations.STREAM, {"message": MESSAGE}),
+            (operations.SUBSCRIBE, {"id": "t1"}),
         ]
         for stream in face.streams:
             await asyncio.wait_for(stream.closed.wait(), SOON)
@@ -422,7 +423,7 @@ async def test_an_error_of_the_hub_has_a_status_and_a_fault_of_ours_shows_nothin
 async def test_an_answer_that_gRPC_cannot_carry_is_an_error_of_the_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(ANSWERS, ops.GET, {"id": "t", "status": {"timestamp": "yesterday"}})
+    monkeypatch.setitem(ANSWERS, operations.GET, {"id": "t", "status": {"timestamp": "yesterday"}})
     async with serving(Canned()) as client:
         with pytest.raises(sdk_errors.InvalidAgentResponseError):
             await client.get_task(pb.GetTaskRequest(id="t"))

@@ -16,10 +16,10 @@ from tests.a2a.odd_agent import WELL_KNOWN, Request, card_10, odd_agent
 from tests.net.raw_server import a_client
 from tests.net.test_http_tls import certificate
 
-from dragoman.a2a import grpc_client
-from dragoman.a2a.client import A2aClient, text_message
-from dragoman.a2a.errors import A2aError
-from dragoman.a2a.probing import grpc_url
+from dragoman.a2a.client import grpc_channels
+from dragoman.a2a.client.client import A2aClient, text_message
+from dragoman.a2a.client.dialect_probe import grpc_url
+from dragoman.a2a.protocol.errors import A2aError
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.net.dialing import Resolve
 
@@ -109,7 +109,7 @@ async def test_tls_is_verified_by_the_name_in_the_card(
     certificate(tmp_path, "good.test")
     pair = (tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-    grpc_client._trusted.cache_clear()
+    grpc_channels._trusted.cache_clear()
     try:
         async with served(words, grpc.ssl_server_credentials([pair])) as port:
             async with client_of(f"grpcs://good.test:{port}", resolve=resolve) as (client, url):
@@ -118,7 +118,7 @@ async def test_tls_is_verified_by_the_name_in_the_card(
                 with pytest.raises(Unreachable):
                     await client.send(url, SAID)
     finally:
-        grpc_client._trusted.cache_clear()
+        grpc_channels._trusted.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_an_agent_that_cannot_do_one_thing_now_goes_on_with_others() -> No
 
 
 async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_client, "MAX_CHANNELS", 2)
+    monkeypatch.setattr(grpc_channels, "MAX_CHANNELS", 2)
     begun, released = asyncio.Event(), asyncio.Event()
     slow_at = 0
 

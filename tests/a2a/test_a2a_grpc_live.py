@@ -19,20 +19,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf.json_format import ParseDict
 
-from dragoman.a2a.cards import Cards
+from dragoman.a2a.cards.signing import sign
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.grpc_server import GrpcFace
-from dragoman.a2a.push import Push
-from dragoman.a2a.server import Face
-from dragoman.a2a.signing import sign
-from dragoman.a2a.targets import Targets
+from dragoman.a2a.server.card_service import Cards
+from dragoman.a2a.server.grpc_server import GrpcFace
+from dragoman.a2a.server.operations import Face
+from dragoman.a2a.server.push_delivery import Push
+from dragoman.a2a.server.routing import Targets
 from dragoman.agent import Ask, Decline, Reply, Request
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
-from dragoman.core.tasklist import StoredTasks
+from dragoman.core.stored_tasks import StoredTasks
 from dragoman.stores.tasks import MemoryTasks
 from open_road import open_hub
 

@@ -25,11 +25,11 @@ from tests.a2a.test_a2a_grpc import (
 )
 from tests.a2a.test_a2a_grpc_types import fields_of
 
-from dragoman.a2a import errors
-from dragoman.a2a.dialects import ops
-from dragoman.a2a.errors import A2aError
-from dragoman.a2a.grpc_tables import MESSAGES_03, METHODS_03
-from dragoman.a2a.grpc_types import TYPES_03
+from dragoman.a2a.protocol import errors
+from dragoman.a2a.protocol.dialects import operations
+from dragoman.a2a.protocol.errors import A2aError
+from dragoman.a2a.protocol.grpc.messages import TYPES_03
+from dragoman.a2a.protocol.grpc.tables import MESSAGES_03, METHODS_03
 
 
 @pytest.mark.promise("J3")
@@ -49,21 +49,21 @@ async def test_every_operation_of_the_sdks_client_for_0_3_is_answered() -> None:
     async with serving(face) as client:
         before = CompatGrpcTransport(client.channel, None)
         for op, (_, call, expected) in CALLS.items():
-            if op == ops.LIST:
+            if op == operations.LIST:
                 continue  # 0.3 had none
             answer = await call(before)
             asker, asked, request = face.asked[-1]
             assert asked == op and asker.version == "0.3"
-            assert request.items() >= expected.items() or op == ops.SEND
-            if op == ops.SEND:
+            assert request.items() >= expected.items() or op == operations.SEND
+            if op == operations.SEND:
                 assert request["message"] == MESSAGE
                 assert MessageToDict(answer)["task"]["id"] == "t1"
-            elif op == ops.CARD:
+            elif op == operations.CARD:
                 shown = MessageToDict(answer)
                 assert shown["name"] == "echo" and shown["skills"][0]["id"] == "s"
                 assert list(shown["securitySchemes"]) == ["key"]
                 assert shown["securityRequirements"] == [{"schemes": {"key": {}}}]
-            elif op != ops.PUSH_DELETE:
+            elif op != operations.PUSH_DELETE:
                 found = MessageToDict(answer)
                 assert found == {k: v for k, v in ANSWERS[op].items() if v != ""}
 

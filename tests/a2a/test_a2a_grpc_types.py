@@ -10,8 +10,8 @@ from a2a.types import a2a_pb2
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.rpc import error_details_pb2, status_pb2
 
-from dragoman.a2a.grpc_tables import MESSAGES_10, METHODS_10
-from dragoman.a2a.grpc_types import MAX_VALUES, TYPES_10, NotAMessage, status_bytes
+from dragoman.a2a.protocol.grpc.messages import MAX_VALUES, TYPES_10, NotAMessage, status_bytes
+from dragoman.a2a.protocol.grpc.tables import MESSAGES_10, METHODS_10
 
 TASK = {
     "id": "t1",

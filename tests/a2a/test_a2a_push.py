@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 from tests.net.raw_server import Peer, Talk, listening
 
-from dragoman.a2a import push as push_module
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.errors import INVALID_PARAMS, TASK_NOT_FOUND, A2aError
-from dragoman.a2a.push import Push
-from dragoman.a2a.tasks import AgentTask
-from dragoman.core import tasklist
+from dragoman.a2a.protocol.errors import INVALID_PARAMS, TASK_NOT_FOUND, A2aError
+from dragoman.a2a.server import push_delivery as push_module
+from dragoman.a2a.server.push_delivery import Push
+from dragoman.a2a.server.task import AgentTask
+from dragoman.core import stored_tasks
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates
 from dragoman.core.errors import Full
 from dragoman.core.ports import TaskStore
 from dragoman.core.principal import Principal
-from dragoman.core.tasklist import StoredTasks
+from dragoman.core.stored_tasks import StoredTasks
 from dragoman.net.client import Client
 from dragoman.net.dialing import Resolve, system_resolve
 from dragoman.stores.tasks import MemoryTasks, SqliteTasks
@@ -302,7 +302,7 @@ async def test_older_dialects_are_told_the_task_as_it_is_once_for_all_that_has_h
 async def test_a_task_without_webhooks_has_nobody_who_watches_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
     async with receiving() as receiver, ground() as hub:
         task = hub.begin()
         assert not task.watched

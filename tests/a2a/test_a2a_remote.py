@@ -13,7 +13,7 @@ from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
 from tests.peers.process import HttpPeer, read_log, wait_for_log
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.remote import RemoteAgent
+from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import Artifact, Lasting, Progress, Result, Update, Wanted
 from dragoman.core.catalog import Catalog, admit_all
@@ -28,9 +28,9 @@ from dragoman.core.errors import (
 )
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import MEMBERS
-from dragoman.core.view import EVERYTHING
-from dragoman.guards.time import Time
+from dragoman.guards.timeout import Time
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import Client
 from open_road import open_hub

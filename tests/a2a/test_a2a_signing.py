@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from dragoman.a2a.canonical import NotCanonical, canonical, members, unsigned
-from dragoman.a2a.card import Described, Interfaces, card_of, shape, skill_of_tool
-from dragoman.a2a.signing import (
+from dragoman.a2a.cards.build import Described, Interfaces, card_of, shape, skill_of_tool
+from dragoman.a2a.cards.canonical import NotCanonical, canonical, members, unsigned
+from dragoman.a2a.cards.signing import (
     PRUNED,
     check,
     key_id,

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.a2a.reading import part_of
-from dragoman.a2a.translate import block_from_part, part_from_block, parts_from_result, text_of
+from dragoman.a2a.protocol.parts import (
+    block_from_part,
+    part_from_block,
+    parts_from_result,
+    text_of,
+)
+from dragoman.a2a.protocol.validation import part_of
 from dragoman.core.call import Result
 
 JSON = st.recursive(

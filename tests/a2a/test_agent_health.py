@@ -10,8 +10,8 @@ import pytest
 from tests.a2a.odd_agent import OLD_PLACE, Request, odd_agent
 from tests.a2a.registry_ground import Moody, external, ground, moody, skill
 
-from dragoman.a2a import health
-from dragoman.a2a.health import DEGRADED, HEALTHY, UNKNOWN, UNREACHABLE, Health
+from dragoman.a2a.remote import health_watch
+from dragoman.a2a.remote.health_watch import DEGRADED, HEALTHY, UNKNOWN, UNREACHABLE, Health
 
 pytestmark = pytest.mark.promise("R10")
 
@@ -56,7 +56,7 @@ def test_the_pauses_grow_to_five_minutes_while_it_is_unreachable() -> None:
 async def test_an_agent_that_is_not_there_has_no_tools_until_it_is_and_delays_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "dragoman.a2a.health")
+    caplog.set_level(logging.INFO, "dragoman.a2a.remote.health_watch")
     async with moody("deploy") as agent:
         agent.mode = "gone"
         async with ground(tmp_path, external("Vercel Ops", agent.url), every=0.05) as here:
@@ -75,7 +75,7 @@ async def test_an_agent_that_is_not_there_has_no_tools_until_it_is_and_delays_no
             assert watched is not None and watched.agent.facts.healthy
         assert here.fact_changes >= 1
         assert here.events == [("Vercel Ops", UNREACHABLE), ("Vercel Ops", HEALTHY)]
-    warning, found = [r for r in caplog.records if r.name == "dragoman.a2a.health"]
+    warning, found = [r for r in caplog.records if r.name == "dragoman.a2a.remote.health_watch"]
     assert warning.levelno == logging.WARNING and "HTTP 503" in warning.getMessage()
     assert 'agent "Vercel Ops" at' in found.getMessage() and "1 skills" in found.getMessage()
 
@@ -233,7 +233,7 @@ async def test_a_good_look_closes_the_breaker(tmp_path: Path) -> None:
 async def test_an_agent_that_answers_slowly_is_degraded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(health_watch, "SLOW_SECONDS", 0.0)
     async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
         await here.until(lambda: here.one("ops")["health"] == DEGRADED)
         assert "to answer" in here.one("ops")["reason"] and len(here.tools()) == 2

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.tasks import AgentTask, new_id, stamp
+from dragoman.a2a.server.task import AgentTask, new_id, stamp
 from dragoman.core.call import Artifact, Progress, Result, Updates
 from dragoman.core.errors import InvalidInput, NotFound, TimedOut
 from dragoman.core.principal import Principal
-from dragoman.core.tasklist import StoredTasks
+from dragoman.core.stored_tasks import StoredTasks
 from dragoman.core.tasks import CANCELLED, COMPLETED, FAILED, INPUT_REQUIRED, WORKING
 from dragoman.stores.tasks import MemoryTasks
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.dialects import BY_VERSION, OPS, SHARED, choose, v01, v03, v10
-from dragoman.a2a.errors import A2aError
+from dragoman.a2a.protocol.dialects import BY_VERSION, OPS, SHARED, choose, v01, v03, v10
+from dragoman.a2a.protocol.errors import A2aError
 
 TYPED = {"message": {"parts": [{"type": "text", "text": "x"}]}}
 KINDED = {"message": {"parts": [{"kind": "text", "text": "x"}]}}

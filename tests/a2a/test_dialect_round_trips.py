@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2a import types
-from dragoman.a2a.dialects import CANCEL, GET, SEND, STREAM, v01, v03, v10
-from dragoman.a2a.dialects.shapes import STATES_OUT
+from dragoman.a2a.protocol.dialects import CANCEL, GET, SEND, STREAM, v01, v03, v10
+from dragoman.a2a.protocol.dialects.common_shapes import STATES_OUT
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**31), 2**31) | st.text(max_size=6),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.dialects import (
+from dragoman.a2a.protocol.dialects import (
     CARD,
     GET,
     LIST,
@@ -18,8 +18,8 @@ from dragoman.a2a.dialects import (
     v03,
     v10,
 )
-from dragoman.a2a.dialects.tolerant import ends_stream
-from dragoman.a2a.errors import A2aError
+from dragoman.a2a.protocol.dialects.lenient_reader import ends_stream
+from dragoman.a2a.protocol.errors import A2aError
 
 ALL = [v01, v03, v10]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.dialects import (
+from dragoman.a2a.protocol.dialects import (
     CANCEL,
     GET,
     LIST,
@@ -18,7 +18,7 @@ from dragoman.a2a.dialects import (
     python_a2a,
     v01,
 )
-from dragoman.a2a.errors import A2aError
+from dragoman.a2a.protocol.errors import A2aError
 
 REPLY: dict[str, Any] = {
     "artifactId": "response",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from a2a.compat.v0_3 import types
 
-from dragoman.a2a.dialects import (
+from dragoman.a2a.protocol.dialects import (
     CANCEL,
     CARD,
     GET,
@@ -21,7 +21,7 @@ from dragoman.a2a.dialects import (
     SUBSCRIBE,
     v03,
 )
-from dragoman.a2a.errors import A2aError
+from dragoman.a2a.protocol.errors import A2aError
 
 TASK = {
     "id": "t",

@@ -9,7 +9,7 @@ from a2a.compat.v0_3 import a2a_v0_3_pb2 as proto
 from a2a.compat.v0_3 import proto_utils, types
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from dragoman.a2a.dialects import (
+from dragoman.a2a.protocol.dialects import (
     CANCEL,
     CARD,
     GET,
@@ -23,7 +23,7 @@ from dragoman.a2a.dialects import (
     SUBSCRIBE,
     v03,
 )
-from dragoman.a2a.errors import A2aError
+from dragoman.a2a.protocol.errors import A2aError
 
 PARTS: list[dict[str, Any]] = [
     {"text": "hi", "metadata": {"a": 1}},

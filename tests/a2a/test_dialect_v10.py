@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.json_format import ParseDict
 
 from a2a import types
-from dragoman.a2a.dialects import (
+from dragoman.a2a.protocol.dialects import (
     CANCEL,
     CARD,
     GET,
@@ -22,7 +22,7 @@ from dragoman.a2a.dialects import (
     SUBSCRIBE,
     v10,
 )
-from dragoman.a2a.errors import A2aError
+from dragoman.a2a.protocol.errors import A2aError
 
 MESSAGE = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.dialects import v01, v03, v10
-from dragoman.a2a.errors import A2aError
+from dragoman.a2a.protocol.dialects import v01, v03, v10
+from dragoman.a2a.protocol.errors import A2aError
 
 ODD: tuple[Any, ...] = (
     *([], {}, [[]], [{}], {"a": []}, None, True, "", "x", -1, 0, 0.5, 1e308, -1e308),

@@ -17,7 +17,7 @@ from dragoman.core.catalog import Catalog, Reviewed, admit_all
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import Tool
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 
 pytestmark = pytest.mark.promise("R10")
 
@@ -366,7 +366,7 @@ async def test_agents_of_the_configuration_are_looked_for_in_parallel(tmp_path: 
 
 
 async def test_the_registry_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.a2a.registry.MAX_AGENTS", 1)
+    monkeypatch.setattr("dragoman.a2a.remote.registry.MAX_AGENTS", 1)
     async with moody("a", name="One") as one, moody("b", name="Two") as two, ground(tmp_path) as g:
         await g.listed.add({"url": one.url})
         with pytest.raises(Exception, match="1 agents are registered"):

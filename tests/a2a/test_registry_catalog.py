@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from tests.a2a.registry_ground import Ground, ground, moody, skill
 
-from dragoman.a2a.ai_catalog import PLACES, identifier
+from dragoman.a2a.server.ai_catalog import PLACES, identifier
 from dragoman.core.call import Call
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal

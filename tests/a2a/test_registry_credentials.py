@@ -12,11 +12,11 @@ import pytest
 from tests.a2a.registry_ground import anybody, external, ground, moody
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.credentials import Credentials, ReferenceRules
-from dragoman.a2a.rows import registered, stored
+from dragoman.a2a.remote.credentials import Credentials, ReferenceRules
+from dragoman.a2a.remote.registration import registered, stored
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.principal import OWNER
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.stores.registry import RegistryStore
 
 pytestmark = pytest.mark.promise("R10")

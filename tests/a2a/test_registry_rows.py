@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.rows import (
+from dragoman.a2a.remote.registration import (
     changed,
     configured,
     entry_of,

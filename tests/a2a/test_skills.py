@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.card_reading import card_in, read_card
-from dragoman.a2a.skills import OPEN, Owner, alias_name, argument_forms, skill_tools, slug_of
+from dragoman.a2a.cards.parse import card_in, read_card
+from dragoman.a2a.protocol.skill_tools import (
+    OPEN,
+    Owner,
+    alias_name,
+    argument_forms,
+    skill_tools,
+    slug_of,
+)
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.tool import Tool
 from dragoman.guards.validate import compile_schema

@@ -13,7 +13,7 @@ from tests.a2a.skill_ground import bridged, card_of_10
 from tests.peers.process import HttpPeer
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.remote import RemoteAgent
+from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import ABSENT, Progress, Result, Update, Wanted
 from dragoman.core.catalog import Catalog, admit_all
@@ -28,7 +28,7 @@ from dragoman.core.errors import (
     Unreachable,
 )
 from dragoman.core.principal import OWNER
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import Client
 from open_road import open_hub

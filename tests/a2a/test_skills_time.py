@@ -10,7 +10,7 @@ import pytest
 from tests.a2a.odd_agent import Request
 from tests.a2a.skill_ground import Ground, bridged
 
-from dragoman.a2a.breaker import Breaker
+from dragoman.a2a.remote.circuit_breaker import Breaker
 from dragoman.core.call import Wanted
 from dragoman.core.errors import RemoteA2ATimeoutError
 
@@ -114,7 +114,7 @@ async def test_the_roads_own_limit_is_longer_than_the_skills() -> None:
 async def test_what_goes_on_for_longer_than_a_task_may_is_told_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dragoman.guards.time.MARGIN", 0.1)
+    monkeypatch.setattr("dragoman.guards.timeout.MARGIN", 0.1)
     slow = Slow(1_000)
     async with bridged(slow, timeout=0.1, limits=(0.1, 0.2, 0.4)) as ground:
         with pytest.raises(RemoteA2ATimeoutError, match="task_timeout_secs"):

@@ -10,7 +10,7 @@ import pytest
 from tests.a2a.odd_agent import Request
 from tests.a2a.skill_ground import ARGS, DEPLOY, bridged, card_03, card_of_10
 
-from dragoman.a2a.dialects.ops import SKILL
+from dragoman.a2a.protocol.dialects.operations import SKILL
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound, RemoteA2ATaskFailedError
 from dragoman.core.tool import Tool
 from dragoman.core.trace import MEMBERS

@@ -19,22 +19,22 @@ from google.protobuf.json_format import ParseDict
 from tests.live.a2a_grounds import REST03, REST10, SEND, V01, V03, V10, Way
 from tests.web.serving import Sources
 
-from dragoman.a2a.cards import Cards
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.grpc_server import GrpcFace
-from dragoman.a2a.http import HttpFace
-from dragoman.a2a.push import Push
-from dragoman.a2a.server import Face
-from dragoman.a2a.targets import Targets
-from dragoman.core.agents import agent_tool
+from dragoman.a2a.server.card_service import Cards
+from dragoman.a2a.server.grpc_server import GrpcFace
+from dragoman.a2a.server.http import HttpFace
+from dragoman.a2a.server.operations import Face
+from dragoman.a2a.server.push_delivery import Push
+from dragoman.a2a.server.routing import Targets
+from dragoman.core.agent_tool import agent_tool
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
+from dragoman.core.call_chains import Flight
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.chains import Flight
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
-from dragoman.core.questions import Handles
-from dragoman.core.tasklist import StoredTasks
+from dragoman.core.question_handles import Handles
+from dragoman.core.stored_tasks import StoredTasks
 from dragoman.core.tool import AgentFacts, Tool, anything
 from dragoman.core.trace import Trace
 from dragoman.guards.questions import Questions
@@ -42,8 +42,8 @@ from dragoman.stores.tasks import MemoryTasks
 from dragoman.web.api import Api
 from dragoman.web.app import App, Under
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 from open_road import open_hub
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -14,7 +14,7 @@ from tests.cli.terminal import Terminal
 from tests.peers.process import HttpPeer
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.rows import registered, stored
+from dragoman.a2a.remote.registration import registered, stored
 from dragoman.stores.registry import RegistryStore
 
 pytestmark = pytest.mark.promise("R10")

@@ -9,7 +9,7 @@ from tests.skilled_road import Road
 from dragoman.core.errors import AuthorizationError
 from dragoman.core.principal import Principal
 from dragoman.guards.audit import Audit
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit.log import SqliteAudit
 
 
 @pytest.mark.promise("R12")

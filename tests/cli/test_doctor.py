@@ -17,7 +17,7 @@ import pytest
 from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
 from tests.peers.process import server_entry
 
-from dragoman.cli.checks import LEAST_DISK, space
+from dragoman.cli.doctor.checks import LEAST_DISK, space
 
 
 def findings(terminal: Terminal, *args: str) -> dict[str, dict[str, Any]]:

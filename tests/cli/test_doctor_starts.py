@@ -21,9 +21,9 @@ import pytest
 from tests.cli.terminal import DRAGOMAN, Terminal
 from tests.live.lasting import until
 
-from dragoman.cli import checks
-from dragoman.cli.doctor import examine
-from dragoman.cli.findings import Situation, look
+from dragoman.cli.doctor import checks
+from dragoman.cli.doctor.command import examine
+from dragoman.cli.doctor.findings import Situation, look
 from dragoman.config import parse
 
 A2A = "[server]\nport = 0\n[a2a]\nenabled = true\n"
@@ -118,7 +118,7 @@ def test_a_home_that_cannot_be_written_is_a_problem() -> None:
         "import os\n"
         "from pathlib import Path\n"
         "from dragoman.cli import start_checks\n"
-        "from dragoman.cli.findings import Situation\n"
+        "from dragoman.cli.doctor.findings import Situation\n"
         f"if os.geteuid() == 0: os.setgroups([]); os.setgid({other}); os.setuid({other})\n"
         f"for one in start_checks.files(Situation(Path({str(home)!r}), False)):\n"
         "    print(one.level, one.said, one.fix)\n"
@@ -215,7 +215,7 @@ def test_each_answer_of_a_server_over_http_has_a_fix_of_its_own(
 
 def test_open_files_are_counted_when_there_are_no_more() -> None:
     code = (
-        "import os, resource\nfrom dragoman.process import count_files\n"
+        "import os, resource\nfrom dragoman.app.process import count_files\n"
         "before = count_files()\nos.open('/dev/null', 0)\nassert count_files() == before + 1\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "try:\n    while True: os.open('/dev/null', 0)\nexcept OSError:\n    print(count_files())\n"

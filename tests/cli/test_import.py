@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dragoman.cli.clients import CLIENTS
-from dragoman.cli.import_ import import_command
-from dragoman.cli.references import parts
+from dragoman.cli.clients.import_command import import_command
+from dragoman.cli.clients.known_clients import CLIENTS
+from dragoman.cli.clients.variable_refs import parts
 from dragoman.config import parse as load_config
 from dragoman.config import read_env
 
@@ -457,7 +457,7 @@ def test_the_home_is_the_one_given_or_in_the_environment(tmp_path: Path) -> None
 @pytest.mark.parametrize(("answer", "added"), [("y", True), ("n", False)])
 def test_on_a_terminal_it_asks(tmp_path: Path, answer: str, added: bool) -> None:
     put(tmp_path, ".cursor/mcp.json", {"mcpServers": {"a": {"command": "x"}}})
-    code = "from dragoman.cli.import_ import import_command as c; c()"
+    code = "from dragoman.cli.clients.import_command import import_command as c; c()"
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code],

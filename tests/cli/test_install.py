@@ -16,13 +16,13 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.cli.clients import CLIENTS, config_file, is_hub
-from dragoman.cli.editing import parse, with_entry, without_entry
-from dragoman.cli.errors import Failed, Unreadable
-from dragoman.cli.files import backups, write
-from dragoman.cli.install import install
-from dragoman.cli.jsonc import parse_jsonc
-from dragoman.cli.toml import toml_value
+from dragoman.cli.base.errors import Failed, Unreadable
+from dragoman.cli.base.files import backups, write
+from dragoman.cli.base.toml_edit import toml_value
+from dragoman.cli.clients.edit import parse, with_entry, without_entry
+from dragoman.cli.clients.install import install
+from dragoman.cli.clients.jsonc import parse_jsonc
+from dragoman.cli.clients.known_clients import CLIENTS, config_file, is_hub
 
 CLEARED = ("XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "DRAGOMAN_HOME", "APPDATA")
 
@@ -489,7 +489,9 @@ def test_the_list_says_where_the_hub_is_and_what_is_broken(tmp_path: Path) -> No
 def test_terminal_clients_get_the_name_only_if_the_path_leads_here(tmp_path: Path) -> None:
     script = tmp_path / "bin" / "dragoman"
     script.parent.mkdir()
-    script.write_text(f"#!{sys.executable}\nfrom dragoman.cli.install import install\ninstall()\n")
+    script.write_text(
+        f"#!{sys.executable}\nfrom dragoman.cli.clients.install import install\ninstall()\n"
+    )
     script.chmod(0o755)
 
     def command(client: str, path: str, **more: str) -> str:
@@ -513,7 +515,7 @@ def test_terminal_clients_get_the_name_only_if_the_path_leads_here(tmp_path: Pat
 
 def test_two_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, FILES["tabs"])
-    code = "from dragoman.cli.install import install; install()"
+    code = "from dragoman.cli.clients.install import install; install()"
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin"}
     names = ["one", "two", "three"]
     running = [

@@ -9,8 +9,8 @@ import pytest
 from tests.cli.terminal import Terminal
 from tests.peers.process import command
 
+from dragoman.cli.base.errors import Unreadable
 from dragoman.cli.config_edits import with_enabled, without_server
-from dragoman.cli.errors import Unreadable
 from dragoman.config import read_env
 
 HELLO = str(Path(__file__).parent.parent.parent / "examples" / "hello" / "hello_server.py")

@@ -5,7 +5,7 @@ import re
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.calllog import FLUSH_LINES, CallLog
+from dragoman.core.call_log import FLUSH_LINES, CallLog
 from dragoman.core.errors import NotFound, TimedOut
 from dragoman.core.events import PostVerb
 from dragoman.core.principal import OWNER

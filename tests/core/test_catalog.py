@@ -6,8 +6,8 @@ import pytest
 
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog, Reviewed, admit_all
-from dragoman.core.claims import Claim, Claims
 from dragoman.core.errors import ConfigError, Full, NotFound, Quarantined
+from dragoman.core.name_claims import Claim, Claims
 from dragoman.core.tool import Nowhere, Tool
 
 
@@ -119,7 +119,7 @@ def test_names_outlive_the_hub_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert not kept.rows
     again.share_names()
     assert again.find("mcp_a_b_c").name == "a.b_c"
-    monkeypatch.setattr("dragoman.core.claims.MAX_NAMES", 2)
+    monkeypatch.setattr("dragoman.core.name_claims.MAX_NAMES", 2)
     again.offer("a", [tool(f"a.{n}", f"mcp_a_{n}") for n in range(5)])
     assert sum(again.shown(one) != one.name for one in again.tools()) == 1
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.core import chains as module
+from dragoman.core import call_chains as module
 from dragoman.core.call import Call, Result
-from dragoman.core.chains import Chains, Flight
+from dragoman.core.call_chains import Chains, Flight
 from dragoman.core.errors import Looping, Refused
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.core.tool import Tool

@@ -7,7 +7,7 @@ import logging
 import sys
 
 from dragoman.core.logs import LineFormatter
-from dragoman.core.text import escape_controls, escape_json, escape_line
+from dragoman.core.safe_text import escape_controls, escape_json, escape_line
 
 ODD = "a\x1b[2J\x07\x7f\x9b\x85\r\u034f\u200b\u202e\u2028\ufeff\U000e0041\ud800é中\u3000\tb\nc"
 ESCAPED = (

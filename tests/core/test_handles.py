@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from dragoman.core import questions
+from dragoman.core import question_handles
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
 from dragoman.core.errors import Full, InvalidInput, NeedsInput
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.questions import MAX_HANDLE, Handles, can_answer, unanswerable
+from dragoman.core.question_handles import MAX_HANDLE, Handles, can_answer, unanswerable
 from dragoman.core.tool import Tool
 from dragoman.core.trace import new_trace
 
@@ -98,7 +98,7 @@ def test_a_state_that_is_too_large_to_be_carried_is_refused() -> None:
 def test_whoever_answers_too_many_questions_at_once_is_in_nobody_elses_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(questions, "MAX_USED", 3)
+    monkeypatch.setattr(question_handles, "MAX_USED", 3)
     now = 1_000.0
     handles = Handles(KEY, 60, lambda: now)
     call, other = call_of(), replace(call_of(), caller=Principal("key", "another"))

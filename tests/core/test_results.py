@@ -6,8 +6,8 @@ import pytest
 
 from dragoman.core.call import Call
 from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.core.kept_results import KeptResults
 from dragoman.core.principal import Principal
-from dragoman.core.results import KeptResults
 from dragoman.core.tool import Nowhere, tool_nowhere
 from dragoman.core.trace import new_trace
 

@@ -13,8 +13,8 @@ from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Next, Stage, compose
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, Tool
+from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import Carried, new_trace
-from dragoman.core.view import EVERYTHING, View
 from open_road import open_hub
 
 

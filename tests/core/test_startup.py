@@ -12,7 +12,7 @@ from dragoman.core.errors import Unreachable
 from dragoman.core.principal import OWNER
 from dragoman.core.startup import Startup
 from dragoman.core.tool import TargetFacts, Tool
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 
 
 class Late:

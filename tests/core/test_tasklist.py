@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from dragoman.core import tasklist
+from dragoman.core import stored_tasks
 from dragoman.core.call import FORM, Progress, Question, Result, Update, Updates
 from dragoman.core.errors import Full, InvalidInput, NotFound, WorkFailed
 from dragoman.core.ports import StoredTask, TaskChange
 from dragoman.core.principal import Principal
-from dragoman.core.tasklist import LoggedTask, StoredTasks
+from dragoman.core.stored_tasks import LoggedTask, StoredTasks
 from dragoman.core.tasks import CANCELLED, COMPLETED, FAILED, INPUT_REQUIRED, WORKING, Work
 from dragoman.stores.tasks import MemoryTasks, SqliteTasks
 
@@ -278,7 +278,7 @@ class Refusing(SqliteTasks):
 async def test_what_cannot_be_stored_is_stored_when_it_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tasklist, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(stored_tasks, "RETRY_SECONDS", 0.02)
     store = Refusing(tmp_path)
     tasks = listed(store)
     [task] = kept(tasks, ALICE, "one")
@@ -330,7 +330,7 @@ async def test_the_log_of_a_finished_task_is_in_the_store_and_not_in_memory(
 async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
     store = MemoryTasks()
     tasks = listed(store)
     task, other = kept(tasks, ALICE, "one", "other")
@@ -373,7 +373,7 @@ async def test_nothing_holds_a_task_that_was_removed() -> None:
 async def test_a_task_that_nobody_answers_has_failed_after_a_while_and_one_at_work_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
     tasks = listed(MemoryTasks(), idle=0.05)
     waits, works, done = kept(tasks, ALICE, "waits", "works", "done")
     waits.wait()
@@ -397,7 +397,7 @@ async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
     tasks = listed(store)
     kept(tasks, ALICE, "waits")[0].wait()
     await tasks.close()
-    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
     again = listed(store, idle=0.05)
     again.load(made_again)
     task = again.get(ALICE, "waits")
@@ -415,7 +415,7 @@ async def test_no_task_expires_by_a_clock_that_has_jumped(
     tasks = listed(store)
     kept(tasks, ALICE, "waits")[0].wait()
     await tasks.close()
-    monkeypatch.setattr(tasklist, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
     looks: list[bool] = []
     enough = asyncio.Event()
 

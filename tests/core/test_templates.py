@@ -4,10 +4,10 @@ from time import process_time
 
 import pytest
 
-from dragoman.core.addresses import MAX_URI, Mentions
 from dragoman.core.call import Call, Result
-from dragoman.core.templates import Owners, matches
+from dragoman.core.resource_owner import Owners, matches
 from dragoman.core.tool import TEMPLATE, Tool
+from dragoman.core.unlisted_resources import MAX_URI, Mentions
 
 EXPANSIONS = [
     ("test://template/{id}/data", "test://template/7/data", True),

@@ -22,6 +22,16 @@ from dragoman.core.errors import (
     Unreachable,
     leaves,
 )
+from dragoman.core.event_payloads import (
+    CODES,
+    TOLD,
+    code_of,
+    exec_event,
+    redacted,
+    session_of,
+    told,
+    verb_event,
+)
 from dragoman.core.events import (
     CostReported,
     Event,
@@ -34,16 +44,6 @@ from dragoman.core.events import (
 )
 from dragoman.core.principal import Principal
 from dragoman.core.trace import carried_in
-from dragoman.core.verbs import (
-    CODES,
-    TOLD,
-    code_of,
-    exec_event,
-    redacted,
-    session_of,
-    told,
-    verb_event,
-)
 
 FIELDS = [
     "phase",

@@ -26,8 +26,8 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import tool_nowhere
 from dragoman.core.trace import Trace
 from dragoman.guards.audit import Audit
-from dragoman.stores.audit import SqliteAudit
-from dragoman.stores.records import AuditReader, Record
+from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.reader import AuditReader, Record
 
 
 def call_of(arguments: Mapping[str, Any], *, name: str = "files.read", asked: str = "x") -> Call:

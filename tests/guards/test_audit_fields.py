@@ -14,8 +14,8 @@ from dragoman.core.errors import AuthorizationError, NotFound, RemoteA2ATaskFail
 from dragoman.core.principal import Principal
 from dragoman.core.trace import carried_in
 from dragoman.guards.audit import Audit
-from dragoman.stores.audit import SqliteAudit
-from dragoman.stores.records import AuditReader, Record
+from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.reader import AuditReader, Record
 
 
 class Recorded(Road):

@@ -9,13 +9,13 @@ import pytest
 
 from dragoman.core.call import ABSENT, Artifact, Call, Result
 from dragoman.core.errors import NotFound, WorkFailed
+from dragoman.core.kept_results import KeptResults
 from dragoman.core.pipeline import compose
 from dragoman.core.principal import OWNER
-from dragoman.core.results import KeptResults
 from dragoman.core.tool import tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
-from dragoman.guards.cut import Cut
+from dragoman.guards.truncate import Cut
 from dragoman.wire.json import encode
 
 pytestmark = pytest.mark.promise("P2")

@@ -8,9 +8,9 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import BadReply, InvalidInput, NeedsInput
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.questions import MAX_QUESTIONS, Handles
+from dragoman.core.question_handles import MAX_QUESTIONS, Handles
 from dragoman.core.tool import Tool
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
 from open_road import open_hub
 

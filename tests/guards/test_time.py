@@ -13,7 +13,7 @@ from dragoman.core.principal import OWNER
 from dragoman.core.tool import AgentFacts, Tool, tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
-from dragoman.guards.time import Time
+from dragoman.guards.timeout import Time
 
 pytestmark = pytest.mark.promise("P3")
 

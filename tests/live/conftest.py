@@ -20,8 +20,8 @@ from tests.peers import process, wire
 from tests.peers.process import alive, processes_at_home, wait_until_gone
 
 from dragoman.cli.audit import _shown
-from dragoman.stores.records import AuditReader
-from dragoman.stores.verify import verify
+from dragoman.stores.audit.reader import AuditReader
+from dragoman.stores.audit.verify import verify
 
 DRAGOMAN = [sys.executable, "-m", "dragoman"]
 START_SECONDS = 20.0

@@ -31,7 +31,7 @@ from tests.live.lasting import text_of, until
 from tests.live.matrix_grounds import Log
 from tests.peers.process import server_entry
 
-from dragoman.a2a.card_reading import card_in
+from dragoman.a2a.cards.parse import card_in
 
 SKILL = "urn:dragoman:a2a:skill:v1"
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"

@@ -10,7 +10,7 @@ from typing import Any
 from tests.live.conftest import RunningHub
 from tests.peers import wire
 
-from dragoman.assembly import AuditReader, KeyStore
+from dragoman.app.app import AuditReader, KeyStore
 
 WAIT_SECONDS = 20.0
 SERVER = """

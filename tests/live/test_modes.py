@@ -12,7 +12,7 @@ from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.lasting import until
 from tests.peers.process import server_entry
 
-from dragoman.core.modes import find_exposure, make_private_folder
+from dragoman.core.file_modes import find_exposure, make_private_folder
 
 CONFIG = "[server]\nport = 0\n"
 

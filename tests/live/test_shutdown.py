@@ -21,7 +21,7 @@ from tests.live.unix_client import UnixClient
 from tests.peers import wire
 from tests.peers.process import HttpPeer, alive, server_entry, wait_for_log, wait_until_gone
 
-from dragoman.assembly import Instance
+from dragoman.app.app import Instance
 from dragoman.config import Config
 from dragoman.core.errors import ConfigError
 

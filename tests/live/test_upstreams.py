@@ -36,7 +36,7 @@ from tests.peers.process import (
     wait_for_log,
 )
 
-from dragoman.mcp.spawn import CACHES, PASSED
+from dragoman.mcp.client.child_process import CACHES, PASSED
 
 ALL = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old", "mcp1")
 SDK = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old")

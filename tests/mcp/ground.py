@@ -19,12 +19,15 @@ from dragoman.core.call import Result, Update, Wanted
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.questions import Handles
+from dragoman.core.question_handles import Handles
 from dragoman.core.tool import TOOL
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from dragoman.guards.time import Time
+from dragoman.guards.timeout import Time
 from dragoman.guards.validate import compile_schema
+from dragoman.mcp.client.connector import Connector
+from dragoman.mcp.client.upstream import Upstream
+from dragoman.mcp.client.upstream_manager import Servers
 from dragoman.mcp.config import (
     ANSWER_SECONDS,
     HttpTransport,
@@ -32,9 +35,6 @@ from dragoman.mcp.config import (
     SseTransport,
     StdioTransport,
 )
-from dragoman.mcp.connect import Connector
-from dragoman.mcp.servers import Servers
-from dragoman.mcp.upstream import Upstream
 from dragoman.net.client import Client
 from open_road import open_hub
 

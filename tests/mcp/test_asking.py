@@ -14,15 +14,15 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.questions import Handles
+from dragoman.core.question_handles import Handles
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Tool
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from dragoman.mcp import asking
-from dragoman.mcp.asking import features_of
-from dragoman.mcp.questions import WAITS
-from dragoman.mcp.revisions import NAMES, R2024, R2503, R2506, R2511, R2607, SERVER_KEY
-from dragoman.mcp.server import Face, Peer, answer_batch
+from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.revisions import NAMES, R2024, R2503, R2506, R2511, R2607, SERVER_KEY
+from dragoman.mcp.server import client_questions
+from dragoman.mcp.server.client_questions import features_of
+from dragoman.mcp.server.dispatcher import Face, Peer, answer_batch
 from dragoman.wire import rpc
 from open_road import open_hub
 
@@ -316,7 +316,7 @@ async def test_a_client_that_shakes_hands_is_asked_in_its_own_words_or_told_what
     answer = await client.ask(method, params)
     if revision in CAN_BE_ASKED[kind]:
         assert text_of(answer["result"]) == {"q": ANSWERS[kind]}
-        assert client.heard[0]["method"] == asking.METHOD[kind]
+        assert client.heard[0]["method"] == client_questions.METHOD[kind]
         assert target.calls[1].handle == "1"
     elif method == "tools/call":
         assert answer["result"]["isError"] is True
@@ -554,7 +554,7 @@ async def test_a_question_that_cannot_be_sent_fails_the_call_at_once() -> None:
 
 @pytest.mark.promise("N1")
 async def test_a_client_has_only_so_many_questions_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MAX_ASKED", 1)
+    monkeypatch.setattr(client_questions, "MAX_ASKED", 1)
     face, _ = curious({"a": QUESTIONS[FORM], "b": QUESTIONS[ROOTS]})
     client = Client(face, R2511)
     assert (await client.ask(*REQUESTS[0]))["error"]["code"] == -32000

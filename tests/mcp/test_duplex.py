@@ -12,10 +12,10 @@ import pytest
 
 from dragoman.core.call import Progress
 from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
-from dragoman.core.pace import PER_SECOND, Pace
-from dragoman.mcp.duplex import Duplex
-from dragoman.mcp.framing import TooLarge
-from dragoman.mcp.hearing import Listener
+from dragoman.core.read_pacing import PER_SECOND, Pace
+from dragoman.mcp.client.jsonrpc_channel import Duplex
+from dragoman.mcp.client.notifications import Listener
+from dragoman.mcp.protocol.framing import TooLarge
 
 
 class Far:

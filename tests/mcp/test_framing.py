@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.mcp.framing import (
+from dragoman.mcp.protocol.framing import (
     HEADER_LIMIT,
     LIMIT,
     PREFIX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.core.tool import PROMPT, TOOL
-from dragoman.mcp.freshness import LEAST_SECONDS, REST, Freshness
+from dragoman.mcp.client.list_freshness import LEAST_SECONDS, REST, Freshness
 
 
 class Clock:

@@ -17,12 +17,12 @@ from dragoman.core.events import ClientGone, ListAnnounced, ResourceUpdated, Ser
 from dragoman.core.ports import Decision
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
-from dragoman.core.view import EVERYTHING, View
-from dragoman.mcp import listening
-from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
-from dragoman.mcp.server import Face, Peer
-from dragoman.mcp.server_logs import ServerLogs
-from dragoman.mcp.spawn import Ring
+from dragoman.core.tool_filter import EVERYTHING, View
+from dragoman.mcp.client.child_process import Ring
+from dragoman.mcp.client.server_logs import ServerLogs
+from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
+from dragoman.mcp.server import subscriptions
+from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
 from open_road import open_hub
 
@@ -193,7 +193,7 @@ async def test_a_list_that_is_the_same_is_told_of_if_its_server_says_so_but_not_
     assert methods(await told(peer, 1)) == ["notifications/resources/list_changed"]
     for _ in range(5):
         face.hub.bus.emit(announced)
-    monkeypatch.setattr(listening, "ANNOUNCE_PAUSE", 0.05)
+    monkeypatch.setattr(subscriptions, "ANNOUNCE_PAUSE", 0.05)
     face.hub.catalogs[PROMPT].offer("more", [offered(PROMPT, "p", target)])
     seen = sorted(methods(await told(peer, 3)))
     assert (
@@ -230,7 +230,7 @@ async def test_a_line_of_a_shared_log_goes_to_those_who_asked_for_it_and_may_rea
 
     log("info", "dull")
     log("error", "news")
-    log("error", "x" * listening.MAX_LOG_BYTES)
+    log("error", "x" * subscriptions.MAX_LOG_BYTES)
     assert [one["params"] for one in asked.told] == [{"level": "error", "data": "news"}]
     assert not quiet.told and not other.told and not blind.told and not late.told
     log("debug", "dull", "quiet")
@@ -340,7 +340,7 @@ async def test_without_a_session_nothing_is_followed() -> None:
 
 @pytest.mark.promise("N1")
 async def test_a_session_follows_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "MAX_FOLLOWED", 1)
+    monkeypatch.setattr(subscriptions, "MAX_FOLLOWED", 1)
     face, _ = watched()
     peer = Told()
     assert "result" in await ask(face, peer, "resources/subscribe", "a:1")
@@ -493,8 +493,8 @@ async def test_a_view_hides_resources_from_those_who_listen_too() -> None:
 async def test_a_client_that_reads_again_is_told_what_it_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listening, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(listening, "MAX_LATE", 2)
+    monkeypatch.setattr(subscriptions, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(subscriptions, "MAX_LATE", 2)
     face, _ = watched()
     listener = Listener(face, resourceSubscriptions=["a:1", "a:2", "file:///d"])
     await told(listener, 1)
@@ -522,7 +522,7 @@ async def test_a_client_that_does_not_even_get_the_acknowledgement_is_let_go() -
 
 @pytest.mark.promise("N1")
 async def test_one_connection_listens_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "MAX_LISTENS", 2)
+    monkeypatch.setattr(subscriptions, "MAX_LISTENS", 2)
     face, _ = watched()
     peer = Peer(OWNER, "test", EVERYTHING, R2607)
     some = [Listener(face, id, peer, toolsListChanged=True) for id in range(3)]

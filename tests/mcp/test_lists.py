@@ -14,10 +14,10 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
-from dragoman.core.view import EVERYTHING, View
-from dragoman.mcp import lists
-from dragoman.mcp.revisions import R2506, R2511, R2607
-from dragoman.mcp.server import Face, Peer
+from dragoman.core.tool_filter import EVERYTHING, View
+from dragoman.mcp.protocol.revisions import R2506, R2511, R2607
+from dragoman.mcp.server import list_pages
+from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
 from open_road import open_hub
 
@@ -174,7 +174,7 @@ async def cursor_of(face: Face, method: str) -> str:
 async def test_pages_of_every_list_go_on_where_the_last_one_ended(
     monkeypatch: pytest.MonkeyPatch, method: str, member: str, named: str, revision: int
 ) -> None:
-    monkeypatch.setattr(lists, "PAGE_BYTES", 10)
+    monkeypatch.setattr(list_pages, "PAGE_BYTES", 10)
     face = Face(full_hub(), b"k" * 32)
     first = (await ask(face, method, revision))["result"]
     second = (await ask(face, method, revision, cursor=first["nextCursor"]))["result"]
@@ -187,7 +187,7 @@ async def test_pages_of_every_list_go_on_where_the_last_one_ended(
 async def test_a_cursor_is_good_for_its_list_and_its_hub_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lists, "PAGE_BYTES", 10)
+    monkeypatch.setattr(list_pages, "PAGE_BYTES", 10)
     face = Face(full_hub(), b"k" * 32)
     cursor = await cursor_of(face, "tools/list")
     after_restart = Face(full_hub(), b"k" * 32)
@@ -216,7 +216,7 @@ async def test_an_empty_cursor_is_one_and_none_of_ours() -> None:
 
 
 async def test_only_so_many_forms_of_a_list_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "MAX_KEPT", 3)
+    monkeypatch.setattr(list_pages, "MAX_KEPT", 3)
     face = Face(full_hub())
     for number in range(20):
         await ask(face, "tools/list", R2511, view=View((f"desk.{number}",)))

@@ -11,14 +11,9 @@ import dragoman
 from dragoman import extract_mcp_server, format_mcp_tool_name, is_mcp_tool
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import NotFound
-from dragoman.core.identity import MAX_NAME, fold_id, fold_name, identity_of
 from dragoman.core.tool import Nowhere, Tool
-from dragoman.mcp.names import (
-    alias_name,
-    canonical_name,
-    other_names,
-    safe_name,
-)
+from dragoman.core.tool_identity import MAX_NAME, fold_id, fold_name, identity_of
+from dragoman.mcp.protocol.tool_names import alias_name, canonical_name, other_names, safe_name
 
 pytestmark = pytest.mark.promise("B3")
 

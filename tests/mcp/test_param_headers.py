@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.mcp.param_headers import (
+from dragoman.mcp.protocol.mirrored_headers import (
     agrees,
     header_params,
     header_text,

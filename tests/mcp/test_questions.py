@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Question
-from dragoman.mcp.questions import (
+from dragoman.mcp.protocol.elicitation import (
     addresses_of,
     answer_for,
     askable,
     is_answerable,
     question_of,
 )
-from dragoman.mcp.revisions import R2024, R2503, R2506, R2511
+from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511
 
 ALL: dict[str, Any] = {
     "elicitation": {"form": {}, "url": {}},

@@ -23,9 +23,9 @@ from dragoman import home as home_module
 from dragoman.core.errors import ConfigError
 from dragoman.home import Daemon, hold, is_held, now, prepare, socket_paths, write_daemon
 from dragoman.mcp import relay as relay_module
-from dragoman.mcp.framing import Deframer, frame
+from dragoman.mcp.protocol.framing import Deframer, frame
+from dragoman.mcp.protocol.revisions import initialize_result
 from dragoman.mcp.relay import Relay
-from dragoman.mcp.revisions import initialize_result
 
 WAIT = 10  # seconds; the bound of every wait here
 
@@ -906,8 +906,8 @@ def test_a_relay_loads_nothing_but_the_standard_library_and_itself(place):
         "dragoman.home",
         "dragoman.mcp",
         "dragoman.mcp.relay",
-        "dragoman.mcp.framing",
-        "dragoman.mcp.revisions",
+        "dragoman.mcp.protocol.framing",
+        "dragoman.mcp.protocol.revisions",
     }
     assert theirs - always - {"imported package"} <= sys.stdlib_module_names
     heavy = {"asyncio", "click", "msgspec", "uvicorn", "dataclasses", "typing", "pathlib"}

@@ -12,7 +12,7 @@ from tests.mcp.ground import until
 from tests.web.serving import ALICE, BOB, BOTH, Place, call, modern, place, request
 
 from dragoman.core.principal import Principal
-from dragoman.mcp import sessions, tasks
+from dragoman.mcp.server import http_sessions, tasks
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -113,7 +113,7 @@ async def test_a_request_of_the_new_era_is_not_smuggled_in_a_batch_past_its_head
 async def test_whoever_fills_the_room_for_sessions_loses_his_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 20)
+    monkeypatch.setattr(http_sessions, "MAX_SESSIONS", 20)
     async with place() as here:
         bobs = await here.session(who=BOB)
         await here.send(

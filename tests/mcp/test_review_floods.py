@@ -15,10 +15,10 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ResourceUpdated
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import RESOURCE, TOOL, Tool
-from dragoman.core.view import EVERYTHING
-from dragoman.mcp.revisions import R2607
-from dragoman.mcp.server import Face, Peer
-from dragoman.mcp.turns import MAX_PUT_OFF, Turns
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.mcp.protocol.revisions import R2607
+from dragoman.mcp.server.dispatcher import Face, Peer
+from dragoman.mcp.server.notify_throttle import MAX_PUT_OFF, Turns
 from open_road import open_hub
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]

@@ -21,7 +21,7 @@ from dragoman.core.tool import (
     TOOL,
     Tool,
 )
-from dragoman.core.view import EVERYTHING, View
+from dragoman.core.tool_filter import EVERYTHING, View
 from open_road import open_hub
 
 pytestmark = pytest.mark.promise("F3")

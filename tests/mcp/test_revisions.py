@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from dragoman.core import errors as e
-from dragoman.mcp.errors import TABLE, as_error, as_result, understood
-from dragoman.mcp.revisions import (
+from dragoman.mcp.protocol.errors import TABLE, as_error, as_result, understood
+from dragoman.mcp.protocol.revisions import (
     HANDSHAKE,
     METHODS,
     MODERN,

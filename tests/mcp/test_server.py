@@ -20,11 +20,11 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Denied, Unreachable
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import PROMPT, TOOL, Tool
-from dragoman.core.view import EVERYTHING, View
-from dragoman.mcp import lists
-from dragoman.mcp.revisions import METHODS as KNOWN
-from dragoman.mcp.revisions import NAMES, R2024, R2503, R2506, R2511, R2607
-from dragoman.mcp.server import Face, Peer, answer_batch
+from dragoman.core.tool_filter import EVERYTHING, View
+from dragoman.mcp.protocol.revisions import METHODS as KNOWN
+from dragoman.mcp.protocol.revisions import NAMES, R2024, R2503, R2506, R2511, R2607
+from dragoman.mcp.server import list_pages
+from dragoman.mcp.server.dispatcher import Face, Peer, answer_batch
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
 from open_road import open_hub
@@ -154,7 +154,7 @@ async def test_a_list_over_8_mb_comes_in_pages_that_miss_nothing_and_repeat_noth
 async def test_a_tool_that_fills_a_page_alone_does_not_stop_the_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lists, "PAGE_BYTES", 10)
+    monkeypatch.setattr(list_pages, "PAGE_BYTES", 10)
     made = face("a", "b", "c")
     got, cursor = [], None
     for _ in range(3):
@@ -166,7 +166,7 @@ async def test_a_tool_that_fills_a_page_alone_does_not_stop_the_list(
 
 
 async def test_a_cursor_goes_on_after_tools_came_and_went(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "PAGE_BYTES", 10)
+    monkeypatch.setattr(list_pages, "PAGE_BYTES", 10)
     made = face("a", "b", "c", "d")
     first = (await ask(made, "tools/list"))["result"]
     made.hub.catalog.offer("desk", [tool(name, Desk()) for name in "bcd"])

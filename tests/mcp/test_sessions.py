@@ -9,13 +9,13 @@ import pytest
 
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
-from dragoman.core.questions import can_answer
-from dragoman.core.view import EVERYTHING
-from dragoman.mcp import sessions as module
-from dragoman.mcp.peer import Peer
-from dragoman.mcp.revisions import R2024, R2503, R2506, R2511
-from dragoman.mcp.sessions import Session, Sessions
-from dragoman.mcp.streams import UNASKED, Kept, Stream
+from dragoman.core.question_handles import can_answer
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511
+from dragoman.mcp.server import http_sessions as module
+from dragoman.mcp.server.client_state import Peer
+from dragoman.mcp.server.http_sessions import Session, Sessions
+from dragoman.mcp.server.replay_streams import UNASKED, Kept, Stream
 
 KEY = bytes(range(32))
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")

@@ -13,10 +13,10 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import BadReply, Denied, TimedOut, Unreachable, WorkFailed
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
-from dragoman.core.view import EVERYTHING
-from dragoman.mcp.questions import WAITS
-from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
-from dragoman.mcp.server import Face, Peer
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
+from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
 from open_road import open_hub
 

@@ -14,9 +14,16 @@ from pathlib import Path
 import pytest
 from tests.peers.process import alive, wait_until_gone
 
-from dragoman import process
+from dragoman.app import process
 from dragoman.core.errors import Unreachable
-from dragoman.mcp.spawn import CACHES, MARK, Child, Ring, environment, kill_marked
+from dragoman.mcp.client.child_process import (
+    CACHES,
+    MARK,
+    Child,
+    Ring,
+    environment,
+    kill_marked,
+)
 
 NAP = "import time; time.sleep(600)"
 
@@ -335,7 +342,7 @@ def test_a_ring_keeps_the_last_bytes_however_they_come() -> None:
 
 def test_what_kills_all_that_carries_a_mark_spares_itself() -> None:
     code = (
-        "from dragoman.mcp.spawn import kill_marked\n"
+        "from dragoman.mcp.client.child_process import kill_marked\n"
         "kill_marked('hub'); kill_marked('hub:shell'); print('lives')"
     )
     env = {**os.environ, MARK: "hub:shell"}

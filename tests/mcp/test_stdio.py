@@ -16,13 +16,13 @@ from dragoman.core.call import ROOTS, Call, Note, Progress, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.principal import OWNER
-from dragoman.core.questions import Handles
+from dragoman.core.question_handles import Handles
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from dragoman.mcp import stdio
-from dragoman.mcp.server import Face
-from dragoman.mcp.stdio import UNREAD_BYTES, Connection
+from dragoman.mcp.server import socket_transport
+from dragoman.mcp.server.dispatcher import Face
+from dragoman.mcp.server.socket_transport import UNREAD_BYTES, Connection
 from dragoman.wire import rpc
 from open_road import open_hub
 
@@ -314,8 +314,8 @@ async def test_a_list_that_comes_early_waits_for_the_servers_and_so_does_an_unkn
 async def test_what_a_client_was_not_told_for_want_of_reading_it_is_told_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stdio, "UNREAD_BYTES", -1)
-    monkeypatch.setattr(stdio, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(socket_transport, "UNREAD_BYTES", -1)
+    monkeypatch.setattr(socket_transport, "RETRY_SECONDS", 0.01)
     target = Server()
     async with connected(target) as client:
         await client.shake()
@@ -325,7 +325,7 @@ async def test_what_a_client_was_not_told_for_want_of_reading_it_is_told_later(
             client.face.hub.bus.emit(ResourceUpdated("server.a:b"))
         client.request(2, "tools/call", name="log", _meta={"progressToken": 1})
         assert (await client.hear())["id"] == 2  # what belongs to a call is lost
-        monkeypatch.setattr(stdio, "UNREAD_BYTES", 1_000_000)
+        monkeypatch.setattr(socket_transport, "UNREAD_BYTES", 1_000_000)
         assert (await client.hear())["params"] == {"uri": "a:b"}
         client.request(3, "ping")
         assert (await client.hear())["id"] == 3  # once

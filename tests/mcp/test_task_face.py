@@ -16,15 +16,23 @@ from dragoman.core.call import FORM, Call, Lasting, Note, Progress, Question, Re
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Denied, NeedsInput, TimedOut, WorkFailed
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.questions import Handles
+from dragoman.core.question_handles import Handles
 from dragoman.core.tasks import Tasks
 from dragoman.core.tool import PROMPT, TOOL, Tool
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from dragoman.mcp import tasks as task_face
-from dragoman.mcp.questions import WAITS
-from dragoman.mcp.revisions import R2024, R2503, R2506, R2511, R2607, RELATED_KEY, TASKS
-from dragoman.mcp.server import Face, Peer
+from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.revisions import (
+    R2024,
+    R2503,
+    R2506,
+    R2511,
+    R2607,
+    RELATED_KEY,
+    TASKS,
+)
+from dragoman.mcp.server import tasks as task_face
+from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
 from open_road import open_hub
 

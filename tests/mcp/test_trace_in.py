@@ -15,14 +15,14 @@ from tests.web.serving import Place, Work, call, place, request
 from tests.web.serving import modern as of_the_new_era
 
 from dragoman.core.call import Call, Progress, Question, Result
-from dragoman.core.chains import Chains, Flight
+from dragoman.core.call_chains import Chains, Flight
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import Tool
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Trace
-from dragoman.core.view import EVERYTHING
-from dragoman.mcp.revisions import R2511, R2607, TASKS
-from dragoman.mcp.server import Face, Peer
-from dragoman.mcp.stdio import Connection
+from dragoman.mcp.protocol.revisions import R2511, R2607, TASKS
+from dragoman.mcp.server.dispatcher import Face, Peer
+from dragoman.mcp.server.socket_transport import Connection
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ID = PARENT[3:35]

@@ -14,10 +14,10 @@ from dragoman.core.call import Wanted
 from dragoman.core.principal import LOCAL
 from dragoman.core.tool import PROMPT
 from dragoman.core.trace import CHAIN, MEMBERS, PARENT, STATE, TRACE_ID, Trace, carried_in
-from dragoman.mcp import upstream_tasks
-from dragoman.mcp.client_http import HttpWire
+from dragoman.mcp.client import remote_tasks
+from dragoman.mcp.client.streamable_http import HttpWire
 from dragoman.mcp.config import HttpTransport, ServerEntry
-from dragoman.mcp.revisions import TASKS
+from dragoman.mcp.protocol.revisions import TASKS
 
 WHOLE = {"resultType": "complete"}
 DONE = {"content": [{"type": "text", "text": "done"}]}
@@ -210,7 +210,7 @@ async def test_what_a_client_said_of_a_trace_is_replaced_and_the_rest_is_as_it_w
 async def test_a_task_of_a_server_is_followed_in_the_trace_of_its_call(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream_tasks, "FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(remote_tasks, "FIRST_PAUSE", 0.002)
     made = {"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1}
     over = {"taskId": "t1", "status": "completed", "result": DONE, **WHOLE}
     answers = {"tools/call": made, "tasks/get": over}

@@ -9,7 +9,7 @@ from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.tool import Tool
 from dragoman.guards.validate import compile_schema
-from dragoman.mcp.translate import (
+from dragoman.mcp.protocol.translate import (
     BadTool,
     mcp_from_result,
     meta_to_pass,

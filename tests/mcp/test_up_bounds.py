@@ -17,8 +17,8 @@ from tests.peers.process import HttpPeer, processes_at_home, wait_until_gone
 from dragoman.core.errors import Full, WorkFailed
 from dragoman.core.principal import Principal
 from dragoman.core.tool import SUBSCRIPTION
-from dragoman.mcp.hearing import Asked
-from dragoman.mcp.parked import REFUSED
+from dragoman.mcp.client.notifications import Asked
+from dragoman.mcp.client.suspended_call import REFUSED
 from dragoman.wire.json import encode
 
 Peers = Callable[..., HttpPeer]
@@ -116,7 +116,7 @@ async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Pa
 async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
     short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.personal.MAX_SESSIONS", 4)
+    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_SESSIONS", 4)
     async with ground(short_tmp) as world:
         upstream = await world.add(asking(http_peer))
         await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
@@ -139,7 +139,7 @@ async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
 async def test_one_caller_has_at_most_half_of_the_calls_that_wait_for_answers(
     short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.personal.MAX_PARKED", 4)
+    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_PARKED", 4)
     async with ground(short_tmp) as world:
         await world.add(asking(http_peer))
         first = await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
@@ -161,7 +161,7 @@ async def test_the_open_questions_of_a_server_are_bounded_in_bytes(
     short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with ground(short_tmp) as world:
-        monkeypatch.setattr("dragoman.mcp.personal.MAX_OPEN_BYTES", 350)  # for one
+        monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_OPEN_BYTES", 350)  # for one
         await world.add(asking(http_peer))
         first = await world.call("m.ask_form", {"key": "1"}, **by("ann", "a"))
         (question,) = (first.questions or {}).values()
@@ -181,7 +181,7 @@ async def test_the_open_questions_of_a_server_are_bounded_in_bytes(
 async def test_a_question_that_the_server_does_not_wait_for_takes_no_room_once_its_call_is_over(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.personal.MAX_OPEN_BYTES", 1_500)
+    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_OPEN_BYTES", 1_500)
     params = {"message": "x" * 1_000, "requestedSchema": {"type": "object", "properties": {}}}
     ask = {"id": 7, "method": "elicitation/create", "params": params}
     server = Scripted(short_tmp, "legacy", {"tools/call": {"first": [ask], "content": []}})

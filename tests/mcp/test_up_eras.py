@@ -13,10 +13,10 @@ from tests.peers.process import HttpPeer
 
 from dragoman.core.errors import HubError, NeedsInput, NotFound
 from dragoman.core.events import ListAnnounced
-from dragoman.mcp import session_choice
-from dragoman.mcp import upstream as upstreams
+from dragoman.mcp.client import session_choice
+from dragoman.mcp.client import upstream as upstreams
 from dragoman.mcp.config import ServerEntry
-from dragoman.mcp.questions import WAITS
+from dragoman.mcp.protocol.elicitation import WAITS
 
 HANDSHAKE: dict[str, Any] = {"revision": "2025-11-25", "features": EVERYTHING_ASKED}
 MODERN: dict[str, Any] = {"revision": "2026-07-28", "features": EVERYTHING_ASKED}
@@ -232,7 +232,7 @@ async def test_a_server_of_both_eras_that_starts_slowly_speaks_the_one_it_is_spo
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is silent it is greeted in both eras; SDK servers then keep to the handshake."""
-    monkeypatch.setattr("dragoman.mcp.client.PROBE_SECONDS", 0.0)  # any start takes longer
+    monkeypatch.setattr("dragoman.mcp.client.session.PROBE_SECONDS", 0.0)  # any start takes longer
     said = [
         {"resultType": "complete", "content": [{"type": "text", "text": era}]}
         for era in ("modern", "legacy")

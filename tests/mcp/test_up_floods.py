@@ -16,10 +16,10 @@ from tests.mcp.mini_http import Request, legacy, mini
 
 from dragoman.core.bus import Bus
 from dragoman.core.events import Event, ServerLogged
-from dragoman.core.pace import REST, Pace, pause_after_list
-from dragoman.mcp.duplex import MAX_BATCH
-from dragoman.mcp.server_logs import MAX_ANNOUNCED, ServerLogs
-from dragoman.mcp.spawn import Ring
+from dragoman.core.read_pacing import REST, Pace, pause_after_list
+from dragoman.mcp.client.child_process import Ring
+from dragoman.mcp.client.jsonrpc_channel import MAX_BATCH
+from dragoman.mcp.client.server_logs import MAX_ANNOUNCED, ServerLogs
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
 

@@ -14,8 +14,8 @@ from tests.peers.process import HttpPeer, read_log
 
 from dragoman.core.errors import BadReply, Full, InvalidInput, NotFound, Unreachable
 from dragoman.core.tool import RESOURCE, SUBSCRIPTION
-from dragoman.mcp.followed import Followed
-from dragoman.mcp.questions import WAITS
+from dragoman.mcp.client.resource_subscriptions import Followed
+from dragoman.mcp.protocol.elicitation import WAITS
 
 Peers = Callable[..., HttpPeer]
 WAYS = [
@@ -156,7 +156,7 @@ async def test_the_new_listen_is_there_before_the_old_one_ends(short_tmp: Path) 
 async def test_only_so_many_are_followed_and_a_refusal_leaves_no_trace(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.followed.MAX_URIS", 2)
+    monkeypatch.setattr("dragoman.mcp.client.resource_subscriptions.MAX_URIS", 2)
     no = {"error": {"code": -32602, "message": "no such resource"}}
     listed = {"resources": [{"name": str(n), "uri": f"x://{n}"} for n in range(4)]}
     server = Scripted(

@@ -14,7 +14,7 @@ from tests.mcp.mini_http import Mini, Request, legacy, mini, modern
 from dragoman.core.call import Progress, Wanted
 from dragoman.core.errors import TimedOut, Unreachable, WorkFailed
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE
-from dragoman.mcp import unasked
+from dragoman.mcp.client import notification_stream
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
 
@@ -358,7 +358,7 @@ async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
 async def test_a_server_without_a_stream_of_its_session_is_used_as_it_is(
     how: str, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unasked, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(notification_stream, "FIRST_PAUSE", 0.01)
 
     def handle(request: Request) -> None:
         if legacy(request):

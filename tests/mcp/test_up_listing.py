@@ -11,7 +11,7 @@ from tests.mcp.ground import Ground, Scripted, ground, http, stdio, until
 from tests.mcp.mini_http import Mini, Request, mini
 
 from dragoman.core.tool import PROMPT, TOOL
-from dragoman.mcp import offers
+from dragoman.mcp.client import catalog_sync
 
 WHOLE = {
     "elicitation": {"form": {}, "url": {}},
@@ -217,7 +217,7 @@ async def test_all_lists_of_a_server_appear_together(short_tmp: Path) -> None:
 async def test_a_list_that_never_comes_keeps_the_tools_away_for_a_bounded_time(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offers, "LIST_SECONDS", 0.2)
+    monkeypatch.setattr(catalog_sync, "LIST_SECONDS", 0.2)
     server = Scripted(
         short_tmp,
         "legacy",

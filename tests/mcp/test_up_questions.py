@@ -381,7 +381,7 @@ async def test_a_session_of_a_clients_own_that_dies_touches_nobody_else(short_tm
 async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
     short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.personal.MAX_SESSIONS", 2)
+    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_SESSIONS", 2)
     async with ground(short_tmp) as world:
         upstream = await world.add(entry(http_peer, "http"))
 
@@ -411,7 +411,7 @@ async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
 async def test_an_idle_session_of_a_clients_own_is_ended(
     short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.upstream.OWN_IDLE_SECONDS", 0.4)
+    monkeypatch.setattr("dragoman.mcp.client.upstream.OWN_IDLE_SECONDS", 0.4)
     async with ground(short_tmp) as world:
         upstream = await world.add(entry(http_peer, "stdio"))
         how: dict[str, Any] = {"features": EVERYTHING_ASKED}
@@ -437,7 +437,7 @@ async def test_parked_calls_are_bounded(
     short_tmp: Path, http_peer: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = short_tmp / "log"
-    monkeypatch.setattr("dragoman.mcp.personal.MAX_PARKED_OF_ONE", 3)
+    monkeypatch.setattr("dragoman.mcp.client.client_sessions.MAX_PARKED_OF_ONE", 3)
     async with ground(short_tmp) as world:
         await world.add(entry(http_peer, "http", "--log", log))
         how: dict[str, Any] = {"client": "a", "features": EVERYTHING_ASKED}

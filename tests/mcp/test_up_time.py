@@ -12,7 +12,7 @@ from tests.mcp.test_up_http import legacy
 from tests.peers.process import HttpPeer
 
 from dragoman.core.errors import BadReply, TimedOut
-from dragoman.guards.time import Time
+from dragoman.guards.timeout import Time
 from open_road import open_hub
 
 ANSWER_SECS = 1.5

@@ -11,19 +11,19 @@ from typing import Any, cast
 
 import pytest
 
-from dragoman import process
+from dragoman.app import process
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Unreachable
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.guards.validate import compile_schema
-from dragoman.mcp.client import Session
+from dragoman.mcp.client.child_process import kill_marked
+from dragoman.mcp.client.connector import Connector
+from dragoman.mcp.client.session import Session
+from dragoman.mcp.client.upstream import Apart, Upstream
+from dragoman.mcp.client.upstream_manager import Servers
 from dragoman.mcp.config import HttpTransport, ServerEntry, StdioTransport
-from dragoman.mcp.connect import Connector
-from dragoman.mcp.revisions import R2511
-from dragoman.mcp.servers import Servers
-from dragoman.mcp.spawn import kill_marked
-from dragoman.mcp.upstream import Apart, Upstream
+from dragoman.mcp.protocol.revisions import R2511
 
 ENTRY = ServerEntry(name="s", transport=HttpTransport(url="http://me:secret@x.example/a?k=secret"))
 CATALOGS = {kind: Catalog(kind, review=admit_all) for kind in (TOOL, PROMPT, RESOURCE, TEMPLATE)}

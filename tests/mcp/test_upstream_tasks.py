@@ -23,9 +23,9 @@ from dragoman.core.errors import (
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import tool_nowhere
 from dragoman.core.trace import new_trace
-from dragoman.mcp import upstream_tasks
-from dragoman.mcp.revisions import TASKS
-from dragoman.mcp.upstream_tasks import ServerTasks, is_handle, is_task, wants_task
+from dragoman.mcp.client import remote_tasks
+from dragoman.mcp.client.remote_tasks import ServerTasks, is_handle, is_task, wants_task
+from dragoman.mcp.protocol.revisions import TASKS
 
 pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(10)]
 
@@ -35,8 +35,8 @@ FORM_ASKED = {"method": "elicitation/create", "params": {"message": "sure?"}}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_tasks, "FIRST_PAUSE", 0.002)
-    monkeypatch.setattr(upstream_tasks, "SHORTEST", 0.001)
+    monkeypatch.setattr(remote_tasks, "FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(remote_tasks, "SHORTEST", 0.001)
 
 
 class Server:
@@ -152,7 +152,7 @@ async def test_a_server_may_be_away_for_a_moment_but_not_for_good() -> None:
     with pytest.raises(Unreachable):
         await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     await asyncio.wait_for(server.cancelled.wait(), 5)
-    assert server.methods().count("tasks/get") == upstream_tasks.MAX_FAILURES
+    assert server.methods().count("tasks/get") == remote_tasks.MAX_FAILURES
 
 
 async def test_a_server_that_is_gone_is_not_called_again_for_want_of_its_task() -> None:
@@ -181,7 +181,7 @@ async def test_a_task_without_a_usable_id_is_a_bad_reply(id: Any) -> None:
 
 async def test_how_often_it_is_asked_is_the_servers_wish_within_reason() -> None:
     for wish, reason in ((0, 0.001), (-5, 0.001), (20, 0.02), (10**9, 60.0), ("x", None)):
-        followed = upstream_tasks.FarTask("t1")
+        followed = remote_tasks.FarTask("t1")
         followed.hear({"pollIntervalMs": wish}, lambda update: None)
         assert followed.pause == reason
     server = Server({"status": "working", "pollIntervalMs": 100}, DONE)
@@ -309,7 +309,7 @@ async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
 
 
 async def test_open_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_tasks, "MAX_OPEN", 2)
+    monkeypatch.setattr(remote_tasks, "MAX_OPEN", 2)
     server, following = Server(ASKS), ServerTasks("s", 60)
     ann, bob, eve = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b", "e"))
     await following.follow(CREATED, ann, server.ask, finish)
@@ -324,7 +324,7 @@ async def test_open_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_one_caller_has_at_most_half_of_the_places_for_open_questions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upstream_tasks, "MAX_OPEN", 4)
+    monkeypatch.setattr(remote_tasks, "MAX_OPEN", 4)
     server, following = Server(ASKS), ServerTasks("s", 60)
     ann, bob = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b"))
     for _ in range(2):
@@ -437,6 +437,6 @@ def test_both_forms_of_a_task_are_known_from_results() -> None:
     assert is_task(CREATED) and is_task(OLD)
     for other in (None, [], {"content": []}, {"task": "x"}, {"task": {"taskId": 7}}):
         assert not is_task(other)
-    assert upstream_tasks.may_last({"tasks": {}})
-    assert upstream_tasks.may_last({"extensions": {TASKS: {}}})
-    assert not upstream_tasks.may_last({"extensions": {}, "tools": {}})
+    assert remote_tasks.may_last({"tasks": {}})
+    assert remote_tasks.may_last({"extensions": {TASKS: {}}})
+    assert not remote_tasks.may_last({"extensions": {}, "tools": {}})

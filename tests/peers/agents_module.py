@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dragoman.a2a import http
+from dragoman.a2a.server import http
 from dragoman.agent import Ask, Decline, NeedsAuth, Reply, Request
-from dragoman.core import tasklist
+from dragoman.core import stored_tasks
 
 WAIT_SECONDS = 30.0
 
 if "A2A_QUICK" in os.environ:
     http.HEARTBEAT_SECONDS = 0.2
-    tasklist.LOOK_SECONDS = 0.1
+    stored_tasks.LOOK_SECONDS = 0.1
 
 
 def gate(key: str) -> Path:

@@ -12,8 +12,8 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.core.trace import Trace
 from dragoman.policy.engine import Policies
-from dragoman.policy.loading import check_texts
-from dragoman.policy.snapshot import Snapshot
+from dragoman.policy.loader import check_texts
+from dragoman.policy.policy_set import Snapshot
 
 
 @dataclass

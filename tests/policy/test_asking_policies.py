@@ -11,7 +11,7 @@ from policy_ground import agent, call, key, policies, skill, snapshot, tool
 from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
-from dragoman.policy.asking import explain, replay, what_can, who_can
+from dragoman.policy.queries import explain, replay, what_can, who_can
 
 TEXT = """@id("readers")
 @why("readers may read")

@@ -17,12 +17,12 @@ from dragoman.core.call import Call
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
+from dragoman.policy.cedar import Judge
 from dragoman.policy.context import context_from_call
 from dragoman.policy.engine import Policies
 from dragoman.policy.entities import LIST, facts_of, what_from_tool, who_from_caller
-from dragoman.policy.judge import Judge
-from dragoman.policy.loading import load
-from dragoman.policy.snapshot import Snapshot
+from dragoman.policy.loader import load
+from dragoman.policy.policy_set import Snapshot
 
 HEADS = {
     "principal": [
@@ -398,7 +398,7 @@ def test_the_time_is_read_each_time_where_a_policy_reads_it() -> None:
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.policy.engine.MAX_KEPT", 50)
-    monkeypatch.setattr("dragoman.policy.judge.MAX_SLICES", 20)
+    monkeypatch.setattr("dragoman.policy.cedar.MAX_SLICES", 20)
     engine = policies(
         '@id("n") permit (principal, action in Hub::Action::"any_call", resource) '
         'when { resource.name like "*.even*" && context.scopes.isEmpty() };'

@@ -9,11 +9,11 @@ import pytest
 from policy_ground import call, key, policies, snapshot, tool
 
 from dragoman.core.errors import ConfigError
-from dragoman.policy import loading
-from dragoman.policy.loading import PolicyError, check, check_texts, load
-from dragoman.policy.snapshot import ERROR, WARNING
+from dragoman.policy import loader
+from dragoman.policy.loader import PolicyError, check, check_texts, load
+from dragoman.policy.policy_set import ERROR, WARNING
 
-SHIPPED = Path(loading.__file__).parent / "shipped"
+SHIPPED = Path(loader.__file__).parent / "shipped"
 GOOD = '@id("a") permit (principal in Hub::Role::"r", action, resource);'
 
 
@@ -132,13 +132,13 @@ def test_a_folder_that_is_too_much_is_refused(
 ) -> None:
     (tmp_path / "a.cedar").write_text(GOOD)
     (tmp_path / "b.cedar").write_text("// " + "x" * 200)
-    monkeypatch.setattr(loading, "MAX_BYTES", 150)
+    monkeypatch.setattr(loader, "MAX_BYTES", 150)
     assert "150 bytes" in str(check(tmp_path).findings[0])
-    monkeypatch.setattr(loading, "MAX_BYTES", 10_000)
-    monkeypatch.setattr(loading, "MAX_FILES", 1)
+    monkeypatch.setattr(loader, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(loader, "MAX_FILES", 1)
     assert "1 files" in str(check(tmp_path).findings[0])
-    monkeypatch.setattr(loading, "MAX_FILES", 10)
-    monkeypatch.setattr(loading, "MAX_POLICIES", 0)
+    monkeypatch.setattr(loader, "MAX_FILES", 10)
+    monkeypatch.setattr(loader, "MAX_POLICIES", 0)
     assert "there may be 0" in str(check(tmp_path).findings[0])
 
 
@@ -199,12 +199,12 @@ def test_the_hash_is_of_the_policies_and_of_nothing_else() -> None:
     assert one.hash != load(None).hash
 
 
-@pytest.mark.parametrize("name", sorted(loading.SHIPPED))
+@pytest.mark.parametrize("name", sorted(loader.SHIPPED))
 def test_what_is_shipped_is_what_its_hash_says_and_valid(name: str) -> None:
     import cedarpy
 
     text = (SHIPPED / name).read_text(encoding="utf-8")
-    assert sha256(text.encode()).hexdigest() == loading.SHIPPED[name]
+    assert sha256(text.encode()).hexdigest() == loader.SHIPPED[name]
     schema = cedarpy.Schema.from_str((SHIPPED / "hub.cedarschema").read_text(encoding="utf-8"))
     if name.endswith(".cedar"):
         result = cedarpy.validate_policies(text, schema)
@@ -218,7 +218,7 @@ def test_a_default_set_can_be_copied_and_edited() -> None:
 
 
 def test_guardrails_that_were_changed_stop_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loading.SHIPPED, "guardrails.cedar", "0" * 64)
+    monkeypatch.setitem(loader.SHIPPED, "guardrails.cedar", "0" * 64)
     with pytest.raises(PolicyError, match="install it again"):
         load(None)
 

@@ -37,12 +37,12 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.errors import AmbiguousName, Full, InvalidInput, NotFound, Quarantined
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool import PROMPT, RESOURCE, AgentFacts, Bridged, Nowhere, Tool
-from dragoman.policy import pinning
-from dragoman.policy.approving import Approvals
-from dragoman.policy.cleaning import clean, clean_text, hidden, visible
-from dragoman.policy.differences import difference
-from dragoman.policy.pinning import Pins
-from dragoman.policy.pins import card_members, digest, members, normal
+from dragoman.pins import review
+from dragoman.pins.approvals import Approvals
+from dragoman.pins.diff import difference
+from dragoman.pins.digest import card_members, digest, members, normal
+from dragoman.pins.review import Pins
+from dragoman.pins.sanitize import clean, clean_text, hidden, visible
 from dragoman.stores.pins import SqlitePins
 from dragoman.wire.json import encode
 
@@ -571,15 +571,15 @@ def test_what_cannot_be_recorded_is_not_offered(
 def test_a_flood_of_names_does_not_wash_away_what_was_pinned(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinning, "MAX_PINS", 20)
+    monkeypatch.setattr(review, "MAX_PINS", 20)
     board.held(tool(READ))
     held = board.held(*(tool(READ, f"junk{n}") for n in range(50)))
     assert len(held) == 31 and all("more different things" in why for why in held.values())
     assert board.held(tool(at(READ, "title", "X"))).keys() == {"files.read_file"}
     assert len(board.store.load("files")) == 20
     assert board.held(tool(READ), tool(READ, "junk0")) == {}
-    monkeypatch.setattr(pinning, "MAX_PINS", 100)
-    monkeypatch.setattr(pinning, "MAX_BYTES", 60_000)
+    monkeypatch.setattr(review, "MAX_PINS", 100)
+    monkeypatch.setattr(review, "MAX_BYTES", 60_000)
     for n in range(60):  # what is held takes the place of what was
         assert board.held(tool(at(READ, "title", f"X{n}")))
     assert board.held(tool(READ, "fits")) == {}
@@ -722,7 +722,7 @@ def test_a_resource_whose_text_has_changed_is_shown_as_it_was_approved(board: Bo
 def test_resources_have_room_of_their_own_and_beyond_it_their_address_alone(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinning, "MAX_PINS", 2)
+    monkeypatch.setattr(review, "MAX_PINS", 2)
     many = [resource(f"Text {n}.", f"x://{n}") for n in range(4)]
     admitted, held, _ = board.pins.review("files", many, RESOURCE)
     assert held == {} and len(admitted) == 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from policy_ground import call, key, policies, snapshot, tool
 
-from dragoman.policy.asking import explain
 from dragoman.policy.ids import fold_entity_id, fold_text
-from dragoman.policy.loading import check_texts
-from dragoman.policy.snapshot import ERROR, WARNING
+from dragoman.policy.loader import check_texts
+from dragoman.policy.policy_set import ERROR, WARNING
+from dragoman.policy.queries import explain
 
 pytestmark = pytest.mark.promise("R7")
 

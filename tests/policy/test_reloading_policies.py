@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from policy_ground import call, key, policies, tool
 
-from dragoman.policy.loading import PolicyError, load
-from dragoman.policy.reloading import Reloader
-from dragoman.policy.snapshot import Snapshot
+from dragoman.policy.loader import PolicyError, load
+from dragoman.policy.policy_set import Snapshot
+from dragoman.policy.reloader import Reloader
 
 ALICE = '@id("alice") permit (principal == Hub::User::"key:alice", action, resource);\n'
 BOB = '@id("bob") permit (principal == Hub::User::"key:bob", action, resource);\n'

@@ -13,10 +13,10 @@ from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_READ
 from dragoman.core.principal import LOCAL, OWNER
 from dragoman.core.tool import TargetFacts
+from dragoman.policy.cedar import Judge
 from dragoman.policy.context import Context
 from dragoman.policy.entities import reference, slice_of, what_from_tool, who_from_caller
-from dragoman.policy.judge import Judge
-from dragoman.policy.loading import load
+from dragoman.policy.loader import load
 
 GRANTS = """
 @id("org-default")

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit.log import SqliteAudit
 
 
 async def main(home: Path) -> None:

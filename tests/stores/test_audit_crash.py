@@ -9,9 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from dragoman.stores.chain import HEADS, Seal, read_key
-from dragoman.stores.records import AuditReader
-from dragoman.stores.verify import verify
+from dragoman.stores.audit.chain import HEADS, Seal, read_key
+from dragoman.stores.audit.reader import AuditReader
+from dragoman.stores.audit.verify import verify
 
 WRITER = Path(__file__).with_name("audit_writer.py")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import ConfigError, Full, NotFound
-from dragoman.stores.audit import SqliteAudit
-from dragoman.stores.journal import SIZE
-from dragoman.stores.records import AuditReader
-from dragoman.stores.verify import verify
+from dragoman.stores.audit.journal import SIZE
+from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.reader import AuditReader
+from dragoman.stores.audit.verify import verify
 
 DONE = {"outcome": "completed", "duration_ms": 1.5}
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import ConfigError
-from dragoman.stores.audit import SqliteAudit
-from dragoman.stores.chain import (
+from dragoman.stores.audit.chain import (
     HEAD_BESIDE_JOURNAL,
     ORIGIN,
     TIP,
@@ -26,9 +25,10 @@ from dragoman.stores.chain import (
     Tip,
     read_key,
 )
-from dragoman.stores.journal import read_journal
-from dragoman.stores.records import AuditReader
-from dragoman.stores.verify import verify
+from dragoman.stores.audit.journal import read_journal
+from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.reader import AuditReader
+from dragoman.stores.audit.verify import verify
 
 CALLS = 20
 LAST = 1 + 2 * CALLS

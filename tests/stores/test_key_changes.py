@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.admin_audit import Tally
 from dragoman.core.errors import Full
-from dragoman.core.recorded import Tally
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.key_changes import KeyChanges
 from dragoman.stores.keys import KeyStore
-from dragoman.stores.records import AuditReader
 
 
 class Told:

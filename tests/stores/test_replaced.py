@@ -15,7 +15,7 @@ import pytest
 from dragoman.core.errors import Full
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import OWNER
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit.log import SqliteAudit
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.pins import SqlitePins
 from dragoman.stores.registry import RegistryStore

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from tests.cli.terminal import Terminal
 
-from dragoman.assembly import Instance
+from dragoman.app.app import Instance
 from dragoman.config import Config, parse
 from dragoman.core.errors import ConfigError
-from dragoman.stores.audit import SqliteAudit
-from dragoman.stores.clock import STEADY_SECONDS, SteadyClock
+from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.reader import AuditReader
+from dragoman.stores.audit.verify import verify
 from dragoman.stores.config import AuditSettings
-from dragoman.stores.records import AuditReader
-from dragoman.stores.verify import verify
+from dragoman.stores.steady_clock import STEADY_SECONDS, SteadyClock
 
 DAY = 86_400.0
 real_time = time.time

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.assembly import Instance, accept_losses, survey
+from dragoman.app.app import Instance, accept_losses, survey
 from dragoman.config import Config, load
 from dragoman.core.errors import ConfigError, Full, InvalidInput
 from dragoman.core.principal import OWNER
+from dragoman.stores.audit.verify import verify
 from dragoman.stores.keys import KeyStore
-from dragoman.stores.verify import verify
-from dragoman.stores.witness import DATABASES, Loss
+from dragoman.stores.store_inventory import DATABASES, Loss
 
 CONFIG = "[a2a]\nenabled = true\n"
 AUDIT_FILES = ("audit.db", "audit.key", "audit.head", "audit.journal")

@@ -19,8 +19,8 @@ from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.events import EventStreams
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 
 
 class Ground(Place):

@@ -14,18 +14,18 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Progress, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
-from dragoman.core.questions import Handles
+from dragoman.core.question_handles import Handles
 from dragoman.core.tool import Tool
 from dragoman.guards.questions import Questions
-from dragoman.mcp.http import HttpFace
-from dragoman.mcp.server import Face
-from dragoman.mcp.sse import SseFace
+from dragoman.mcp.server.dispatcher import Face
+from dragoman.mcp.server.legacy_sse import SseFace
+from dragoman.mcp.server.streamable_http import HttpFace
 from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.bodies import BodyBudget
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http.body_budget import BodyBudget
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 from dragoman.wire.sse import Parser, ServerEvent
 from open_road import open_hub
 

@@ -18,13 +18,14 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.stores.keys import LOOK_SECONDS, KeyStore
-from dragoman.web import access, http1
-from dragoman.web.access import AccessWatch
+from dragoman.web import access_watch
+from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.app import App, Mounted
 from dragoman.web.auth import API_KEY, Authenticator, Names
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http import http1
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 from open_road import open_hub
 
 pytestmark = pytest.mark.promise("O1")
@@ -73,8 +74,8 @@ async def watching(
 
 
 def test_what_is_open_ends_within_a_second() -> None:
-    soonest = max(access.KEY_SECONDS, LOOK_SECONDS)
-    assert soonest + access.AGAIN_SECONDS[0] + http1.ENDING_SECONDS < 1
+    soonest = max(access_watch.KEY_SECONDS, LOOK_SECONDS)
+    assert soonest + access_watch.AGAIN_SECONDS[0] + http1.ENDING_SECONDS < 1
 
 
 async def test_each_part_hears_of_keys_that_another_process_makes_and_revokes(

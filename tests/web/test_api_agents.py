@@ -20,13 +20,13 @@ from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
-from dragoman.stores.records import AuditReader
+from dragoman.stores.audit.reader import AuditReader
 from dragoman.web.api import Api
 from dragoman.web.api_agents import OPERATIONS, AgentsApi
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 
 pytestmark = pytest.mark.promise("R10")
 

@@ -9,7 +9,7 @@ import pytest
 from tests.skilled_road import ALICE, BOB
 from tests.web.events_place import ground
 
-from dragoman.core.verbs import iso
+from dragoman.core.event_payloads import iso
 
 DISPATCHES = "/api/a2a/dispatches"
 

@@ -15,21 +15,21 @@ from tests.web.serving import Answer, Place, Sources
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
+from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog
-from dragoman.core.chains import Chains
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
-from dragoman.policy.approving import Approvals
-from dragoman.policy.pinning import Pins
+from dragoman.pins.approvals import Approvals
+from dragoman.pins.review import Pins
 from dragoman.stores.pins import SqlitePins
 from dragoman.web.api import Api
 from dragoman.web.api_pins import OPERATIONS, PinsApi
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 from open_road import Everybody
 
 

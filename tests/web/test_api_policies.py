@@ -14,31 +14,31 @@ import pytest
 from tests.web.serving import Answer, Place, Sources
 
 from dragoman import guards
+from dragoman.app.policy_admin.policy_folder import default_texts, principal_from_key
+from dragoman.app.policy_admin.service import PolicySide
 from dragoman.config import Config, parse
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
+from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.chains import Chains
 from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.events import PolicyChanged
 from dragoman.core.hub import Hub
+from dragoman.core.kept_results import KeptResults
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.questions import Handles
-from dragoman.core.results import KeptResults
+from dragoman.core.question_handles import Handles
 from dragoman.core.tool import TargetFacts, Tool
-from dragoman.core.view import EVERYTHING
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
-from dragoman.policy_files import default_texts, principal_from_key
-from dragoman.policy_side import PolicySide
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.reader import AuditReader, Record
 from dragoman.stores.keys import KeyStore
-from dragoman.stores.records import AuditReader, Record
 from dragoman.web.api import Api
 from dragoman.web.api_policies import OPERATIONS, PoliciesApi
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 
 CI = Principal("key", "ci")
 BOSS = "the-api-key-of-the-owner"

@@ -10,7 +10,7 @@ from tests.web import serving
 from tests.web.serving import ALICE, BOB, Place
 from tests.web.test_listener import parsed
 
-from dragoman.web import http1
+from dragoman.web.http import http1
 
 
 class Peer:

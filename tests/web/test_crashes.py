@@ -15,9 +15,9 @@ from tests.web.serving import Place, modern, notification, place, request
 
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
-from dragoman.core.view import EVERYTHING
-from dragoman.mcp.revisions import METHODS, R2511, R2607
-from dragoman.mcp.stdio import Connection
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.mcp.protocol.revisions import METHODS, R2511, R2607
+from dragoman.mcp.server.socket_transport import Connection
 from dragoman.wire import rpc
 
 PARAMS: dict[str, dict[str, Any]] = {

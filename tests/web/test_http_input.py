@@ -14,9 +14,9 @@ from tests.web import serving
 from tests.web.serving import ALICE, BOB
 from tests.web.test_listener import JSON, PING, Place, call, get, kept, parsed, place, post
 
-from dragoman.web import bodies, http1
-from dragoman.web.bodies import BodyBudget
-from dragoman.web.listener import Listener
+from dragoman.web.http import body_budget, http1
+from dragoman.web.http.body_budget import BodyBudget
+from dragoman.web.http.listener import Listener
 
 CHUNKED = b"Transfer-Encoding: chunked"
 
@@ -240,7 +240,7 @@ async def test_a_body_takes_room_until_its_request_is_answered() -> None:
 async def test_room_is_given_back_by_those_who_leave_and_too_many_who_wait_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bodies, "MAX_WAITING_EACH", 2)
+    monkeypatch.setattr(body_budget, "MAX_WAITING_EACH", 2)
     budget = BodyBudget(200 * KB)
     async with serving.place(budget) as here:
         first = await Upload(here, ALICE, LARGE).begin()

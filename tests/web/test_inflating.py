@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from dragoman.web.inflating import STEP_BYTES, Damaged, inflate
+from dragoman.web.http.decompression import STEP_BYTES, Damaged, inflate
 
 
 async def inflate_counting(data: bytes) -> tuple[bytes, int]:

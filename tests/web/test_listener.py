@@ -17,16 +17,16 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import HubError, leaves
 from dragoman.core.principal import LOCAL
 from dragoman.core.tool import Tool
-from dragoman.mcp import streams
-from dragoman.mcp.http import HttpFace
-from dragoman.mcp.server import Face
-from dragoman.web import http1
+from dragoman.mcp.server import replay_streams
+from dragoman.mcp.server.dispatcher import Face
+from dragoman.mcp.server.streamable_http import HttpFace
 from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.errors import TABLE
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http import http1
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 from open_road import open_hub
 
 
@@ -429,8 +429,8 @@ async def test_head_is_get_without_the_body() -> None:
 async def test_a_long_call_is_kept_alive_by_comments_and_answered_in_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "WATCH_AFTER", 0.02)
-    monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.02)
+    monkeypatch.setattr(replay_streams, "KEEPALIVE_SECONDS", 0.1)
     async with place() as here:
         asking = asyncio.ensure_future(here.ask(post("/mcp", call(), JSON)))
         await asyncio.wait_for(here.slow.running.wait(), 5)
@@ -452,8 +452,8 @@ async def test_a_long_call_is_kept_alive_by_comments_and_answered_in_the_stream(
 async def test_a_client_that_takes_json_only_gets_it_however_long_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "WATCH_AFTER", 0.02)
-    monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.02)
+    monkeypatch.setattr(replay_streams, "KEEPALIVE_SECONDS", 0.05)
     async with place() as here:
         request = post("/mcp", call(_meta={"progressToken": 1}), JSON, "Accept: application/json")
         asking = asyncio.ensure_future(here.ask(request))
@@ -484,7 +484,7 @@ async def test_a_call_by_the_api_ends_with_the_one_who_made_it() -> None:
 async def test_a_modern_client_that_hangs_up_has_cancelled_and_a_legacy_one_has_not(
     era: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "WATCH_AFTER", 0.02)
+    monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.02)
     async with place() as here:
         _, writer = await here.connect()
         modern = post("/mcp", call(_meta=META), JSON, *MODERN)
@@ -502,7 +502,7 @@ async def test_a_modern_client_that_hangs_up_has_cancelled_and_a_legacy_one_has_
 
 @pytest.mark.promise("G2")
 async def test_a_stream_is_kept_alive_and_ended_properly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(replay_streams, "KEEPALIVE_SECONDS", 0.05)
     async with place() as here:
         hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
         _, headers, _ = await here.ask(post("/mcp", json.dumps(hello).encode(), JSON))

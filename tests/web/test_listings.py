@@ -16,18 +16,18 @@ from tests.web.test_connections import Peer
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
+from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.chains import Chains
 from dragoman.core.hub import Hub
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
-from dragoman.web import listings
+from dragoman.web import tool_listing
 from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.listener import Listener
-from dragoman.web.peers import ALONE
+from dragoman.web.http.listener import Listener
+from dragoman.web.peer_process import ALONE
 from open_road import Everybody
 
 COUNT = 2_000
@@ -199,7 +199,7 @@ async def test_a_list_never_mixes_decisions_of_two_sets_of_policies(
                 loop.call_soon(shift)
 
         loop, over = asyncio.get_running_loop(), False
-        monkeypatch.setattr(listings, "SLICE", 10)
+        monkeypatch.setattr(tool_listing, "SLICE", 10)
         shift()
         total = (await here.get("/api/tools", "ann"))["total"]
         over = True

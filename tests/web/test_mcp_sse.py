@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.web.serving import BOB, Answer, Place, call, modern, notification, place, request
 
-from dragoman.mcp import sse
-from dragoman.web import http1
+from dragoman.mcp.server import legacy_sse
+from dragoman.web.http import http1
 
 pytestmark = pytest.mark.promise("G2")
 
@@ -209,8 +209,8 @@ async def test_batches_are_of_one_revision() -> None:
 async def test_clients_and_what_they_have_under_way_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sse, "MAX_CLIENTS", 2)
-    monkeypatch.setattr(sse, "MAX_RUNNING", 3)
+    monkeypatch.setattr(legacy_sse, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(legacy_sse, "MAX_RUNNING", 3)
     async with place() as here:
         client, _ = await Client.of(here), await Client.of(here)
         full = await here.send("GET", "/sse")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.web.serving import BOB, Answer, call, modern, notification, place, request
 
-from dragoman.mcp import http, sessions, streams
-from dragoman.mcp.questions import WAITS
+from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.server import http_sessions, replay_streams, streamable_http
 from dragoman.wire.sse import ServerEvent
 
 RESUMABLE = ["2025-03-26", "2025-06-18", "2025-11-25"]
@@ -69,7 +69,7 @@ async def test_a_stream_can_be_taken_up_while_the_call_goes_on_and_over_and_over
         session = await here.session()
         first = await here.send("POST", message=call(steps=[1], waits=True), **session)
         primed, said = await first.event(), await first.event()
-        assert primed.data == b"" and primed.id and first.retry == streams.RETRY_MS
+        assert primed.data == b"" and primed.id and first.retry == replay_streams.RETRY_MS
         second = await here.send("GET", **session, Last_Event_ID=primed.id)
         assert texts([await second.event()]) == [1]
         assert await first.rest() == [] and first.ended, "it goes on over one connection"
@@ -110,7 +110,7 @@ async def test_neither_modern_clients_nor_those_without_a_session_get_ids() -> N
 async def test_a_call_that_lasts_is_primed_so_that_its_answer_can_be_had_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "WATCH_AFTER", 0.01)
+    monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.01)
     async with place() as here:
         session = await here.session()
         message = {**call(waits=True)}
@@ -215,14 +215,14 @@ async def test_what_is_kept_is_bounded_in_number_size_and_time(
     async with place() as here:
         session = await here.session("2025-06-18")
         store = here.http.sessions._store
-        monkeypatch.setattr(streams, "MAX_EVENTS", 5)
+        monkeypatch.setattr(replay_streams, "MAX_EVENTS", 5)
         answer = await here.send("POST", message=call(steps=list(range(1, 20))), **session)
         first = (await answer.event()).id or ""
         await answer.rest()
         again = await here.send("GET", **session, Last_Event_ID=first)
         assert texts(await again.rest()) == [16, 17, 18, 19, "done"]
 
-        monkeypatch.setattr(streams, "MAX_BYTES", 3_000)
+        monkeypatch.setattr(replay_streams, "MAX_BYTES", 3_000)
         answer = await here.send("POST", message=call(2, steps=[1], text="x" * 2_000), **session)
         event = (await answer.event()).id or ""
         await answer.rest()
@@ -232,7 +232,7 @@ async def test_what_is_kept_is_bounded_in_number_size_and_time(
         assert store.bytes <= 3_000
 
         other = await here.session("2025-06-18")
-        monkeypatch.setattr(streams, "MAX_BYTES_IN_ALL", 4_000)
+        monkeypatch.setattr(replay_streams, "MAX_BYTES_IN_ALL", 4_000)
         answer = await here.send("POST", message=call(3, steps=[1], text="y" * 2_000), **other)
         theirs = (await answer.event()).id or ""
         await answer.rest()
@@ -240,7 +240,7 @@ async def test_what_is_kept_is_bounded_in_number_size_and_time(
         assert (await here.send("GET", **session, Last_Event_ID=event)).status == 400
         assert (await here.send("GET", **other, Last_Event_ID=theirs)).status == 200
 
-        monkeypatch.setattr(streams, "KEEP_SECONDS", -1.0)
+        monkeypatch.setattr(replay_streams, "KEEP_SECONDS", -1.0)
         assert (await here.send("GET", **other, Last_Event_ID=theirs)).status == 400
         assert store.bytes == 0
 
@@ -249,7 +249,7 @@ async def test_what_is_kept_is_bounded_in_number_size_and_time(
 async def test_a_session_that_ends_leaves_nothing_in_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "MAX_STREAMS", 3)
+    monkeypatch.setattr(replay_streams, "MAX_STREAMS", 3)
     async with place() as here:
         session = await here.session()
         waiting = await here.send("POST", message=call(0, steps=[1], waits=True), **session)
@@ -266,7 +266,7 @@ async def test_a_session_that_ends_leaves_nothing_in_the_store(
 
 @pytest.mark.promise("N1")
 async def test_a_session_has_so_many_requests_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_RUNNING", 2)
+    monkeypatch.setattr(streamable_http, "MAX_RUNNING", 2)
     async with place() as here:
         session = await here.session()
         held = [
@@ -365,7 +365,7 @@ async def test_who_takes_no_stream_or_has_no_session_is_asked_nothing() -> None:
 async def test_hanging_up_cancels_from_2026_on_and_never_before(
     streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "WATCH_AFTER", 0.01)
+    monkeypatch.setattr(replay_streams, "WATCH_AFTER", 0.01)
     async with place() as here:
         message = call(waits=True, **({"steps": [1]} if streamed else {}))
         accept = "application/json, text/event-stream" if streamed else "application/json"
@@ -424,7 +424,7 @@ async def test_a_modern_client_listens_until_it_or_the_hub_goes() -> None:
 async def test_idle_streams_of_all_kinds_are_kept_alive_by_one_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "KEEPALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(replay_streams, "KEEPALIVE_SECONDS", 0.1)
     async with place() as here:
         wants = request("l", "subscriptions/listen", notifications={"toolsListChanged": True})
         session = await here.session()
@@ -452,5 +452,5 @@ async def test_what_changes_while_no_stream_is_open_is_told_on_the_next(
         await until(lambda: bool(peer.unsent))
         stream = await here.send("GET", **session)
         assert (await stream.message())["method"] == "notifications/tools/list_changed"
-        monkeypatch.setattr(sessions, "UNSENT_SECONDS", -1)
+        monkeypatch.setattr(http_sessions, "UNSENT_SECONDS", -1)
         stream.close()

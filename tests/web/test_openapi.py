@@ -16,11 +16,11 @@ from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_offers import OffersApi
+from dragoman.web.api_operations import OPERATIONS
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
 from dragoman.web.openapi import document as described
-from dragoman.web.parts import OPERATIONS
 from open_road import open_hub
 
 MOUNTED = {("GET", "/api/events")}

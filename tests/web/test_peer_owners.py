@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from dragoman.core.principal import LOCAL, Principal
-from dragoman.web import peers
-from dragoman.web.peers import ALONE, Owner, Peers, find_owner
+from dragoman.web import peer_process
+from dragoman.web.peer_process import ALONE, Owner, Peers, find_owner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 
@@ -20,7 +20,7 @@ Find = Callable[[tuple[str, int], tuple[str, int]], Owner | None]
 
 
 def read_table(local: tuple[str, int], remote: tuple[str, int]) -> Owner | None:
-    return peers._read_table(peers._Address(*local), peers._Address(*remote))
+    return peer_process._read_table(peer_process._Address(*local), peer_process._Address(*remote))
 
 
 def connect(listening: str, to: str) -> tuple[socket.socket, socket.socket, socket.socket]:

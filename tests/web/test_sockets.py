@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from dragoman.core.errors import ConfigError
-from dragoman.web.sockets import tcp_socket
+from dragoman.web.http.sockets import tcp_socket
 
 
 def taken_port() -> tuple[socket.socket, socket.socket, int]:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.threads import Threads
-from dragoman.core.agents import (
+from dragoman.core.agent_tool import (
     SCHEMA,
     TEXT_SCHEMA,
     accepts,

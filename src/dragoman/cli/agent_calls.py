@@ -7,8 +7,8 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from dragoman.cli.client import HubClient, connected
-from dragoman.cli.output import home_option, json_option, print_json, table
+from dragoman.cli.base.hub_client import HubClient, connected
+from dragoman.cli.base.output import home_option, json_option, print_json, table
 
 AGENTS = "/api/a2a/agents"
 DISPATCHES = "/api/a2a/dispatches"

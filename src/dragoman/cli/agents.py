@@ -9,14 +9,14 @@ from urllib.parse import quote
 import click
 
 from dragoman.cli.agent_calls import calls
-from dragoman.cli.client import HubClient, connected
-from dragoman.cli.completing import complete_agents
-from dragoman.cli.errors import USAGE, say, stop
-from dragoman.cli.output import clean, home_option, json_option, print_json, table
+from dragoman.cli.base.errors import USAGE, say, stop
+from dragoman.cli.base.hub_client import HubClient, connected
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, table
+from dragoman.cli.completion_values import complete_agents
 from dragoman.cli.pins import approve_shown, must_ask, yes_option
 from dragoman.config import load
 from dragoman.core.errors import ConfigError
-from dragoman.core.text import escape_controls
+from dragoman.core.safe_text import escape_controls
 
 AGENTS = "/api/a2a/agents"
 ADD_SECONDS = 90_000.0

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.asking import confirm
-from dragoman.cli.client import place_of
-from dragoman.cli.errors import FAILED, NO_HUB, NOT_FOUND, say, stop, stop_for
-from dragoman.cli.output import (
+from dragoman.cli.base.errors import FAILED, NO_HUB, NOT_FOUND, say, stop, stop_for
+from dragoman.cli.base.hub_client import place_of
+from dragoman.cli.base.output import (
     Waiting,
     clean,
     home_option,
@@ -24,11 +23,12 @@ from dragoman.cli.output import (
     styled,
     user_name,
 )
+from dragoman.cli.base.prompt import confirm
 from dragoman.config import load
 from dragoman.core.errors import HubError
 
 if TYPE_CHECKING:
-    from dragoman.assembly import AuditReader, Record
+    from dragoman.app.app import AuditReader, Record
 
 PAGE = 1_000
 DECISIONS = ("permit", "deny")
@@ -113,7 +113,7 @@ def tail(
     else refused it. Changes of agents, pins and policies are records too.
     What the arguments were is never recorded, only their hash and size.
     """
-    from dragoman.assembly import AuditReader
+    from dragoman.app.app import AuditReader
 
     wanted = Wanted(verb, caller, outcome, trace, agent, decision)
     try:
@@ -244,7 +244,7 @@ def verify(home: str | None, as_json: bool) -> None:
     Entries are chained by a key in the home (audit.key). A call makes two: what was about to be
     done, and what came of it. A hub may be running meanwhile.
     """
-    from dragoman.assembly import verify as prove
+    from dragoman.app.app import verify as prove
 
     waiting = Waiting()
     place = Path(place_of(home))
@@ -284,7 +284,7 @@ def prune(yes: bool, home: str | None) -> None:
     command does not wait. No hub may run meanwhile. The file becomes smaller too. What was deleted
     is recorded, and the rest can still be proved.
     """
-    from dragoman.assembly import prune_offline
+    from dragoman.app.app import prune_offline
 
     place = place_of(home)
     if not (Path(place) / "audit.db").exists():

@@ -10,10 +10,10 @@ import click
 
 from dragoman import __version__
 from dragoman import home as homes
-from dragoman.cli.asking import confirm
-from dragoman.cli.client import place_of
-from dragoman.cli.errors import NO_HUB, USAGE, say, stop, stop_for
-from dragoman.cli.output import clean, home_option, json_option, print_json, user_name
+from dragoman.cli.base.errors import NO_HUB, USAGE, say, stop, stop_for
+from dragoman.cli.base.hub_client import place_of
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, user_name
+from dragoman.cli.base.prompt import confirm
 from dragoman.config import Config, StdioTransport, header_pairs, load
 from dragoman.core.errors import HubError
 from dragoman.core.urls import render_arguments
@@ -38,7 +38,7 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
     FILE holds the keys of the hub and the env file: keep it as you keep those. With --no-secrets it
     holds none, and neither the audit nor tasks; a home made of it is a new one with the same rules.
     """
-    from dragoman.assembly import back_up
+    from dragoman.app.app import back_up
 
     place = Path(place_of(home))
     if not (place / "config.toml").exists() and not (place / "stores.json").exists():
@@ -117,8 +117,8 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
     revoked after it are good again, and definitions that were approved after it are not. Look at
     `dragoman keys list` before you start the hub.
     """
-    from dragoman.assembly import read_manifest
-    from dragoman.assembly import restore as restore_home
+    from dragoman.app.app import read_manifest
+    from dragoman.app.app import restore as restore_home
 
     place = Path(place_of(home))
     try:

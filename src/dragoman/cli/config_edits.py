@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dragoman.cli.client import nearest
-from dragoman.cli.errors import NOT_FOUND, Failed, Unreadable, stop
-from dragoman.cli.files import decode, read_bytes, write
-from dragoman.cli.toml import parse_toml, with_element_value, without_element
+from dragoman.cli.base.errors import NOT_FOUND, Failed, Unreadable, stop
+from dragoman.cli.base.files import decode, read_bytes, write
+from dragoman.cli.base.hub_client import nearest
+from dragoman.cli.base.toml_edit import parse_toml, with_element_value, without_element
 
 KEY = "mcp_servers"
 

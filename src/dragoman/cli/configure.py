@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.client import place_of
-from dragoman.cli.errors import say, stop, stop_for
-from dragoman.cli.output import clean, home_option, json_option, print_json, table
+from dragoman.cli.base.errors import say, stop, stop_for
+from dragoman.cli.base.hub_client import place_of
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, table
 from dragoman.config import header_pairs
 from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_arguments, render_origin
@@ -129,7 +129,7 @@ def check(home: str | None, as_json: bool) -> None:
     dragoman config check
     """
     from dragoman.config import Config, load, whereabouts
-    from dragoman.settings import find_near_misses
+    from dragoman.config_layers import find_near_misses
 
     file = Path(place_of(home)) / "config.toml"
     try:
@@ -173,7 +173,7 @@ def check(home: str | None, as_json: bool) -> None:
 def list_used_variables() -> list[str]:
     """The environment variables that set something."""
     from dragoman.config import Config
-    from dragoman.settings import list_variables
+    from dragoman.config_layers import list_variables
 
     return list_variables(Config, os.environ)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 import dragoman
-from dragoman.cli.errors import NOT_FOUND, stop
-from dragoman.cli.output import json_option, print_json, table
+from dragoman.cli.base.errors import NOT_FOUND, stop
+from dragoman.cli.base.output import json_option, print_json, table
 
 
 @click.command()

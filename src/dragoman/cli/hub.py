@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from dragoman import __version__, home
-from dragoman.cli.client import HubClient, place_of, running
-from dragoman.cli.errors import FAILED, NO_HUB, code_of, stop, stop_for
-from dragoman.cli.listening import listener_on
-from dragoman.cli.output import Waiting, clean, home_option, json_option, print_json
+from dragoman.cli.base.errors import FAILED, NO_HUB, code_of, stop, stop_for
+from dragoman.cli.base.hub_client import HubClient, place_of, running
+from dragoman.cli.base.output import Waiting, clean, home_option, json_option, print_json
+from dragoman.cli.doctor.port_owner import listener_on
+from dragoman.config_layers import Given
 from dragoman.core.errors import ConfigError, HubError
-from dragoman.settings import Given
 
 if TYPE_CHECKING:
-    from dragoman.assembly import Instance
+    from dragoman.app.app import Instance
 
 log = logging.getLogger(__name__)
 
@@ -96,16 +96,14 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
 def _serve(
     place: str, given: Sequence[Given], quiet: bool, as_json: bool, log_file: str | None
 ) -> None:
-    from dragoman import assembly
+    from dragoman.app import app
     from dragoman.cli.configure import write_first_config
 
     try:
         home.prepare(place)
-        assembly.refuse_lost_config(Path(place))  # or a new one would be written in its place
+        app.refuse_lost_config(Path(place))  # or a new one would be written in its place
         is_first = write_first_config(Path(place))
-        assembly.run(
-            Path(place), lambda hub: _announce(hub, is_first, quiet, as_json), given, log_file
-        )
+        app.run(Path(place), lambda hub: _announce(hub, is_first, quiet, as_json), given, log_file)
     except home.Held as held:
         stop(str(held), NO_HUB)
     except home.Unfit as unfit:

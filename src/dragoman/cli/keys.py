@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.client import place_of
-from dragoman.cli.errors import NOT_FOUND, USAGE, say, stop, stop_for
-from dragoman.cli.output import home_option, json_option, print_json, table
+from dragoman.cli.base.errors import NOT_FOUND, USAGE, say, stop, stop_for
+from dragoman.cli.base.hub_client import place_of
+from dragoman.cli.base.output import home_option, json_option, print_json, table
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
-    from dragoman.assembly import KeyRecord, KeyStore
+    from dragoman.app.app import KeyRecord, KeyStore
 
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 
 
 def _store(home: str | None) -> KeyStore:
-    from dragoman.assembly import KeyStore, survey
+    from dragoman.app.app import KeyStore, survey
 
     place = place_of(home)
     try:
@@ -237,15 +237,15 @@ def _cells(row: Mapping[str, Any]) -> list[Any]:
 def _named(home: str | None, target: str) -> tuple[str, bool]:
     """The server or agent by its name, which may be given as its tools have it, and whether there
     is one. What cannot be read is said elsewhere."""
-    from dragoman.assembly import policy_files
+    from dragoman.app.app import policy_folder
 
     try:
-        known = policy_files.targets_at(Path(place_of(home)))
+        known = policy_folder.targets_at(Path(place_of(home)))
     except HubError:
         return target, True
     if target in known:
         return target, True
-    found = next((name for name in known if policy_files.slug_of(name) == target), None)
+    found = next((name for name in known if policy_folder.slug_of(name) == target), None)
     return found or target, found is not None
 
 

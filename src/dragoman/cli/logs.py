@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 
-from dragoman.cli.client import place_of, running
-from dragoman.cli.completing import complete_targets
-from dragoman.cli.errors import NOT_FOUND, stop
-from dragoman.cli.output import home_option, json_option, print_json_line, styled
-from dragoman.core.text import escape_controls
+from dragoman.cli.base.errors import NOT_FOUND, stop
+from dragoman.cli.base.hub_client import place_of, running
+from dragoman.cli.base.output import home_option, json_option, print_json_line, styled
+from dragoman.cli.completion_values import complete_targets
+from dragoman.core.safe_text import escape_controls
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 LOOK_SECONDS = 0.2

@@ -15,8 +15,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from dragoman import __version__
-from dragoman.cli.errors import FAILED, INTERRUPTED, error_object, say
-from dragoman.cli.output import home_option, json_text
+from dragoman.cli.base.errors import FAILED, INTERRUPTED, error_object, say
+from dragoman.cli.base.output import home_option, json_text
 
 COMMANDS = {
     "up": ("dragoman.cli.hub", "up", "Run the hub."),
@@ -24,14 +24,26 @@ COMMANDS = {
     "status": ("dragoman.cli.hub", "status", "Whether one runs, and what it has."),
     "init": ("dragoman.cli.configure", "init", "Write a commented config.toml."),
     "config": ("dragoman.cli.configure", "config", "Check and show the configuration."),
-    "import": ("dragoman.cli.import_", "import_command", "Take over the servers of an IDE."),
-    "install": ("dragoman.cli.install", "install", "Put the hub into an IDE, or take it out."),
+    "import": (
+        "dragoman.cli.clients.import_command",
+        "import_command",
+        "Take over the servers of an IDE.",
+    ),
+    "install": (
+        "dragoman.cli.clients.install",
+        "install",
+        "Put the hub into an IDE, or take it out.",
+    ),
     "servers": ("dragoman.cli.servers", "servers", "The servers, and what is wrong with them."),
     "tools": ("dragoman.cli.tools", "tools", "The tools, and what they take."),
     "call": ("dragoman.cli.tools", "call", "Call a tool."),
     "prompts": ("dragoman.cli.prompts", "prompts", "The prompts, and filling one in."),
     "resources": ("dragoman.cli.resources", "resources", "The resources, and reading one."),
-    "a2a": ("dragoman.cli.a2a", "a2a", "Agents: their cards, messages to them, their tasks."),
+    "a2a": (
+        "dragoman.cli.a2a.command",
+        "a2a",
+        "Agents: their cards, messages to them, their tasks.",
+    ),
     "agents": ("dragoman.cli.agents", "agents", "The agents of others, whose skills are tools."),
     "pins": ("dragoman.cli.pins", "pins", "What has changed since it was approved."),
     "policy": ("dragoman.cli.policy", "policy", "Who may call what: files, checks, questions."),
@@ -44,7 +56,7 @@ COMMANDS = {
     "restore": ("dragoman.cli.backup", "restore", "Make a home of such a file."),
     "service": ("dragoman.cli.service", "service", "Run the hub as a service of your user."),
     "docs": ("dragoman.cli.docs", "docs", "Print the documentation."),
-    "doctor": ("dragoman.cli.doctor", "doctor", "What is wrong, and how to fix it."),
+    "doctor": ("dragoman.cli.doctor.command", "doctor", "What is wrong, and how to fix it."),
     "mcp": ("dragoman.cli.main", "mcp", "What an IDE starts (see: dragoman mcp --help)."),
 }
 """Each with its module, its name there, and its line in the list of commands."""

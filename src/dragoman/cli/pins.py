@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 import click
 
-from dragoman.cli.asking import confirm
-from dragoman.cli.client import HubClient, connected
-from dragoman.cli.completing import complete_held, complete_targets
-from dragoman.cli.errors import USAGE, stop
-from dragoman.cli.output import clean, home_option, json_option, print_json, styled, table
-from dragoman.core.text import escape_controls
+from dragoman.cli.base.errors import USAGE, stop
+from dragoman.cli.base.hub_client import HubClient, connected
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, styled, table
+from dragoman.cli.base.prompt import confirm
+from dragoman.cli.completion_values import complete_held, complete_targets
+from dragoman.core.safe_text import escape_controls
 
 LOOK_SECONDS = 2.0
 yes_option = click.option("--yes", is_flag=True, help="Approve without asking.")

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dragoman.cli.client import NoAnswer, Problem, ask, place_of, running
-from dragoman.cli.errors import say, stop, stop_for
-from dragoman.cli.output import clean, home_option, json_option, print_json, styled, table
-from dragoman.cli.policy_asking import counted, explain, propose, replay, what_can, who_can
+from dragoman.cli.base.errors import say, stop, stop_for
+from dragoman.cli.base.hub_client import NoAnswer, Problem, ask, place_of, running
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, styled, table
+from dragoman.cli.policy_queries import counted, explain, propose, replay, what_can, who_can
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
-    from dragoman.assembly import policy_files
+    from dragoman.app.app import policy_folder
 
 CONFIGURATION = 7
 SECONDS = 30.0
@@ -130,13 +130,13 @@ def disable(name: str, home: str | None) -> None:
 
 
 def _switch(name: str, home: str | None, on: bool) -> None:
-    from dragoman.assembly import policy_files
+    from dragoman.app.app import policy_folder
 
     folder = _folder(home, None)
     try:
-        after = policy_files.judge(folder.switched(name, on), _known(home))
+        after = policy_folder.judge(folder.switched(name, on), _known(home))
         # A set that is broken anyway may be mended in several steps; a good one stays good.
-        if not after["ok"] and (on or policy_files.judge(folder.texts(), _known(home))["ok"]):
+        if not after["ok"] and (on or policy_folder.judge(folder.texts(), _known(home))["ok"]):
             _print_findings(after["findings"], to_stderr=True)
             word = "on" if on else "off"
             stop(f'"{name}" was not switched {word}: the set could not be used', CONFIGURATION)
@@ -214,11 +214,11 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
 
     A hub runs them too, before it takes a set up. Exits with 7 where one of them fails.
     """
-    from dragoman.assembly import policy_files
+    from dragoman.app.app import policy_folder
 
     where = _folder(home, folder)
     try:
-        found = policy_files.tested(where.texts())
+        found = policy_folder.tested(where.texts())
     except HubError as error:
         stop_for(error)
     if as_json:
@@ -241,30 +241,30 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
 # --- small things --------------------------------------------------------------------------------
 
 
-def _folder(home: str | None, given: str | None) -> policy_files.Folder:
-    from dragoman.assembly import policy_files
+def _folder(home: str | None, given: str | None) -> policy_folder.Folder:
+    from dragoman.app.app import policy_folder
 
     if given is not None:
-        return policy_files.Folder(Path(given))
+        return policy_folder.Folder(Path(given))
     try:
-        return policy_files.folder_of(Path(place_of(home)))
+        return policy_folder.folder_of(Path(place_of(home)))
     except HubError as error:
         stop_for(error)
 
 
 def _known(home: str | None) -> Any:
-    from dragoman.assembly import policy_files
+    from dragoman.app.app import policy_folder
 
     try:
-        return policy_files.known_at(Path(place_of(home)), time.time())
+        return policy_folder.known_at(Path(place_of(home)), time.time())
     except ConfigError as error:  # the policies can be judged all the same
         say(f"the names in them are not looked up: {error}")
         return None
 
 
-def _judged(folder: policy_files.Folder, home: str | None) -> dict[str, Any]:
+def _judged(folder: policy_folder.Folder, home: str | None) -> dict[str, Any]:
     """By the hub that runs, which knows what there is to call, or here."""
-    from dragoman.assembly import policy_files
+    from dragoman.app.app import policy_folder
 
     try:
         texts = folder.texts()
@@ -277,7 +277,7 @@ def _judged(folder: policy_files.Folder, home: str | None) -> dict[str, Any]:
                 return {**answer, "files": folder.files()}
             except (NoAnswer, Problem) as error:
                 say(f"the running hub was not asked ({error}); judged here")
-        return {**policy_files.judge(texts, _known(home)), "files": folder.files()}
+        return {**policy_folder.judge(texts, _known(home)), "files": folder.files()}
     except HubError as error:
         stop_for(error)
 

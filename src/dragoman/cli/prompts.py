@@ -8,11 +8,10 @@ from urllib.parse import quote
 
 import click
 
-from dragoman.cli.arguments import convert_pairs, parse_typed
-from dragoman.cli.client import connected, nearest
-from dragoman.cli.completing import complete_prompts
-from dragoman.cli.errors import NOT_FOUND, stop
-from dragoman.cli.output import (
+from dragoman.cli.base.arguments import convert_pairs, parse_typed
+from dragoman.cli.base.errors import NOT_FOUND, stop
+from dragoman.cli.base.hub_client import connected, nearest
+from dragoman.cli.base.output import (
     clean,
     home_option,
     json_option,
@@ -22,7 +21,8 @@ from dragoman.cli.output import (
     styled,
     table,
 )
-from dragoman.cli.schemas import wrap
+from dragoman.cli.base.schema_text import wrap
+from dragoman.cli.completion_values import complete_prompts
 
 GET_SECONDS = 90_000.0
 _AS_TEXT = {"type": "string"}

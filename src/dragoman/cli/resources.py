@@ -11,10 +11,9 @@ from typing import Any
 
 import click
 
-from dragoman.cli.client import connected, nearest
-from dragoman.cli.completing import complete_resources
-from dragoman.cli.errors import TARGET_FAILED, USAGE, Failed, say, stop
-from dragoman.cli.output import (
+from dragoman.cli.base.errors import TARGET_FAILED, USAGE, Failed, say, stop
+from dragoman.cli.base.hub_client import connected, nearest
+from dragoman.cli.base.output import (
     clean,
     home_option,
     json_option,
@@ -22,6 +21,7 @@ from dragoman.cli.output import (
     print_json,
     table,
 )
+from dragoman.cli.completion_values import complete_resources
 
 READ_SECONDS = 90_000.0
 

@@ -14,21 +14,21 @@ from typing import Any
 
 import click
 
-from dragoman.cli import planned
-from dragoman.cli.client import HubClient, connected, place_of, running
-from dragoman.cli.clients import Client
-from dragoman.cli.completing import complete_servers
+from dragoman.cli.base.errors import TARGET_FAILED, USAGE, Failed, Unreadable, say, stop
+from dragoman.cli.base.files import decode, read_bytes
+from dragoman.cli.base.hub_client import HubClient, connected, place_of, running
+from dragoman.cli.base.output import clean, home_option, json_option, print_json
+from dragoman.cli.clients import import_plan
+from dragoman.cli.clients.import_command import Work
+from dragoman.cli.clients.import_plan import Found, Plan
+from dragoman.cli.clients.known_clients import Client
+from dragoman.cli.completion_values import complete_servers
 from dragoman.cli.config_edits import edit_config, server_names, with_enabled, without_server
-from dragoman.cli.errors import TARGET_FAILED, USAGE, Failed, Unreadable, say, stop
-from dragoman.cli.files import decode, read_bytes
-from dragoman.cli.import_ import Work
-from dragoman.cli.output import clean, home_option, json_option, print_json
-from dragoman.cli.planned import Found, Plan
 from dragoman.cli.server_views import print_connected
 from dragoman.core.errors import ConfigError
 from dragoman.home import Unfit
 
-TYPED = Client(name=planned.TYPED, title="the command line", files=())
+TYPED = Client(name=import_plan.TYPED, title="the command line", files=())
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 

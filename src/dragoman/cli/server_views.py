@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.cli.output import clean, table
+from dragoman.cli.base.output import clean, table
 
 _COUNTED = (
     ("tools_count", "tool"),

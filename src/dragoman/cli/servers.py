@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dragoman.cli.client import (
+from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, TARGET_FAILED, stop
+from dragoman.cli.base.hub_client import (
     START_SECONDS,
     HubClient,
     connected,
@@ -12,12 +13,11 @@ from dragoman.cli.client import (
     place_of,
     running,
 )
-from dragoman.cli.completing import complete_servers
-from dragoman.cli.errors import NO_HUB, NOT_FOUND, TARGET_FAILED, stop
-from dragoman.cli.output import home_option, json_option, print_json, table
+from dragoman.cli.base.output import home_option, json_option, print_json, table
+from dragoman.cli.completion_values import complete_servers
 from dragoman.cli.server_edits import add, disable, enable, remove
 from dragoman.cli.server_views import print_connected, print_server
-from dragoman.core.text import escape_controls
+from dragoman.core.safe_text import escape_controls
 
 LOOK_SECONDS = 2.0
 

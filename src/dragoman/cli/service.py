@@ -15,10 +15,10 @@ from pathlib import Path
 
 import click
 
-from dragoman.cli.client import place_of, running
+from dragoman.cli.base.errors import FAILED, NO_HUB, NOT_FOUND, USAGE, say, stop
+from dragoman.cli.base.hub_client import place_of, running
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, user_name
 from dragoman.cli.configure import list_used_variables
-from dragoman.cli.errors import FAILED, NO_HUB, NOT_FOUND, USAGE, say, stop
-from dragoman.cli.output import clean, home_option, json_option, print_json, user_name
 
 MARK = "Written by `dragoman service install`"
 COMMAND_SECONDS = 60.0

@@ -8,10 +8,17 @@ from pathlib import Path
 import click
 
 from dragoman import home as homes
-from dragoman.cli.asking import confirm
-from dragoman.cli.client import place_of
-from dragoman.cli.errors import NO_HUB, USAGE, say, stop, stop_for
-from dragoman.cli.output import clean, home_option, json_option, print_json, table, user_name
+from dragoman.cli.base.errors import NO_HUB, USAGE, say, stop, stop_for
+from dragoman.cli.base.hub_client import place_of
+from dragoman.cli.base.output import (
+    clean,
+    home_option,
+    json_option,
+    print_json,
+    table,
+    user_name,
+)
+from dragoman.cli.base.prompt import confirm
 from dragoman.config import load
 from dragoman.core.errors import HubError
 
@@ -45,7 +52,7 @@ def list_stores(home: str | None, as_json: bool) -> None:
     \b
     dragoman stores list
     """
-    from dragoman.assembly import STORE_NAMES, survey
+    from dragoman.app.app import STORE_NAMES, survey
 
     place = Path(place_of(home))
     try:
@@ -95,7 +102,7 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
     policies   the default policies hold again, which permit more than yours may have
     home-key   clients begin new sessions
     """
-    from dragoman.assembly import STORE_NAMES, accept_losses
+    from dragoman.app.app import STORE_NAMES, accept_losses
 
     for name in names:
         if name not in STORE_NAMES:

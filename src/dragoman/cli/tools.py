@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
-from dragoman.cli import asking
-from dragoman.cli.arguments import convert_pairs, parse_typed
-from dragoman.cli.client import HubClient, connected, nearest
-from dragoman.cli.completing import complete_targets, complete_tools
-from dragoman.cli.errors import FAILED, NOT_FOUND, USAGE, say, stop
-from dragoman.cli.output import (
+from dragoman.cli.base import prompt
+from dragoman.cli.base.arguments import convert_pairs, parse_typed
+from dragoman.cli.base.errors import FAILED, NOT_FOUND, USAGE, say, stop
+from dragoman.cli.base.hub_client import HubClient, connected, nearest
+from dragoman.cli.base.output import (
     clean,
     home_option,
     json_option,
@@ -22,13 +21,14 @@ from dragoman.cli.output import (
     print_json,
     table,
 )
-from dragoman.cli.schemas import (
+from dragoman.cli.base.schema_text import (
     find_misspelt,
     object_properties,
     render_arguments,
     required_names,
     wrap,
 )
+from dragoman.cli.completion_values import complete_targets, complete_tools
 from dragoman.core.conversations import CONTEXT
 from dragoman.core.conversations import META as CONTEXT_META
 
@@ -238,7 +238,7 @@ def call(
             "progress": (lambda words: say(f"{name}: {words}")) if progress else None,
             "hint": lambda: _spelling(_schema(hub.known_tool(name) or {}), values),
         }
-        result = _called(hub, name, values, asking.can_ask() if not as_json else [], how)
+        result = _called(hub, name, values, prompt.can_ask() if not as_json else [], how)
         if not as_json:
             _say_context(result, hub, name)
     if as_json:
@@ -255,12 +255,12 @@ def _called(
     """Through the questions of the tool, if it has any and somebody is there to answer."""
     more: dict[str, Any] = {"can": can, **how} if can else how
     result = hub.call(name, values, **more)
-    for _ in range(asking.ROUNDS):
+    for _ in range(prompt.ROUNDS):
         if "questions" not in result:
             return result
-        answers = asking.answered(result["questions"])
+        answers = prompt.answered(result["questions"])
         result = hub.call(name, values, **more, answers=answers, handle=result["handle"])
-    stop(f"{name} has asked {asking.ROUNDS} times and is not done", FAILED)
+    stop(f"{name} has asked {prompt.ROUNDS} times and is not done", FAILED)
 
 
 def _schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
-from dragoman.core.record import record
 from dragoman.core.trace import Trace
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from dragoman.core.claims import Claims, aliases
 from dragoman.core.errors import ConfigError, Quarantined
+from dragoman.core.name_claims import Claims, aliases
 from dragoman.core.tool import TOOL, Tool, tool_nowhere, unknown
-from dragoman.core.view import View
+from dragoman.core.tool_filter import View
 
 
 class Reviewed(NamedTuple):

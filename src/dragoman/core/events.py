@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from dragoman.core.call import Call, Note, Result
 from dragoman.core.errors import HubError
-from dragoman.core.record import record
+from dragoman.core.fast_dataclass import record
 
 
 def _name() -> str:

@@ -6,28 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dragoman.core import results
-from dragoman.core.addresses import (
-    LINK,
-    LINKING,
-    Mentions,
-    address_in,
-    can_be_followed,
-    has_resources,
-    own_address,
-    with_address,
-)
+from dragoman.core import kept_results
 from dragoman.core.bus import Bus
 from dragoman.core.call import NO_UPDATES, NOTHING, Call, Result, Updates, Wanted, discard
+from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog
-from dragoman.core.chains import Chains
 from dragoman.core.errors import HubError, NotFound, WorkFailed
+from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.pipeline import Stage, compose
 from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility
 from dragoman.core.principal import Principal
-from dragoman.core.results import KeptResult, KeptResults
+from dragoman.core.resource_owner import Owners
 from dragoman.core.startup import Startup
-from dragoman.core.templates import Owners
 from dragoman.core.tool import (
     COMPLETION,
     INSTRUCTIONS,
@@ -43,8 +33,18 @@ from dragoman.core.tool import (
     tool_nowhere,
     unknown,
 )
+from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import Carried
-from dragoman.core.view import EVERYTHING, View
+from dragoman.core.unlisted_resources import (
+    LINK,
+    LINKING,
+    Mentions,
+    address_in,
+    can_be_followed,
+    has_resources,
+    own_address,
+    with_address,
+)
 
 _NO_NAMES: frozenset[str] = frozenset()
 
@@ -251,7 +251,7 @@ class Hub:
             return template if isinstance(prompt.target, Nowhere) and is_address else prompt
         if kind not in (RESOURCE, SUBSCRIPTION):
             return self._in(kind, name, view)
-        if name.startswith(results.PREFIX):  # the hub's own: no server is asked for such
+        if name.startswith(kept_results.PREFIX):  # the hub's own: no server is asked for such
             return self._kept_result(name, view, kind)
         tool = self._in(RESOURCE, name, view)
         if isinstance(tool.target, Nowhere) and isinstance(tool.target.error, NotFound):

@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
-from dragoman.core.text import escape_line
+from dragoman.core.safe_text import escape_line
 
 ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]

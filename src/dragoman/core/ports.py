@@ -6,8 +6,8 @@ from asyncio import AbstractEventLoop, Future
 from collections.abc import AsyncIterator, Awaitable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
-from dragoman.core.record import record
 from dragoman.core.tool import Validator
 from dragoman.core.trace import headers_of, lines_of
 

@@ -30,8 +30,8 @@ from dragoman.core.call import (
     discard,
 )
 from dragoman.core.errors import BadReply, Full, HubError, InvalidInput, NotFound
+from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
-from dragoman.core.record import record
 
 log = logging.getLogger(__name__)
 

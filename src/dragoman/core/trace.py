@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from random import getrandbits
 from typing import Any, NamedTuple
 
-from dragoman.core.record import record
+from dragoman.core.fast_dataclass import record
 
 TRACE_ID, PARENT, STATE, CHAIN = (
     "X-OpenStarry-Trace-ID",

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dragoman.core.bus import Bus
-    from dragoman.core.chains import Chains
+    from dragoman.core.call_chains import Chains
+    from dragoman.core.kept_results import KeptResults
     from dragoman.core.pipeline import Stage
     from dragoman.core.ports import AuditLog, Authorizer
-    from dragoman.core.questions import Handles
-    from dragoman.core.results import KeptResults
+    from dragoman.core.question_handles import Handles
     from dragoman.guards.config import Limits
 
 
@@ -29,10 +29,10 @@ def standard(
     from dragoman.guards.announce import Announce
     from dragoman.guards.audit import Audit
     from dragoman.guards.authorize import Authorize
-    from dragoman.guards.cut import Cut
     from dragoman.guards.questions import Questions
     from dragoman.guards.recursion import Recursion
-    from dragoman.guards.time import Time
+    from dragoman.guards.timeout import Time
+    from dragoman.guards.truncate import Cut
     from dragoman.guards.validate import Validate
 
     return [
@@ -54,8 +54,8 @@ def apply_limits(
 ) -> None:
     """From here on these limits hold, for what begins from now on."""
     from dragoman.guards.announce import Announce
-    from dragoman.guards.cut import Cut
-    from dragoman.guards.time import Time
+    from dragoman.guards.timeout import Time
+    from dragoman.guards.truncate import Cut
 
     for stage in stages:
         if isinstance(stage, Announce):

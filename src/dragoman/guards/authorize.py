@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, NotFound
+from dragoman.core.kept_results import KeptResult
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
-from dragoman.core.results import KeptResult
 from dragoman.core.tool import RESOURCE, Nowhere
 
 PERMIT, DENY = "permit", "deny"

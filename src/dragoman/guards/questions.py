@@ -12,7 +12,7 @@ from dataclasses import replace
 from dragoman.core.call import Call, Question, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.pipeline import Next
-from dragoman.core.questions import MAX_QUESTIONS, Handles, unanswerable
+from dragoman.core.question_handles import MAX_QUESTIONS, Handles, unanswerable
 
 
 class Questions:

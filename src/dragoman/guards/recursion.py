@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.core.call import Call, Result
-from dragoman.core.chains import Chains
+from dragoman.core.call_chains import Chains
 from dragoman.core.errors import Refused
 from dragoman.core.pipeline import Next
 from dragoman.core.tool import Nowhere

@@ -14,7 +14,7 @@ from dragoman.core.errors import AuthorizationError, InvalidInput
 from dragoman.core.pipeline import Next
 from dragoman.core.tool import Tool, Validator, anything
 from dragoman.guards.authorize import DENY
-from dragoman.guards.lenient import (
+from dragoman.guards.lenient_schema import (
     MAX_NAME,
     MAX_NAMED,
     find_misspelt,
@@ -22,7 +22,7 @@ from dragoman.guards.lenient import (
     relax,
     strip_patterns,
 )
-from dragoman.guards.references import REFERENCES, Unresolved, all_unresolved, resolve
+from dragoman.guards.schema_references import REFERENCES, Unresolved, all_unresolved, resolve
 
 MAX_SCHEMA_DEPTH = 64
 MAX_SCHEMA_NODES = 20_000

@@ -33,7 +33,16 @@ from dragoman.home import (
     read_instructions,
     write_instructions,
 )
-from dragoman.mcp.framing import Deframer, Frame, Hopeless, Malformed, Message, frame, ids_in, peek
+from dragoman.mcp.protocol.framing import (
+    Deframer,
+    Frame,
+    Hopeless,
+    Malformed,
+    Message,
+    frame,
+    ids_in,
+    peek,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dragoman.home import Daemon
-    from dragoman.mcp.framing import Framing, Id, Piece
+    from dragoman.mcp.protocol.framing import Framing, Id, Piece
 
 SEND_SECONDS = 30
 GRACE_SECONDS = 3.0  # a daemon that went may be restarting: its home is not taken from it at once
@@ -288,7 +297,7 @@ class Relay:
         return True
 
     def _greet(self, id_: Id, framing: Framing) -> None:
-        from dragoman.mcp.revisions import initialize_result
+        from dragoman.mcp.protocol.revisions import initialize_result
 
         result = initialize_result(self._hello or {})
         if text := read_instructions(self.home):  # as the last hub gave them
@@ -502,7 +511,7 @@ def _problem(error: BaseException) -> tuple[str, str]:
 
 
 def host_here(home: str, stop: threading.Event) -> None:
-    from dragoman.assembly import host
+    from dragoman.app.app import host
 
     host(home, stop)
 

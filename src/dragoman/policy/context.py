@@ -17,8 +17,8 @@ import msgspec
 
 from dragoman.core.call import Call, nothing
 from dragoman.core.errors import InvalidInput
-from dragoman.core.identity import fold_id
-from dragoman.core.record import record
+from dragoman.core.fast_dataclass import record
+from dragoman.core.tool_identity import fold_id
 
 MAX_ARGUMENT = 256
 """Characters of `name=value` that policies can speak of. A longer one is cut, and still longer than

@@ -15,6 +15,7 @@ from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TargetFacts, Tool
+from dragoman.policy.cedar import Judge
 from dragoman.policy.context import Context, context_from_call
 from dragoman.policy.entities import (
     AGENT,
@@ -28,8 +29,7 @@ from dragoman.policy.entities import (
     what_from_tool,
     who_from_caller,
 )
-from dragoman.policy.judge import Judge
-from dragoman.policy.snapshot import Snapshot
+from dragoman.policy.policy_set import Snapshot
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dragoman.core.identity import fold_id
 from dragoman.core.principal import Principal
 from dragoman.core.tool import EXTERNAL, TargetFacts, Tool
+from dragoman.core.tool_identity import fold_id
 from dragoman.policy.analysis import NAMESPACE, Reads, Uid
 from dragoman.policy.ids import catalog_kind, entity_id
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dragoman.core.identity import fold_id, fold_name
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
+from dragoman.core.tool_identity import fold_id, fold_name
 
 _TYPES = frozenset({"Hub::Tool", "Hub::Skill"})
 _ADDRESSED = frozenset({RESOURCE, TEMPLATE})

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dragoman.policy.analysis import Reads
 from dragoman.policy.context import MAX_ARGUMENT
 from dragoman.policy.ids import fold_entity_id, named_ids, split_id, unmatched
-from dragoman.policy.snapshot import ERROR, WARNING, Finding
+from dragoman.policy.policy_set import ERROR, WARNING, Finding
 
 Known = Callable[[str, str], bool | str]
 """Whether there is such an entity here, by its type and id; the id of what is called the same and

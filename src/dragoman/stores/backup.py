@@ -22,13 +22,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, HubError, InvalidInput
-from dragoman.core.recorded import record_done
-from dragoman.stores import chain, journal, pins, registry
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores import pins, registry
+from dragoman.stores.audit import chain, journal
+from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.verify import verify
 from dragoman.stores.sqlite import find_damage
-from dragoman.stores.verify import verify
-from dragoman.stores.witness import FILES, RECORD_FILE, survey
+from dragoman.stores.store_inventory import FILES, RECORD_FILE, survey
 
 MANIFEST = "manifest.json"
 FORMAT = 1

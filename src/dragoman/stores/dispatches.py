@@ -26,13 +26,13 @@ import msgspec
 
 from dragoman.core.bus import Bus
 from dragoman.core.errors import Full, InvalidInput
+from dragoman.core.event_payloads import CANCELLED as CANCELLED_CODE
+from dragoman.core.event_payloads import CRASHED, FAILED, code_of, denied, iso, session_in
 from dragoman.core.events import PostVerb, PreVerb
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import numbers, short
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
-from dragoman.core.verbs import CANCELLED as CANCELLED_CODE
-from dragoman.core.verbs import CRASHED, FAILED, code_of, denied, iso, session_in
 from dragoman.stores.sqlite import OpenFile, open_store
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.claims import Claim
 from dragoman.core.errors import Full
-from dragoman.core.identity import fold_id, fold_name
+from dragoman.core.name_claims import Claim
 from dragoman.core.ports import Pin, PinChange, PinDecision
+from dragoman.core.tool_identity import fold_id, fold_name
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, open_store
 
 DATABASE = "pins.db"

@@ -24,12 +24,12 @@ from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import carried_in
 from dragoman.core.urls import parse_query
-from dragoman.core.view import EVERYTHING
 from dragoman.web.errors import status_of
-from dragoman.web.listings import Listing, Listings, source_of
 from dragoman.web.openapi import document
+from dragoman.web.tool_listing import Listing, Listings, source_of
 from dragoman.wire.json import Malformed, decode, encode
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from dragoman.core.admin_audit import recorded
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, AuditLog
 from dragoman.core.principal import Principal
-from dragoman.core.recorded import recorded
 from dragoman.core.tool import Tool
 from dragoman.core.urls import render_origin
 from dragoman.web.api import Request, Response, Route, demand_admin, object_in, ok

@@ -14,8 +14,8 @@ from dragoman.core.errors import InvalidInput, NeedsInput
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Tool
+from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import carried_in
-from dragoman.core.view import EVERYTHING
 from dragoman.web.api import Request, Response, Route, object_in, ok
 
 _ERRORS = [400, 403, 404, 409, 502, 503, 504]

@@ -14,10 +14,10 @@ from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.web.api import Api, Response, problem
 from dragoman.web.auth import Authenticator, Names
-from dragoman.web.http1 import BODY_BYTES, SMALL_BYTES, Headers, Request
-from dragoman.web.inflating import CODINGS, Damaged, NoRoom, TooLarge, inflate
-from dragoman.web.peers import Peers
-from dragoman.web.updates import UpdateStream, wants_updates
+from dragoman.web.http.decompression import CODINGS, Damaged, NoRoom, TooLarge, inflate
+from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES, Headers, Request
+from dragoman.web.peer_process import Peers
+from dragoman.web.update_stream import UpdateStream, wants_updates
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
 

@@ -20,13 +20,13 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.bus import End
 from dragoman.core.call import Call
 from dragoman.core.errors import AuthorizationError, Full, HubError, InvalidInput
+from dragoman.core.event_payloads import TOLD, redacted, told
 from dragoman.core.events import AgentChanged, Event, PostVerb, VerbError
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import render_name, short
 from dragoman.core.tool import Nowhere, Tool
-from dragoman.core.verbs import TOLD, redacted, told
 from dragoman.web.api import Response, problem, query_of, refusal
 from dragoman.wire import sse
 from dragoman.wire.json import encode

@@ -1,0 +1,375 @@
+"""Where an agent's card is, and whether to believe it.
+
+Cards are looked for in the place of 1.0 and in that of the dialects before it, under the path that
+was given and then at the origin; kept as long as their server says, within bounds, and asked for
+again by their ETag; where somebody watches an agent, its card is what he adopts. Knows nothing of
+what is done with a card.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from time import monotonic
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from dragoman import __version__
+from dragoman.a2a.cards.parse import MAX_CARD_BYTES, NotACard, card_in, read_card
+from dragoman.a2a.cards.signing import check
+from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed, Unreachable
+from dragoman.core.fast_dataclass import record
+from dragoman.core.ports import HttpClient, Reply
+from dragoman.core.urls import render_origin
+
+log = logging.getLogger(__name__)
+
+PLACES = ("/.well-known/agent-card.json", "/.well-known/agent.json")
+USER_AGENT = f"Dragoman/{__version__} A2A"
+SECONDS = 30.0
+MAX_KEPT = 256
+SHORTEST, USUAL, LONGEST = 30.0, 300.0, 86_400.0
+"""Seconds a card is believed without asking again, whatever its server says; where it says nothing.
+"""
+
+IGNORE, PREFER, REQUIRE = "ignore", "prefer", "require"
+POLICIES = (IGNORE, PREFER, REQUIRE)
+
+
+class Origin(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+
+
+def origin_of(url: str) -> Origin | None:
+    """Whose a URL is; None for what is no usable one, which is nobody's."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    scheme, host = parts.scheme.lower(), (parts.hostname or "").lower()
+    if scheme not in ("http", "https") or not host or "@" in parts.netloc or "\\" in url:
+        return None
+    return Origin(scheme, host, port or (443 if scheme == "https" else 80))
+
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_same_origin(one: Origin | None, other: Origin | None) -> bool:
+    """Names of this machine are one: cards say `localhost` where 127.0.0.1 was registered."""
+    if one is None or other is None:
+        return False
+    return one == other or (
+        one.host in LOOPBACK
+        and other.host in LOOPBACK
+        and (one.scheme, one.port) == (other.scheme, other.port)
+    )
+
+
+class Trust:
+    """What a card's signature is worth. Keys are pinned to the origin they were given for: what a
+    card itself names as the place of its keys (`jku`) proves nothing and is never looked at."""
+
+    def __init__(
+        self, policy: str = IGNORE, pinned: Mapping[Origin, Sequence[Any]] | None = None
+    ) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f'signatures = "{policy}" is none of {", ".join(POLICIES)}')
+        self.policy = policy
+        self._pinned = dict(pinned or {})
+
+    def judge(self, url: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+        """What may be believed of the card that was found at `url`, and what to note of it. Raises
+        `BadReply` where it is refused."""
+        if self.policy == IGNORE:
+            return raw, None
+        origin = origin_of(url)
+        keys = self._pinned.get(origin, ()) if origin is not None else ()
+        signed, problem = bool(raw.get("signatures")), None
+        if keys and signed:
+            checked = check(raw, keys)
+            if checked.why is None:
+                return checked.covered, None
+            problem = why = f"its signature does not hold: {checked.why}"
+        elif signed:
+            why = f'it is signed, but no key is pinned for "{render_origin(url)}"'
+        else:
+            why = "it is not signed"
+        if self.policy == REQUIRE or problem is not None:
+            raise BadReply(
+                f'the card at "{render_origin(url)}" is refused: {why} (signatures = '
+                f'"{self.policy}"); '
+                "put the agent's public key into its keys, or ask whoever runs it"
+            )
+        return raw, f"its card is used though {why}"
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An agent's card, and where it was."""
+
+    asked: str
+    """What was asked for, without the name of a card file: the agent's base."""
+    url: str
+    raw: Mapping[str, Any]
+    """As it came."""
+    card: Mapping[str, Any]
+    """The same in the words of 1.0."""
+    findings: tuple[str, ...] = ()
+    data: bytes = b""
+    """The bytes it came in."""
+    signed: bool = False
+    """Whether a key that was given for its origin has signed it."""
+
+
+class _Kept:
+    __slots__ = ("etag", "expires", "found", "lock", "seen")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.found: Found | None = None
+        """What is gone by."""
+        self.seen: Found | None = None
+        """What was found last, where somebody watches: it is gone by once it is adopted."""
+        self.etag = ""
+        self.expires = 0.0
+
+
+class Discovery:
+    """Finds cards by one way out. `headers` are those for the origin of `registered` alone."""
+
+    def __init__(
+        self,
+        http: HttpClient,
+        headers: Mapping[str, str],
+        registered: str,
+        timeout: float = SECONDS,
+        trust: Trust | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._http = http
+        self._clock = clock
+        self._headers = dict(headers)
+        self._origin = origin_of(registered)
+        self._timeout = timeout
+        self._trust = trust or Trust()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    async def __call__(self, url: str) -> Found:
+        """The card of the agent at `url`, which may name the card itself."""
+        kept = self._of(url)
+        async with kept.lock:
+            if kept.found is None:
+                if kept.seen is not None:
+                    raise Unreachable(
+                        f'the card of "{render_origin(url)}" was not accepted', sent=False
+                    )
+                found, reply = await self._look(url)
+                self._keep(kept, found, reply)
+                return found
+            if self._clock() >= kept.expires:
+                await self._look_again(url, kept, kept.found)
+            return kept.found
+
+    async def again(self, url: str) -> Found:
+        """The card as it is now, asked for by its tag; raises where it cannot be had. From then on
+        nothing is gone by but what is adopted: a card that has changed is looked at first."""
+        kept = self._of(url)
+        async with kept.lock:
+            before = kept.seen or kept.found
+            kept.expires = inf
+            try:
+                found, reply = await self._renew(url, kept, before)
+            except _Gone:  # perhaps it has moved to another place
+                found, reply = await self._look(url)
+            kept.seen, kept.etag = found, _tag(reply) or (kept.etag if found is before else "")
+            return found
+
+    def adopt(self, url: str, found: Found) -> None:
+        kept = self._of(url)
+        kept.found, kept.expires = found, inf
+
+    def _of(self, url: str) -> _Kept:
+        kept = self._kept.get(url)
+        if kept is None:
+            kept = self._kept[url] = _Kept()
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return kept
+
+    def forget(self, url: str) -> None:
+        self._kept.pop(url, None)
+
+    # --- looking -------------------------------------------------------------------------------
+
+    async def _look(self, url: str) -> tuple[Found, Reply]:
+        tried: list[str] = []
+        wants_key = 0
+        for place in places(url):
+            reply = await self._get(place, "")
+            if reply.status != 200:
+                reply.body.close()
+                tried.append(f'"{_render_place(place)}" answers HTTP {reply.status}')
+                wants_key = wants_key or (reply.status if reply.status in (401, 403) else 0)
+                continue
+            try:
+                return self._read(url, place, await reply.body.read(MAX_CARD_BYTES)), reply
+            except NotACard as problem:
+                tried.append(f'"{_render_place(place)}" is no card: {problem}')
+        hint = ""
+        if wants_key:
+            held = "its credentials are not accepted" if self._headers else "it wants credentials"
+            hint = f"; {held}: set its token or headers"
+        raise BadReply(
+            f'no agent card was found for "{render_origin(url)}": {"; ".join(tried)}{hint}'
+        )
+
+    async def _look_again(self, url: str, kept: _Kept, before: Found) -> None:
+        """A server that is away for a moment has not taken its card back."""
+        try:
+            self._keep(kept, *await self._renew(url, kept, before))
+        except _Refused:
+            kept.found = None
+            raise
+        except TargetFailed as error:
+            place = render_origin(before.url)
+            log.warning('the card at "%s" could not be read again: %s', place, error)
+            kept.expires = self._clock() + SHORTEST
+
+    async def _renew(self, url: str, kept: _Kept, before: Found | None) -> tuple[Found, Reply]:
+        """The same object where nothing has changed: others keep what they made of it."""
+        if before is None:
+            return await self._look(url)
+        place = before.url
+        reply = await self._get(place, kept.etag)
+        if reply.status == 304:
+            reply.body.close()
+            return before, reply
+        if reply.status != 200:
+            reply.body.close()
+            kind = _Gone if reply.status in (404, 410) else BadReply
+            raise kind(f'"{_render_place(place)}" answers HTTP {reply.status}')
+        try:
+            found = self._read(url, place, await reply.body.read(MAX_CARD_BYTES))
+        except NotACard as problem:
+            raise BadReply(f'"{_render_place(place)}" is no card: {problem}') from None
+        return (before if found.data == before.data else found), reply
+
+    async def _get(self, place: str, etag: str) -> Reply:
+        own = is_same_origin(origin_of(place), self._origin)
+        headers = {
+            **(self._headers if own else {}),
+            "user-agent": USER_AGENT,
+            "accept": "application/json, application/a2a+json",
+        }
+        if etag:
+            headers["if-none-match"] = etag
+        return await self._http.request("GET", place, headers, timeout=self._timeout)
+
+    def _read(self, asked: str, place: str, data: bytes) -> Found:
+        odd: list[str] = []
+        raw = read_card(data)
+        if not isinstance(raw.get("name"), str):
+            raise NotACard("it has no name")
+        believed, finding = self._judge(place, raw)
+        card = card_in(believed, place, odd)
+        findings = [f"its card: {what}" for what in odd] + ([finding] if finding else [])
+        base = base_of(asked)
+        if base_of(place) != base:
+            findings.append(
+                f'its card was not under "{render_origin(base)}" but at the origin, and may '
+                "be another's"
+            )
+        return Found(
+            asked=base,
+            url=place,
+            raw=raw,
+            card=card,
+            findings=tuple(findings),
+            data=data,
+            signed=self._trust.policy != IGNORE and finding is None,
+        )
+
+    def _judge(self, place: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+        try:
+            return self._trust.judge(place, raw)
+        except BadReply as problem:
+            raise _Refused(str(problem)) from None
+
+    def _keep(self, kept: _Kept, found: Found, reply: Reply) -> None:
+        if reply.status != 304:
+            kept.etag = _tag(reply)
+        kept.expires = self._clock() + _lifetime(reply)
+        kept.found = found
+
+
+class _Refused(BadReply):
+    """A card that is there and not believed: the next place would be no better."""
+
+    @property
+    def kind(self) -> str:
+        return BadReply.__name__
+
+
+class _Gone(BadReply):
+    """There is no card any more where it was."""
+
+    @property
+    def kind(self) -> str:
+        return BadReply.__name__
+
+
+# --- where it may be ------------------------------------------------------------------------------
+
+
+def places(url: str) -> list[str]:
+    """Where the card of the agent at `url` may be, the likeliest first."""
+    if origin_of(url) is None:
+        raise InvalidInput(
+            f'"{render_origin(url)}" is no address of an agent; write http:// or https://, '
+            "a host and perhaps a path"
+        )
+    parts = urlsplit(url)
+    if parts.path.endswith(".json"):
+        return [url]
+    root = f"{parts.scheme}://{parts.netloc}"
+    bases = dict.fromkeys([root + parts.path.rstrip("/"), root])
+    return [base + place for base in bases for place in PLACES]
+
+
+def base_of(url: str) -> str:
+    """The agent's address without the name of a card file."""
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/")
+    if path.endswith(".json"):
+        path = path.rpartition("/")[0].removesuffix("/.well-known")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+_MAX_AGE = re.compile(r"(?:^|[\s,])max-age\s*=\s*\"?([0-9]{1,9})", re.IGNORECASE)
+
+
+def _lifetime(reply: Reply) -> float:
+    said = reply.headers.get("cache-control", "").lower()
+    if "no-cache" in said or "no-store" in said:
+        return SHORTEST
+    found = _MAX_AGE.search(said)
+    return min(max(float(found[1]), SHORTEST), LONGEST) if found else USUAL
+
+
+def _tag(reply: Reply) -> str:
+    tag = reply.headers.get("etag", "")
+    return tag if len(tag) <= 200 and tag.isascii() and tag.isprintable() else ""
+
+
+def _render_place(place: str) -> str:
+    """Where a card was looked for, with as much of the path as everybody knows."""
+    known = next((end for end in PLACES if place.endswith(end)), "")
+    return render_origin(place.removesuffix(known)) + known

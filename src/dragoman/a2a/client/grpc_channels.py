@@ -1,0 +1,477 @@
+"""Agents that are spoken to over gRPC, 1.0 and 0.3: a request's bytes out, its answer's bytes in.
+
+Importing this needs the extra `grpc`; a hub whose agents offer something else does not load it.
+gRPC brings its own HTTP/2. So that the hub's rules for addresses hold all the same, the way out
+over HTTP finds and judges the addresses, and a channel goes to those and looks nothing up itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlsplit
+
+from dragoman.a2a.client.endpoint import NotTaken, Way, is_final
+from dragoman.a2a.client.event_stream import (
+    MAX_EVENTS,
+    MAX_STREAM,
+    TURN,
+    Events,
+    is_last,
+    task_id_in,
+)
+from dragoman.a2a.protocol.dialects import operations, v03, v10
+from dragoman.a2a.protocol.errors import (
+    DOMAIN,
+    INTERNAL,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED,
+    TABLE,
+    TASK_NOT_FOUND,
+    UNAUTHENTICATED,
+    UNSUPPORTED_OPERATION,
+    VERSION_NOT_SUPPORTED,
+    A2aError,
+)
+from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.core.read_pacing import Pace
+from dragoman.core.urls import hide_secrets
+
+# As on the hub's own port: children need nothing of gRPC, and its own lines say nothing new.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+try:
+    import grpc  # type: ignore[import-untyped]
+    import grpc.aio  # type: ignore[import-untyped]
+
+    from dragoman.a2a.protocol.grpc.messages import (
+        MAX_BYTES,
+        SMALL,
+        TYPES_03,
+        TYPES_10,
+        TYPES_RPC,
+        NotAMessage,
+        Types,
+    )
+    from dragoman.a2a.protocol.grpc.tables import (
+        METHODS_03,
+        METHODS_10,
+        SERVICE,
+        V03,
+        V10,
+        Method,
+    )
+except ImportError as error:
+    raise Unreachable(
+        f'the agent is reached over gRPC, which needs the package "{error.name}": run '
+        "pip install 'dragoman-hub[grpc]'",
+        sent=False,
+    ) from None
+
+MAX_CHANNELS = 8
+MAX_WORDS = 1_000
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+FindAddresses = Callable[[str, float], Awaitable[list[str]]]
+"""A URL and seconds in, the addresses that may be dialled for it out. Raises `Unreachable`."""
+
+
+class _Service(NamedTuple):
+    name: str
+    types: Types
+    methods: Mapping[str, tuple[str, Method]]
+    """By operation: the name that the service has for it, and its types."""
+    result_in: Callable[[str, Any], Any]
+    event_in: Callable[[Any], dict[str, Any]]
+
+
+def _by_op(methods: Mapping[str, Method]) -> dict[str, tuple[str, Method]]:
+    return {method.op: (name, method) for name, method in methods.items()}
+
+
+SERVICES = {
+    operations.V10: _Service(
+        f"{V10}.{SERVICE}", TYPES_10, _by_op(METHODS_10), v10.result_in, v10.event_in
+    ),
+    operations.V03: _Service(
+        f"{V03}.{SERVICE}", TYPES_03, _by_op(METHODS_03), v03.rest_result_in, v03.rest_event_in
+    ),
+}
+_NAMES_03 = {
+    v03.rest_error_out(A2aError(reason, ""))[1]["error"]: reason for reason in reversed(list(TABLE))
+}
+"""The reason of each error that 0.3 puts by name before its words."""
+_REASONS = {
+    grpc.StatusCode.NOT_FOUND: TASK_NOT_FOUND,
+    grpc.StatusCode.INVALID_ARGUMENT: INVALID_PARAMS,
+    grpc.StatusCode.FAILED_PRECONDITION: UNSUPPORTED_OPERATION,
+    grpc.StatusCode.UNAUTHENTICATED: UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: RESOURCE_EXHAUSTED,
+}
+
+
+class _Channel:
+    """A channel and how many calls are under way on it: one that is in use is not closed."""
+
+    __slots__ = ("calls", "wire")
+
+    def __init__(self, wire: Any) -> None:
+        self.wire = wire
+        self.calls = 0
+
+
+class GrpcChannels:
+    """The channels to one agent, each to the judged addresses of one origin."""
+
+    def __init__(self, find_addresses: FindAddresses) -> None:
+        self._find = find_addresses
+        self._open: OrderedDict[str, _Channel] = OrderedDict()
+        self._dropped: set[_Channel] = set()
+        """Those that take no more calls and are closed after the last one."""
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        channels = [*self._open.values(), *self._dropped]
+        self._open.clear()
+        self._dropped.clear()
+        for channel in channels:
+            await channel.wire.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def ask(
+        self,
+        way: Way,
+        op: str,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        timeout: float,
+    ) -> Any:
+        """The answer to one operation, in the words of 1.0."""
+        service, name, method = _method(way, op)
+        data = _written(way, service, method, request)
+        channel = await self._channel(way, timeout)
+        send = channel.wire.unary_unary(f"/{service.name}/{name}")
+        call = self._begin(channel, send(data, timeout=timeout, metadata=_metadata(headers)))
+        try:
+            answer = await call
+        except asyncio.CancelledError:
+            _raise_closed(way, op)
+            raise
+        except grpc.aio.AioRpcError as error:
+            await self._fail(channel, way, op, error, headers, timeout)
+        return _result(way, op, service.result_in, op, await _read(way, service, method, answer))
+
+    async def stream(
+        self,
+        way: Way,
+        op: str,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        timeout: float,
+        pace: Pace,
+    ) -> Events:
+        """The events of one operation. `timeout` is for the stream to begin."""
+        service, name, method = _method(way, op)
+        data = _written(way, service, method, request)
+        channel = await self._channel(way, timeout)
+        send = channel.wire.unary_stream(f"/{service.name}/{name}")
+        call = self._begin(channel, send(data, metadata=_metadata(headers)))
+        try:
+            async with asyncio.timeout(timeout):
+                await call.initial_metadata()
+                if call.done() and await call.code() is not grpc.StatusCode.OK:
+                    await self._fail(channel, way, op, await _error_of(call), headers, timeout)
+        except TimeoutError:
+            call.cancel()
+            raise TimedOut(f'"{op}" in {way} was not answered within {timeout:g} s') from None
+        except grpc.aio.AioRpcError as error:
+            await self._fail(channel, way, op, error, headers, timeout)
+        except BaseException as error:
+            call.cancel()
+            if isinstance(error, asyncio.CancelledError):
+                _raise_closed(way, op)
+            raise
+        return self._events(channel, way, op, service, method, call, headers, pace)
+
+    async def _events(
+        self,
+        channel: _Channel,
+        way: Way,
+        op: str,
+        service: _Service,
+        method: Method,
+        call: Any,
+        headers: Mapping[str, str],
+        pace: Pace,
+    ) -> Events:
+        own, count, size = "", 0, 0
+        try:
+            async for data in call:
+                count, size = count + 1, size + len(data)
+                if size > MAX_STREAM or count > MAX_EVENTS:
+                    raise BadReply(
+                        f"{way} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
+                    )
+                plain = await _read(way, service, method, data)
+                event = _result(way, op, service.event_in, plain)
+                task = task_id_in(event)
+                own = own or task
+                if task and task != own:
+                    continue
+                yield None, event
+                if is_last(event) or is_final(way, op, plain):
+                    return
+                if count % TURN == 0:
+                    await asyncio.sleep(pace.pause(TURN))
+        except asyncio.CancelledError:
+            _raise_closed(way, op)
+            raise
+        except grpc.aio.AioRpcError as error:
+            await self._fail(channel, way, op, error, headers, 0.0)
+        finally:
+            call.cancel()
+
+    # --- channels ---------------------------------------------------------------------------------
+
+    async def _channel(self, way: Way, timeout: float) -> _Channel:
+        channel = self._open.get(way.url)
+        if channel is None:
+            addresses = await self._find(way.url, timeout)
+            channel = self._open.get(way.url)  # another call may have opened it meanwhile
+        if channel is None:
+            channel = self._open[way.url] = _Channel(_dialled(way.url, addresses))
+        self._open.move_to_end(way.url)
+        if len(self._open) > MAX_CHANNELS:
+            self._close_unused(way.url)
+        return channel
+
+    def _begin(self, channel: _Channel, call: Any) -> Any:
+        """Counts the call until it is done."""
+        channel.calls += 1
+        call.add_done_callback(lambda _: self._end(channel))
+        return call
+
+    def _end(self, channel: _Channel) -> None:
+        channel.calls -= 1
+        if channel.calls:
+            return
+        if channel in self._dropped:
+            self._dropped.discard(channel)
+            self._close_soon(channel)
+        elif len(self._open) > MAX_CHANNELS:
+            self._close_unused()
+
+    def _close_unused(self, kept: str = "") -> None:
+        """Closes channels without calls, the one used first before the others, until there are no
+        more than there should be. As many as are in use stay, and close when their calls end."""
+        for url, channel in list(self._open.items()):
+            if len(self._open) <= MAX_CHANNELS:
+                return
+            if not channel.calls and url != kept:
+                del self._open[url]
+                self._close_soon(channel)
+
+    def _drop(self, url: str, channel: _Channel) -> None:
+        del self._open[url]
+        if channel.calls:
+            self._dropped.add(channel)
+        else:
+            self._close_soon(channel)
+
+    def _close_soon(self, channel: _Channel) -> None:
+        task = asyncio.get_running_loop().create_task(channel.wire.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _drop_unconnected(self, channel: _Channel, way: Way, words: str) -> bool:
+        """Takes no more calls on a channel that has lost its connection: the addresses may be
+        others by now. Returns whether the request did not leave. What the agent itself answers may
+        have the same words; then the connection stands, and other calls go on over it."""
+        state = channel.wire.get_state()
+        if state is grpc.ChannelConnectivity.READY:
+            return False
+        if self._open.get(way.url) is channel:
+            self._drop(way.url, channel)
+        trying = (
+            grpc.ChannelConnectivity.CONNECTING,
+            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+        )
+        return state in trying and "failed to connect" in words
+
+    async def _fail(
+        self,
+        channel: _Channel,
+        way: Way,
+        op: str,
+        error: Any,
+        headers: Mapping[str, str],
+        timeout: float,
+    ) -> NoReturn:
+        """Raises what the status of a call stands for."""
+        code = error.code()
+        words = " ".join(str(error.details() or code.name).split())[:MAX_WORDS]
+        words = hide_secrets(words, way.url, headers.values())
+        asked = f'"{op}" in {way}'
+        if code is grpc.StatusCode.UNAVAILABLE:
+            unsent = self._drop_unconnected(channel, way, words)
+            raise Unreachable(f"{asked} could not be asked: {words}", sent=not unsent) from None
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise TimedOut(f"{asked} was not answered within {timeout:g} s") from None
+        if code is grpc.StatusCode.CANCELLED:
+            raise Unreachable(f"{asked} was ended by the agent: {words}") from None
+        reason, words = _reason_of(error, words)
+        if code is grpc.StatusCode.UNIMPLEMENTED or reason in (
+            METHOD_NOT_FOUND,
+            VERSION_NOT_SUPPORTED,
+        ):
+            raise NotTaken(f"{asked} is unknown there: {words[:300]}") from None
+        raise A2aError(reason, words) from None
+
+
+def _raise_closed(way: Way, op: str) -> None:
+    """Raises unless the task itself is cancelled: gRPC cancels who waits on a channel that is
+    closed."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        raise Unreachable(f'"{op}" in {way} was ended: its connection was closed') from None
+
+
+def _dialled(url: str, addresses: list[str]) -> Any:
+    """A channel to addresses of one family, which is what gRPC takes."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    four = [address for address in addresses if ":" not in address]
+    if four:
+        target = "ipv4:" + ",".join(f"{address}:{port}" for address in four)
+    else:
+        target = "ipv6:" + ",".join(f"[{address}]:{port}" for address in addresses)
+    options = [*OPTIONS, ("grpc.default_authority", parts.netloc)]
+    if parts.scheme != "https":
+        return grpc.aio.insecure_channel(target, options=options)
+    options.append(("grpc.ssl_target_name_override", parts.hostname or ""))
+    return grpc.aio.secure_channel(target, _trusted(), options=options)
+
+
+@cache
+def _trusted() -> Any:
+    """The authorities that the hub trusts over HTTPS."""
+    held = ssl.create_default_context().get_ca_certs(binary_form=True)
+    roots = "".join(ssl.DER_cert_to_PEM_cert(one) for one in held).encode()
+    return grpc.ssl_channel_credentials(roots or None)
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def _method(way: Way, op: str) -> tuple[_Service, str, Method]:
+    service = SERVICES[way.version]
+    if op not in service.methods:
+        raise A2aError(METHOD_NOT_FOUND, f'"{op}" is unknown in {way}')
+    name, method = service.methods[op]
+    return service, name, method
+
+
+def _written(way: Way, service: _Service, method: Method, request: Mapping[str, Any]) -> bytes:
+    held = {name: value for name, value in request.items() if value is not None}
+    held.pop(operations.TASK_ID, None)
+    if way.tenant:
+        held["tenant"] = way.tenant
+    plain = (
+        v10.params_out(method.op, held)[1]
+        if way.version == operations.V10
+        else _plain_03(method, held)
+    )
+    try:
+        return service.types.write(method.asks, plain)
+    except NotAMessage as problem:
+        raise A2aError(INVALID_PARAMS, str(problem)) from None
+
+
+def _plain_03(method: Method, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """0.3 names what a request is about in one word."""
+    op = method.op
+    body = v03.rest_request_out(op, request)[3]
+    if op in (operations.SEND, operations.STREAM, operations.PUSH_SET):
+        return body or {}
+    task = f"tasks/{request.get('taskId') or request.get('id', '')}"
+    if op == operations.PUSH_LIST:
+        return {"parent": task}
+    if op in (operations.PUSH_GET, operations.PUSH_DELETE):
+        return {"name": f"{task}/pushNotificationConfigs/{request.get('id', '')}"}
+    length = request.get("historyLength")
+    return {"name": task} if length is None else {"name": task, "historyLength": length}
+
+
+async def _read(way: Way, service: _Service, method: Method, data: bytes) -> dict[str, Any]:
+    try:
+        if len(data) <= SMALL:
+            return service.types.read(method.answers, data)
+        return await asyncio.to_thread(service.types.read, method.answers, data)
+    except NotAMessage as problem:
+        raise BadReply(f"{way} answered with what is no message: {problem}") from None
+
+
+def _result(way: Way, op: str, read: Callable[..., Any], *value: Any) -> Any:
+    try:
+        return read(*value)
+    except A2aError as problem:
+        raise BadReply(f'"{op}" in {way} was not answered: {problem.message}') from None
+
+
+def _metadata(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(name.lower(), value) for name, value in headers.items()]
+
+
+async def _error_of(call: Any) -> Any:
+    return grpc.aio.AioRpcError(
+        await call.code(),
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        details=await call.details(),
+    )
+
+
+def _reason_of(error: Any, words: str) -> tuple[str, str]:
+    """Which error of A2A a status is: by its details, by the name that 0.3 begins with, by its
+    code."""
+    for name, value in error.trailing_metadata() or ():
+        if name == "grpc-status-details-bin" and (found := _reason_in(value)):
+            return found, words
+    name, colon, rest = words.partition(":")
+    if colon and name in _NAMES_03:
+        return _NAMES_03[name], rest.strip()
+    return _REASONS.get(error.code(), INTERNAL), words
+
+
+def _reason_in(status: Any) -> str:
+    if not isinstance(status, bytes):
+        return ""
+    try:
+        for detail in TYPES_RPC.read("Status", status).get("details", ()):
+            if str(detail.get("typeUrl", "")).endswith("google.rpc.ErrorInfo"):
+                info = TYPES_RPC.read("ErrorInfo", b64decode(detail.get("value", "")))
+                if info.get("domain") == DOMAIN and info.get("reason") in TABLE:
+                    return str(info["reason"])
+    except (NotAMessage, ValueError):
+        pass
+    return ""

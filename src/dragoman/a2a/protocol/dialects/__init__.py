@@ -1,0 +1,188 @@
+"""The dialects of A2A, and which of them a request is in.
+
+Inside the hub everything has the form of 1.0. A dialect says what its methods are called and turns
+requests, answers, events and errors into its own words and back; nothing outside this package
+knows that there are several.
+
+    v10  1.0          the hub's form, so hardly anything to do
+    v03  0.2 and 0.3  `kind`, lower case
+    v01  0.1          `tasks/send`, `type`, the seed's bare task; python_a2a beside it
+    seed 0.3          with the bare calls of skills, to agents that are registered so
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from dragoman.a2a.protocol.dialects import skill_only, v01, v03, v10
+from dragoman.a2a.protocol.dialects.common_shapes import part_out
+from dragoman.a2a.protocol.dialects.operations import (
+    CANCEL,
+    CARD,
+    GET,
+    LIST,
+    OPS,
+    PUSH_DELETE,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_SET,
+    RESPONSE,
+    SEED_03,
+    SEND,
+    STREAM,
+    STREAMING,
+    SUBSCRIBE,
+    TASK_ID,
+    V01,
+    V03,
+    V10,
+    Op,
+    Route,
+    Routes,
+)
+from dragoman.a2a.protocol.errors import VERSION_NOT_SUPPORTED, A2aError
+
+__all__ = [
+    "BY_VERSION",
+    "CANCEL",
+    "CARD",
+    "GET",
+    "LIST",
+    "OPS",
+    "PUSH_DELETE",
+    "PUSH_GET",
+    "PUSH_LIST",
+    "PUSH_SET",
+    "RESPONSE",
+    "SEND",
+    "SHARED",
+    "SPOKEN",
+    "STREAM",
+    "STREAMING",
+    "SUBSCRIBE",
+    "TASK_ID",
+    "V01",
+    "V03",
+    "V10",
+    "Dialect",
+    "Op",
+    "Route",
+    "Routes",
+    "choose",
+    "parts_out",
+]
+
+
+class Dialect(Protocol):
+    """What each of the modules has."""
+
+    @property
+    def VERSION(self) -> str: ...
+    @property
+    def METHODS(self) -> Mapping[str, Op]: ...
+
+    # for the hub as server
+    def params_in(self, op: Op, params: Any) -> dict[str, Any]:
+        """The wire's parameters -> 1.0's request. Raises A2aError for what does not fit."""
+        ...
+
+    def result_out(self, op: Op, value: Any) -> Any:
+        """1.0's response -> the wire's result."""
+        ...
+
+    def event_out(self, event: dict[str, Any], *, final: bool) -> dict[str, Any]:
+        """1.0's StreamResponse, and whether it is the last of its stream -> the wire's event."""
+        ...
+
+    def push_out(self, event: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a webhook."""
+        ...
+
+    def error_out(self, error: A2aError) -> dict[str, Any]:
+        """JSON-RPC's error object."""
+        ...
+
+    # for the hub as client; what is read may be of any dialect
+    def params_out(self, op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
+        """1.0's request -> the wire's method and parameters."""
+        ...
+
+    def result_in(self, op: Op, value: Any) -> Any: ...
+    def event_in(self, value: Any) -> dict[str, Any]: ...
+    def error_in(self, error: Any) -> A2aError: ...
+    def rest_error_in(self, status: int, body: Any) -> A2aError: ...
+    def rest_request_out(
+        self, op: Op, request: Mapping[str, Any]
+    ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
+        """For HTTP+JSON: the HTTP method, the path below the URL, the query, the body."""
+        ...
+
+
+BY_VERSION: Mapping[str, Dialect] = {V01: v01, "0.2": v03, V03: v03, V10: v10}
+SPOKEN: Mapping[str, Dialect] = {**BY_VERSION, SEED_03: skill_only}
+"""To others; one of them nobody can ask for."""
+
+SHARED = frozenset(v01.METHODS) & frozenset(v03.METHODS)
+"""Methods of 0.1 as of 0.3, whose parameters do not tell which: the dialect that the task was made
+in says how its answer looks, and `choose` says 0.3."""
+
+_MARKS: Mapping[str, str] = {V01: "type", V03: "kind", SEED_03: "kind"}
+
+
+def parts_out(version: str, parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Parts of the hub's form in a dialect's own words."""
+    mark = _MARKS.get(version)
+    return list(parts) if mark is None else [part_out(part, mark) for part in parts]
+
+
+_VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(?:\.\d{1,3})?")
+
+
+def choose(version: str | None, method: str | None, params: Any, require_version: bool) -> Dialect:
+    """The dialect of a request: what it says of itself, else what its method is called, else what
+    its parts look like. One that says nothing and looks like none is taken for 1.0, unless
+    `require_version`: the specification wants 1.0 to be said (section 3.6)."""
+    if version is not None and version.strip():
+        return _of_version(version.strip())
+    if method is not None:
+        if method in v03.METHODS:
+            return v03
+        if method in v01.METHODS:
+            return v01
+        if method not in v10.METHODS and "/" in method:
+            return v03  # which has no such method either, and says so
+    else:
+        key = _part_key(params)
+        if key is not None:
+            return v03 if key == "kind" else v01
+    if require_version:
+        raise A2aError(
+            VERSION_NOT_SUPPORTED,
+            "the request does not say its version, and 0.3 has no such method; send the header "
+            '"A2A-Version: 1.0"',
+        )
+    return v10
+
+
+def _of_version(version: str) -> Dialect:
+    dialect = BY_VERSION.get(version)  # as nearly all say it
+    if dialect is None and (match := _VERSION.fullmatch(version)) is not None:
+        dialect = BY_VERSION.get(match[1])
+    if dialect is None:
+        raise A2aError(
+            VERSION_NOT_SUPPORTED,
+            f'A2A version "{version[:20]}" is not spoken here; use 1.0, 0.3, 0.2 or 0.1',
+            metadata={"supportedVersions": "1.0,0.3,0.2,0.1"},
+        )
+    return dialect
+
+
+def _part_key(params: Any) -> str | None:
+    message = params.get("message") if isinstance(params, dict) else None
+    parts = message.get("parts") if isinstance(message, dict) else None
+    part = parts[0] if isinstance(parts, list) and parts else None
+    if not isinstance(part, dict):
+        return None
+    return next((key for key in ("kind", "type") if key in part), None)

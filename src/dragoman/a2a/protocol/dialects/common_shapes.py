@@ -1,0 +1,214 @@
+"""What 0.1 and 0.3 have in common, and 1.0 has not: parts with a discriminator (`type` in 0.1,
+`kind` from 0.2 on), states and roles in lower case, push configurations within another object.
+
+Writing is strict, reading takes what any of them says. Nothing here decides whether a request
+fits: what is read goes through `reading` afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.a2a.protocol.validation import (
+    AGENT,
+    AUTH_REQUIRED,
+    CANCELED,
+    COMPLETED,
+    FAILED,
+    INPUT_REQUIRED,
+    REJECTED,
+    SUBMITTED,
+    UNSPECIFIED,
+    USER,
+    WORKING,
+)
+
+STATES_OUT: Mapping[str, str] = {
+    UNSPECIFIED: "unknown",
+    SUBMITTED: "submitted",
+    WORKING: "working",
+    COMPLETED: "completed",
+    FAILED: "failed",
+    CANCELED: "canceled",
+    INPUT_REQUIRED: "input-required",
+    REJECTED: "rejected",
+    AUTH_REQUIRED: "auth-required",
+}
+STATES_IN: Mapping[str, str] = {
+    **{said: state for state, said in STATES_OUT.items()},
+    "cancelled": CANCELED,  # the seed's, and 0.3's proto
+    "inputrequired": INPUT_REQUIRED,
+    "authrequired": AUTH_REQUIRED,
+    "waiting": WORKING,  # python-a2a's
+    "unspecified": UNSPECIFIED,
+}
+ROLES_OUT: Mapping[str, str] = {USER: "user", AGENT: "agent"}
+ROLES_IN: Mapping[str, str] = {"user": USER, "agent": AGENT, USER: USER, AGENT: AGENT}
+
+WRAPPED = "data_part_compat"
+"""The mark in a part's metadata that its data is not an object, and stands in one as `value`. The
+same that the official SDK sets and understands."""
+
+
+def state_in(state: Any) -> str:
+    """Any spelling of a state; UNSPECIFIED for what is none."""
+    if not isinstance(state, str):
+        return UNSPECIFIED
+    said = state.lower().replace("_", "-").removeprefix("task-state-")
+    return STATES_IN.get(said, UNSPECIFIED)
+
+
+def put(holder: dict[str, Any], **members: Any) -> dict[str, Any]:
+    """Adds those members that are there."""
+    for name, value in members.items():
+        if value is not None:
+            holder[name] = value
+    return holder
+
+
+def part_out(part: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """`key` is the name of the discriminator. A media type or file name of a text or of data has
+    no place in these dialects."""
+    metadata = part.get("metadata")
+    if "text" in part:
+        out = {key: "text", "text": part["text"]}
+    elif "data" in part:
+        data = part["data"]
+        if not isinstance(data, dict):  # a DataPart's data is an object
+            data, metadata = {"value": data}, {**(metadata or {}), WRAPPED: True}
+        out = {key: "data", "data": data}
+    else:
+        out = {key: "file", "file": file_out(part)}
+    return put(out, metadata=metadata)
+
+
+def file_out(part: Mapping[str, Any]) -> dict[str, Any]:
+    file: dict[str, Any] = {"bytes": part["raw"]} if "raw" in part else {"uri": part.get("url")}
+    return put(file, name=part.get("filename"), mimeType=part.get("mediaType"))
+
+
+def part_in(part: Any) -> dict[str, Any] | None:
+    """A part of any dialect in 1.0's form; None for one of a kind that nobody knows."""
+    if not isinstance(part, dict):
+        return None
+    kind = part.get("kind", part.get("type"))
+    if kind is None:
+        kind = _kind_of(part)
+    if kind == "text":
+        found: dict[str, Any] = {"text": part.get("text")}
+        put(found, mediaType=part.get("mediaType"), filename=part.get("filename"))
+    elif kind == "data":
+        found = _data_in(part)
+    elif kind == "file":
+        found = _file_in(part)
+    elif kind == "as-is":
+        found = dict(part)
+    elif kind in ("function_call", "function_response", "error"):
+        found = _function_in(part, kind)
+    else:
+        return None
+    metadata = part.get("metadata")
+    if metadata is not None and "metadata" not in found and kind != "data":
+        found["metadata"] = metadata
+    return found
+
+
+def _kind_of(part: Mapping[str, Any]) -> str | None:
+    if "file" in part:
+        return "file"
+    if "raw" in part or "url" in part or "mediaType" in part:
+        return "as-is"
+    return next((name for name in ("text", "data") if name in part), None)
+
+
+def _data_in(part: Mapping[str, Any]) -> dict[str, Any]:
+    data, metadata = part.get("data"), part.get("metadata")
+    if isinstance(metadata, dict) and metadata.get(WRAPPED) is True:
+        metadata = {name: value for name, value in metadata.items() if name != WRAPPED} or None
+        if isinstance(data, dict) and data.keys() == {"value"}:
+            data = data["value"]
+    found: dict[str, Any] = {"data": data}
+    media = part.get("mediaType", part.get("mime_type"))
+    return put(found, mediaType=media or None, metadata=metadata)
+
+
+def _file_in(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Of 0.1 and 0.3 (`file{bytes|uri,name,mimeType}`), and of the seed (`name, mime_type, data`,
+    without an object of its own)."""
+    file = part.get("file")
+    file = file if isinstance(file, dict) else part
+    raw = file.get("bytes", file.get("data", file.get("raw")))
+    url = file.get("uri", file.get("url"))
+    found: dict[str, Any] = {}
+    if raw is not None and not (raw == "" and url):
+        found["raw"] = raw
+    if url is not None and url != "":
+        found["url"] = url
+    return put(
+        found,
+        filename=file.get("name", file.get("filename")) or None,
+        mediaType=file.get("mimeType", file.get("mime_type", file.get("mediaType"))) or None,
+    )
+
+
+def _function_in(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """python-a2a's contents, in the form that it gives them as data parts itself."""
+    if kind == "error":
+        return {"data": {"error": part.get("message", "")}}
+    value = "parameters" if kind == "function_call" else "response"
+    return {"data": {kind: {"name": part.get("name", ""), value: part.get(value)}}}
+
+
+# --- push configurations --------------------------------------------------------------------------
+
+
+def config_out(config: Mapping[str, Any]) -> dict[str, Any]:
+    """1.0's flat configuration -> the `pushNotificationConfig` of 0.1 and 0.3."""
+    out: dict[str, Any] = {"url": config.get("url", "")}
+    put(out, id=config.get("id"), token=config.get("token"))
+    authentication = config.get("authentication")
+    if authentication:
+        scheme = authentication.get("scheme")
+        out["authentication"] = put(
+            {"schemes": [scheme] if scheme else []}, credentials=authentication.get("credentials")
+        )
+    return out
+
+
+def config_in(config: Any) -> Any:
+    """The reverse, without the task; what is no object goes on as it is, to be refused."""
+    if not isinstance(config, dict):
+        return config
+    found = {name: config[name] for name in ("id", "url", "token") if config.get(name)}
+    authentication = config.get("authentication")
+    if isinstance(authentication, dict):
+        scheme, schemes = authentication.get("scheme"), authentication.get("schemes")
+        if scheme is None and isinstance(schemes, list) and schemes:
+            scheme = "Bearer" if "Bearer" in schemes else schemes[0]
+        credentials = authentication.get("credentials") or None
+        found["authentication"] = put({}, scheme=scheme, credentials=credentials)
+    elif authentication is not None:
+        found["authentication"] = authentication
+    return found
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+_OPAQUE = frozenset(("metadata", "data", "params", "header"))
+"""Members whose contents are not the protocol's, and keep their names."""
+
+
+def camelled(value: Any) -> Any:
+    """proto-JSON may name its fields as the proto does, `message_id` for `messageId`."""
+    if isinstance(value, list):
+        return [camelled(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found: dict[str, Any] = {}
+    for name, held in value.items():
+        if "_" in name and not name.startswith("_"):
+            first, *rest = name.split("_")
+            name = first + "".join(word.capitalize() for word in rest)
+        found[name] = held if name in _OPAQUE else camelled(held)
+    return found

@@ -1,0 +1,160 @@
+"""The operations that every dialect has words for, and the shape of a dialect's HTTP routes. The
+operations' values are 1.0's method names, and the names of its gRPC methods.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+# The states and roles of the hub's form, for those who speak of operations.
+from dragoman.a2a.protocol.validation import (
+    AGENT,
+    AUTH_REQUIRED,
+    CANCELED,
+    COMPLETED,
+    FAILED,
+    INPUT_REQUIRED,
+    REJECTED,
+    STATES,
+    SUBMITTED,
+    UNSPECIFIED,
+    USER,
+    WORKING,
+)
+
+__all__ = [
+    "AGENT",
+    "AUTH_REQUIRED",
+    "CANCEL",
+    "CANCELED",
+    "CARD",
+    "COMPLETED",
+    "FAILED",
+    "GET",
+    "INPUT_REQUIRED",
+    "LIST",
+    "OPS",
+    "PUSH_DELETE",
+    "PUSH_GET",
+    "PUSH_LIST",
+    "PUSH_SET",
+    "REJECTED",
+    "RESPONSE",
+    "SEED_03",
+    "SEND",
+    "SKILL",
+    "STATES",
+    "STREAM",
+    "STREAMING",
+    "SUBMITTED",
+    "SUBSCRIBE",
+    "TASK_ID",
+    "UNSPECIFIED",
+    "USER",
+    "V01",
+    "V03",
+    "V10",
+    "WORKING",
+    "Op",
+    "Route",
+    "Routes",
+]
+
+V01: Final = "0.1"
+V03: Final = "0.3"
+V10: Final = "1.0"
+SEED_03: Final = "0.3 (seed)"
+"""0.3 with the seed's bare way to ask for a skill."""
+
+SKILL: Final = "urn:dragoman:a2a:skill:v1"
+"""The extension by which a message names the skill that it is for: `{"skillId": …}`, and where it
+is a call of one, `correlationId`, by which both sides know it."""
+
+Op = str
+SEND: Final = "SendMessage"
+STREAM: Final = "SendStreamingMessage"
+GET: Final = "GetTask"
+LIST: Final = "ListTasks"
+CANCEL: Final = "CancelTask"
+SUBSCRIBE: Final = "SubscribeToTask"
+PUSH_SET: Final = "CreateTaskPushNotificationConfig"
+PUSH_GET: Final = "GetTaskPushNotificationConfig"
+PUSH_LIST: Final = "ListTaskPushNotificationConfigs"
+PUSH_DELETE: Final = "DeleteTaskPushNotificationConfig"
+CARD: Final = "GetExtendedAgentCard"
+
+OPS: Final = (
+    SEND,
+    STREAM,
+    GET,
+    LIST,
+    CANCEL,
+    SUBSCRIBE,
+    PUSH_SET,
+    PUSH_GET,
+    PUSH_LIST,
+    PUSH_DELETE,
+    CARD,
+)
+STREAMING: Final = frozenset((STREAM, SUBSCRIBE))
+
+TASK_ID: Final = "_taskId"
+"""The member of a request, or of the answer to it, with the id that a 0.1 client chose."""
+
+RESPONSE: Final = "response"
+"""The name of the artifact that is an agent's reply, where the agent gave it no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`pattern` is the path below the interface's URL; a name in braces stands for one segment, or
+    for what is before a colon in it."""
+
+    http: str
+    pattern: str
+    op: Op
+
+
+class Routes:
+    """The routes of one dialect: which operation a request is, and what its path says."""
+
+    def __init__(self, table: Sequence[tuple[str, str, Op]]) -> None:
+        self.table = tuple(Route(*row) for row in table)
+        self._plain: dict[str, dict[str, Op]] = {}
+        self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Op]]] = {}
+        for route in self.table:
+            if "{" in route.pattern:
+                held = self._patterns.setdefault(route.pattern, (_pattern(route.pattern), {}))
+                held[1][route.http] = route.op
+            else:
+                self._plain.setdefault(route.pattern, {})[route.http] = route.op
+
+    def find(self, http: str, path: str) -> tuple[Op, dict[str, str]] | None:
+        """The operation and the values in the path, which comes as it was sent, still quoted."""
+        found = self._held(path)
+        if found is None or http not in found[0]:
+            return None
+        return found[0][http], found[1]
+
+    def allowed(self, path: str) -> tuple[str, ...]:
+        """The HTTP methods that `path` has, for the answer to one that it has not."""
+        found = self._held(path)
+        return tuple(sorted(found[0])) if found is not None else ()
+
+    def _held(self, path: str) -> tuple[Mapping[str, Op], dict[str, str]] | None:
+        plain = self._plain.get(path)
+        if plain is not None:
+            return plain, {}
+        for pattern, ops in self._patterns.values():
+            if match := pattern.fullmatch(path):
+                return ops, {name: unquote(value) for name, value in match.groupdict().items()}
+        return None
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    # The verb comes after the last colon: an id may have some of its own.
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+?)", re.escape(pattern)))

@@ -1,0 +1,61 @@
+"""0.3 with the seed's way to ask for a skill, to the letter: the skill, one part, what the call is
+known by, and nothing that 0.3 has added. Only for the hub as client, of an agent that is registered
+so; all else is 0.3's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dragoman.a2a.protocol.dialects import v03
+from dragoman.a2a.protocol.dialects.operations import SEED_03, SEND, Op
+from dragoman.a2a.protocol.dialects.v03 import (
+    METHODS,
+    error_in,
+    error_out,
+    event_in,
+    event_out,
+    params_in,
+    push_out,
+    rest_error_in,
+    rest_request_out,
+    result_in,
+    result_out,
+)
+from dragoman.a2a.protocol.dialects.v03_shapes import part_03, skill_of
+
+__all__ = [
+    "METHODS",
+    "VERSION",
+    "error_in",
+    "error_out",
+    "event_in",
+    "event_out",
+    "params_in",
+    "params_out",
+    "push_out",
+    "rest_error_in",
+    "rest_request_out",
+    "result_in",
+    "result_out",
+]
+
+VERSION: Final = SEED_03
+
+
+def params_out(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
+    called = skill_of(request["message"]) if op == SEND else None
+    if called is None:
+        return v03.params_out(op, request)
+    skill, session = called
+    given = request["message"]
+    message: dict[str, Any] = {
+        "skill": {"skillId": skill},
+        "parts": [part_03(part) for part in given["parts"]],
+    }
+    if given.get("taskId"):  # an answer to what its task asks
+        message["taskId"] = given["taskId"]
+        if given.get("contextId"):
+            message["contextId"] = given["contextId"]
+    return "message/send", {"message": message, "correlationId": session, "taskId": session}

@@ -1,0 +1,206 @@
+"""The objects of 0.2 and 0.3, both ways: with their `kind`, in lower case, parts with a `file` in
+them. What comes in goes to `reading` afterwards, in 1.0's form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.a2a.protocol import validation
+from dragoman.a2a.protocol.dialects.common_shapes import (
+    ROLES_IN,
+    ROLES_OUT,
+    STATES_OUT,
+    config_in,
+    config_out,
+    part_in,
+    part_out,
+    put,
+)
+from dragoman.a2a.protocol.dialects.operations import PUSH_DELETE, PUSH_LIST, SKILL, Op
+from dragoman.a2a.protocol.errors import A2aError, invalid
+from dragoman.a2a.protocol.validation import UNSPECIFIED
+
+CODES_DOWN: Mapping[int, int] = {-32008: -32603, -32009: -32603}
+"""Codes that came with 1.0, and what stands for them here."""
+
+
+def send_in(params: Mapping[str, Any]) -> dict[str, Any]:
+    request: dict[str, Any] = {"message": message_in(params.get("message"))}
+    configuration = params.get("configuration")
+    if configuration is not None:
+        request["configuration"] = configuration_in(configuration)
+    return put(request, metadata=params.get("metadata"))
+
+
+def message_in(message: Any) -> Any:
+    """What is not understood goes on as it is, for `reading` to refuse; but a part of an unknown
+    kind has no 1.0 form, and is refused here."""
+    if not isinstance(message, dict):
+        return message
+    role = message.get("role")
+    found = {
+        **message,
+        "role": ROLES_IN.get(role, role) if isinstance(role, str) else role,
+        "parts": parts_in(message.get("parts")),
+    }
+    skill = message.get("skill")
+    if isinstance(skill, dict) and isinstance(skill.get("skillId"), str):
+        # so Rensei's clients name the skill; 1.0 has no member for it
+        metadata = message.get("metadata")
+        found["metadata"] = {**(metadata or {}), "skillId": skill["skillId"]}
+    return found
+
+
+def parts_in(parts: Any) -> Any:
+    if not isinstance(parts, list) or len(parts) > validation.MAX_PARTS:
+        return parts
+    found = []
+    for index, part in enumerate(parts):
+        understood = part_in(part)
+        if understood is None:
+            raise invalid(f"message.parts[{index}]", "must be a part of kind text, file or data")
+        found.append(understood)
+    return found
+
+
+def configuration_in(given: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
+    found: dict[str, Any] = {}
+    put(
+        found,
+        acceptedOutputModes=given.get("acceptedOutputModes"),
+        historyLength=given.get("historyLength"),
+        taskPushNotificationConfig=config_in(
+            given.get("pushNotificationConfig", given.get("pushNotification"))
+        ),
+    )
+    blocking = validation.flag_at(given, "blocking", "configuration.blocking")
+    if blocking is False:  # not said: as 1.0, wait
+        found["returnImmediately"] = True
+    return found
+
+
+def push_set_in(params: Mapping[str, Any]) -> dict[str, Any]:
+    task = validation.id_at(params, "taskId", "taskId")
+    config = params.get("pushNotificationConfig")
+    if not isinstance(config, dict):
+        raise invalid("pushNotificationConfig", "is required, and is an object")
+    return {"taskId": task, **validation.config_of(config_in(config), "pushNotificationConfig.")}
+
+
+def push_key_in(op: Op, params: Mapping[str, Any]) -> dict[str, Any]:
+    """`id` is the task here, and the configuration's need not be said where one is read."""
+    request = {"taskId": validation.id_at(params, "id", "id")}
+    if op == PUSH_LIST:
+        return request
+    name = "pushNotificationConfigId"
+    config = validation.optional_id(params, name, name)
+    if config is not None:
+        request["id"] = config
+    elif op == PUSH_DELETE:
+        raise invalid(name, "is required")
+    return request
+
+
+# --- to the client --------------------------------------------------------------------------------
+
+
+def part_03(part: Mapping[str, Any]) -> dict[str, Any]:
+    return part_out(part, "kind")
+
+
+def message_out(message: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "kind": "message",
+        "messageId": message.get("messageId", ""),
+        "role": ROLES_OUT.get(message.get("role", ""), "agent"),
+        "parts": [part_03(part) for part in message.get("parts", [])],
+    }
+    for name in ("contextId", "taskId", "metadata", "extensions", "referenceTaskIds"):
+        if message.get(name):
+            out[name] = message[name]
+    return out
+
+
+def status_out(status: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {"state": STATES_OUT[status.get("state", UNSPECIFIED)]}
+    if "message" in status:
+        out["message"] = message_out(status["message"])
+    return put(out, timestamp=status.get("timestamp"))
+
+
+def artifact_out(artifact: Mapping[str, Any]) -> dict[str, Any]:
+    return {**artifact, "parts": [part_03(part) for part in artifact.get("parts", [])]}
+
+
+def task_out(task: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "kind": "task",
+        "id": task["id"],
+        "contextId": task.get("contextId", ""),
+        "status": status_out(task.get("status", {})),
+    }
+    if "artifacts" in task:
+        out["artifacts"] = [artifact_out(artifact) for artifact in task["artifacts"]]
+    if "history" in task:
+        out["history"] = [message_out(message) for message in task["history"]]
+    return put(out, metadata=task.get("metadata"))
+
+
+def push_config_out(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"taskId": config.get("taskId", ""), "pushNotificationConfig": config_out(config)}
+
+
+def error_data(error: A2aError) -> dict[str, Any]:
+    """The dialect leaves it to the server; the reason says what a code that stands for another
+    does not."""
+    data: dict[str, Any] = {"reason": error.reason}
+    if error.metadata:
+        data["metadata"] = error.metadata
+    if error.violations:
+        data["fieldViolations"] = [
+            {"field": field, "description": description} for field, description in error.violations
+        ]
+    return data
+
+
+def send_out(request: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {"message": message_out(request["message"])}
+    configuration = request.get("configuration") or {}
+    said: dict[str, Any] = {"blocking": not configuration.get("returnImmediately", False)}
+    for name in ("acceptedOutputModes", "historyLength"):
+        if name in configuration:
+            said[name] = configuration[name]
+    if configuration.get("taskPushNotificationConfig"):
+        said["pushNotificationConfig"] = config_out(configuration["taskPushNotificationConfig"])
+    out["configuration"] = said
+    return put(out, metadata=request.get("metadata"))
+
+
+def skill_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The skill that a message of the hub's calls, and what the call is known by."""
+    metadata = message.get("metadata")
+    named = metadata.get(SKILL) if isinstance(metadata, dict) else None
+    if not isinstance(named, dict) or "correlationId" not in named:
+        return None
+    return named["skillId"], named["correlationId"]
+
+
+def skill_out(params: dict[str, Any]) -> dict[str, Any]:
+    """A call of a skill as the seed has it, where 1.0 has the extension."""
+    called = skill_of(params["message"])
+    if called is None:
+        return params
+    skill, session = called
+    message = dict(params["message"])
+    metadata = {key: value for key, value in message.pop("metadata").items() if key != SKILL}
+    extensions = [uri for uri in message.pop("extensions", ()) if uri != SKILL]
+    if metadata:
+        message["metadata"] = metadata
+    if extensions:
+        message["extensions"] = extensions
+    named = {"message": {"skill": {"skillId": skill}, **message}}
+    return {**params, **named, "correlationId": session, "taskId": session}

@@ -1,0 +1,182 @@
+"""The skills of an agent of others as tools: their names, schemas and descriptions.
+
+Pure: made of a card. What is sent for a call of one, and what its answers come to, is
+`skill_calls`'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dragoman.core.agent_tool import accepts
+from dragoman.core.ports import SchemaCompiler
+from dragoman.core.tool import Bridged, Target, Tool
+from dragoman.core.tool_identity import (
+    fold_name,
+    identity_of,
+    portable_names,
+    shorten,
+    tell_apart,
+)
+
+MAX_SAFE = 64
+"""What the APIs of most models take, and no dot."""
+OPEN: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
+"""The schema of a skill whose card gives none: whatever the agent makes of it."""
+
+_OTHER = re.compile(r"[^a-z0-9]+")
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def slug_of(name: str) -> str:
+    """`Linear (prod)` is `linear_prod`. Empty for a name that has nothing to make one of."""
+    return _OTHER.sub("_", name.lower()).strip("_")
+
+
+def canonical_name(slug: str, skill: str) -> str:
+    """`slug.skill`, the identity of the skill: see `core.identity`."""
+    return identity_of(slug, skill)
+
+
+def spelled_name(slug: str, skill: str) -> str:
+    """`slug.skill`, the skill as its card has it as far as a tool can be called so."""
+    return shorten(f"{slug}.{_UNNAMEABLE.sub('_', _ascii(skill))}", original=f"{slug}.{skill}")
+
+
+def alias_name(slug: str, skill: str) -> str:
+    """`a2a_slug_skill`, both slugs."""
+    return shorten(f"a2a_{slug}_{slug_of(_ascii(skill))}", original=f"{slug}.{skill}")
+
+
+def _other_names(slug: str, skill: str, canonical: str, spelled: str) -> dict[str, str]:
+    """What it is called in each style of naming; `safe!` is its own whatever others are called."""
+    safe = _UNSAFE.sub("_", f"{slug}_{_ascii(skill)}")
+    names = {
+        "seed": spelled,
+        "dotted": spelled,
+        "alias": alias_name(slug, skill),
+        "safe": shorten(safe, MAX_SAFE, canonical),
+        "safe!": tell_apart(safe, canonical, MAX_SAFE),
+        **portable_names(spelled, safe, canonical),
+    }
+    if spelled != canonical:
+        names["spelled"] = spelled
+    if (verbatim := f"{slug}.{skill}") not in (canonical, spelled):
+        names["verbatim"] = verbatim
+    return names
+
+
+def _ascii(skill: str) -> str:
+    """As its card has it, unless nothing would be left of it in ASCII."""
+    return skill if skill.isascii() else fold_name(skill)
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+class Owner(NamedTuple):
+    """Whose skills they are."""
+
+    target: Target
+    slug: str
+    card_id: str
+    url: str
+    sources: frozenset[str]
+    sinks: frozenset[str]
+
+
+def skill_tools(
+    owner: Owner,
+    card: Mapping[str, Any],
+    compile_schema: SchemaCompiler,
+    taken: set[str],
+    odd: list[str],
+) -> list[Tool]:
+    """One of each skill on a card of 1.0's form. `taken` are names of the agent that are not its
+    skills'; why a skill is none is added to `odd`."""
+    found = []
+    for skill in card.get("skills") or ():
+        try:
+            tool = _tool(owner, skill, compile_schema, taken)
+        except ValueError as problem:
+            odd.append(f'its skill "{str(skill.get("id"))[:100]}" is not offered: {problem}')
+            continue
+        found.append(tool)
+    return found
+
+
+def _tool(
+    owner: Owner, skill: Mapping[str, Any], compile_schema: SchemaCompiler, taken: set[str]
+) -> Tool:
+    id = skill["id"]
+    schema = skill.get("inputSchema", OPEN)
+    if schema.get("type", "object") != "object":
+        raise ValueError("its inputSchema is not of type object")
+    try:
+        validate = compile_schema(schema)
+    except ValueError as problem:
+        raise ValueError(f"its inputSchema cannot be used: {problem}") from None
+    name, spelled = canonical_name(owner.slug, id), spelled_name(owner.slug, id)
+    if name in taken:
+        name = spelled = tell_apart(name, fold_name(id))
+    others = _other_names(owner.slug, id, name, spelled)
+    description = described(id, owner.target.name, skill)
+    return Tool(
+        name=name,
+        alias=spelled,
+        other_names=others,
+        remote_name=id,
+        description=description,
+        definition={"name": spelled, "description": description, "inputSchema": schema},
+        validate=validate,
+        bridged=Bridged(
+            agent=owner.target.name,
+            card_id=owner.card_id,
+            url=owner.url,
+            skill_id=id,
+            alias=others["alias"],
+        ),
+        sources=owner.sources,
+        sinks=owner.sinks,
+        target=owner.target,
+    )
+
+
+def described(id: str, agent: str, skill: Mapping[str, Any]) -> str:
+    words = f"Invokes the {id} skill on remote A2A agent {agent}"
+    own = skill.get("description")
+    # A card that says nothing of a skill is read as saying its name.
+    return f"{words}. {own}" if own and own not in (id, skill.get("name")) else words
+
+
+AS_DATA, AS_TEXT, AS_BOTH = "data", "text", "both"
+"""How the arguments of a call are sent."""
+
+
+def argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, str]:
+    """The form in which each skill's arguments are sent, by what the card says that it takes. Text
+    alone where it takes no JSON; both where it takes both and no schema says what to expect: there
+    most agents read the text only. Data where the card says nothing of it, or gives a schema."""
+    said = {one.get("id"): one for one in _objects(raw.get("skills"))}
+    found = {}
+    for skill in card.get("skills") or ():
+        own = said.get(skill["id"], {})
+        modes = skill.get("inputModes") or ()
+        known = bool(raw.get("defaultInputModes") or own.get("inputModes"))
+        form = AS_DATA
+        if known and accepts(modes, "text/plain"):
+            if not accepts(modes, "application/json"):
+                form = AS_TEXT
+            elif "inputSchema" not in skill:
+                form = AS_BOTH
+        found[skill["id"]] = form
+    return found
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    for one in value if isinstance(value, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("id"), str):
+            yield one

@@ -1,0 +1,434 @@
+"""What comes in, in the form of 1.0: each request is looked at before anything is made of it.
+
+A request that fits is handed on as it is, without a copy; members that the protocol does not know
+are left behind, so that nothing of them comes out elsewhere, and so are those that are null. What
+does not fit is refused with the field that does not. Counts and lengths have bounds. Knows no
+wire, and no dialect but the hub's own form.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import Error as Base64Error
+from binascii import a2b_base64
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from dragoman.a2a.protocol.errors import A2aError, invalid
+
+USER, AGENT = "ROLE_USER", "ROLE_AGENT"
+
+UNSPECIFIED = "TASK_STATE_UNSPECIFIED"
+SUBMITTED = "TASK_STATE_SUBMITTED"
+WORKING = "TASK_STATE_WORKING"
+COMPLETED = "TASK_STATE_COMPLETED"
+FAILED = "TASK_STATE_FAILED"
+CANCELED = "TASK_STATE_CANCELED"
+INPUT_REQUIRED = "TASK_STATE_INPUT_REQUIRED"
+REJECTED = "TASK_STATE_REJECTED"
+AUTH_REQUIRED = "TASK_STATE_AUTH_REQUIRED"
+
+STATES: Final = frozenset(
+    (
+        SUBMITTED,
+        WORKING,
+        COMPLETED,
+        FAILED,
+        CANCELED,
+        INPUT_REQUIRED,
+        REJECTED,
+        AUTH_REQUIRED,
+    )
+)
+
+MAX_ID = 256
+MAX_PARTS = 1000
+MAX_NAMES = 100
+"""Extensions, output modes and referenced tasks that one message or request may list."""
+MAX_NAME = 2048
+MAX_PAGE = 100
+MAX_INT = 2**31 - 1
+MAX_URL = 2048
+MAX_SECRET = 4096
+MAX_PART_URL = 65536
+"""Longer than others, for it may be a `data:` URL."""
+
+CONTENT = ("text", "raw", "url", "data")
+PART = frozenset((*CONTENT, "filename", "mediaType", "metadata"))
+MESSAGE = frozenset(
+    (
+        "messageId",
+        "contextId",
+        "taskId",
+        "role",
+        "parts",
+        "metadata",
+        "extensions",
+        "referenceTaskIds",
+    )
+)
+
+_URL_SAFE = str.maketrans("-_", "+/")
+_SCHEME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")  # RFC 9110, a token
+_INSTANT = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?([Zz]|[+-]\d\d:\d\d)"
+)
+
+
+# --- single values --------------------------------------------------------------------------------
+
+
+def id_at(holder: Mapping[str, Any], name: str, field: str) -> str:
+    """An id that must be there."""
+    value = holder.get(name)
+    if type(value) is not str or not value:
+        raise invalid(field, "is required, and is a string")
+    if len(value) > MAX_ID or not value.isprintable():
+        raise invalid(field, f"must be at most {MAX_ID} printable characters")
+    return value
+
+
+def optional_id(holder: Mapping[str, Any], name: str, field: str) -> str | None:
+    """An id that may be there; the empty one is none, as proto-JSON has it."""
+    value = holder.get(name)
+    return None if value is None or value == "" else id_at(holder, name, field)
+
+
+def count_at(
+    holder: Mapping[str, Any], name: str, field: str, *, least: int = 0, most: int = MAX_INT
+) -> int | None:
+    value = holder.get(name)
+    if value is None:
+        return None
+    if type(value) is float and value.is_integer():
+        value = int(value)  # proto-JSON allows 10.0 for 10
+    if type(value) is not int or not least <= value <= most:
+        raise invalid(field, f"must be a whole number from {least} to {most}")
+    return value
+
+
+def flag_at(holder: Mapping[str, Any], name: str, field: str) -> bool | None:
+    value = holder.get(name)
+    if value is not None and type(value) is not bool:
+        raise invalid(field, "must be true or false")
+    return value
+
+
+def object_at(holder: Mapping[str, Any], name: str, field: str) -> dict[str, Any] | None:
+    value = holder.get(name)
+    if value is not None and type(value) is not dict:
+        raise invalid(field, "must be an object")
+    return value
+
+
+def text_at(holder: Mapping[str, Any], name: str, field: str, most: int = MAX_NAME) -> str | None:
+    value = holder.get(name)
+    if value is None or value == "":
+        return None
+    if type(value) is not str or len(value) > most:
+        raise invalid(field, f"must be a string of at most {most} characters")
+    return value
+
+
+def names_at(holder: Mapping[str, Any], name: str, field: str) -> list[str] | None:
+    value = holder.get(name)
+    if value is None:
+        return None
+    if type(value) is not list or len(value) > MAX_NAMES:
+        raise invalid(field, f"must be a list of at most {MAX_NAMES} strings")
+    for each in value:
+        if type(each) is not str or len(each) > MAX_NAME:
+            raise invalid(field, f"must list strings of at most {MAX_NAME} characters")
+    return value
+
+
+def instant(value: str) -> float | None:
+    """Seconds since 1970 of a timestamp with a zone (RFC 3339); None for what is none."""
+    match = _INSTANT.fullmatch(value)
+    if match is None:
+        return None
+    day, clock, fraction, zone = match.groups()
+    zone = "+00:00" if zone in "Zz" else zone
+    try:
+        moment = datetime.fromisoformat(f"{day}T{clock}.{(fraction or '0')[:6]:0<6}{zone}")
+    except ValueError:
+        return None
+    return moment.timestamp()
+
+
+def base64_of(text: str) -> str | None:
+    """The same in the standard alphabet with its padding; None for what is not base64."""
+    try:
+        a2b_base64(text, strict_mode=True)
+    except (Base64Error, ValueError):
+        pass
+    else:
+        return text
+    # proto-JSON also takes the alphabet for URLs, and no padding
+    bare = text.rstrip("=").translate(_URL_SAFE)
+    padded = bare + "=" * (-len(bare) % 4)
+    try:
+        a2b_base64(padded, strict_mode=True)
+    except (Base64Error, ValueError):
+        return None
+    return padded
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def part_of(given: Any, field: str) -> dict[str, Any]:
+    """The part, which has exactly one content."""
+    if type(given) is not dict:
+        raise invalid(field, "must be an object")
+    part: dict[str, Any] = given
+    if len(part) == 1 and type(part.get("text")) is str:
+        return part  # as nearly all are
+    if not PART.issuperset(part) or None in part.values():
+        part = {
+            name: value
+            for name, value in part.items()
+            if name in PART and (value is not None or name == "data")
+        }
+    contents = [name for name in CONTENT if name in part]
+    if len(contents) != 1:
+        raise invalid(field, "must have exactly one of text, raw, url and data")
+    content = contents[0]
+    if content != "data" and type(part[content]) is not str:
+        raise invalid(f"{field}.{content}", "must be a string")
+    if content == "raw":
+        raw = base64_of(part["raw"])
+        if raw is None:
+            raise invalid(f"{field}.raw", "must be base64")
+        if raw is not part["raw"]:
+            part = {**part, "raw": raw}
+    elif content == "url" and not 0 < len(part["url"]) <= MAX_PART_URL:
+        raise invalid(f"{field}.url", f"must have 1 to {MAX_PART_URL} characters")
+    text_at(part, "filename", f"{field}.filename")
+    text_at(part, "mediaType", f"{field}.mediaType")
+    object_at(part, "metadata", f"{field}.metadata")
+    return part
+
+
+def parts_of(parts: Any, field: str) -> list[dict[str, Any]]:
+    if type(parts) is not list or not parts:
+        raise invalid(field, "must have at least one part")
+    if len(parts) > MAX_PARTS:
+        raise invalid(field, f"must have at most {MAX_PARTS} parts")
+    if len(parts) == 1:
+        part = part_of(parts[0], f"{field}[0]")
+        return parts if part is parts[0] else [part]
+    return [part_of(part, f"{field}[{index}]") for index, part in enumerate(parts)]
+
+
+def message_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The message of a request, from a client."""
+    message = params.get("message")
+    if type(message) is not dict:
+        raise invalid("message", "is required, and is an object")
+    id_at(message, "messageId", "message.messageId")
+    if message.get("role") != USER:
+        raise invalid("message.role", f"must be {USER} in a message to an agent")
+    parts = parts_of(message.get("parts"), "message.parts")
+    if len(message) > 3:
+        context = optional_id(message, "contextId", "message.contextId")
+        task = optional_id(message, "taskId", "message.taskId")
+        object_at(message, "metadata", "message.metadata")
+        names_at(message, "extensions", "message.extensions")
+        names_at(message, "referenceTaskIds", "message.referenceTaskIds")
+        if (
+            not MESSAGE.issuperset(message)
+            or None in message.values()
+            or (context is None and "contextId" in message)
+            or (task is None and "taskId" in message)
+        ):
+            message = {
+                name: value
+                for name, value in message.items()
+                if name in MESSAGE
+                and value is not None
+                and (value != "" or name not in ("contextId", "taskId"))
+            }
+    if parts is not message["parts"]:
+        message = {**message, "parts": parts}
+    return message
+
+
+def send_of(given: Any) -> dict[str, Any]:
+    """A SendMessageRequest."""
+    params = _object(given)
+    message = message_of(params)
+    same = message is params["message"]
+    if len(params) == 1 and same:
+        return params
+    tenant = text_at(params, "tenant", "tenant", MAX_ID)
+    metadata = object_at(params, "metadata", "metadata")
+    configuration = configuration_of(params)
+    request: dict[str, Any] = {"message": message}
+    if tenant is not None:
+        request["tenant"] = tenant
+    if configuration is not None:
+        request["configuration"] = configuration
+    if metadata is not None:
+        request["metadata"] = metadata
+    return request
+
+
+def configuration_of(params: Mapping[str, Any]) -> dict[str, Any] | None:
+    given = object_at(params, "configuration", "configuration")
+    if given is None:
+        return None
+    configuration: dict[str, Any] = {}
+    modes = names_at(given, "acceptedOutputModes", "configuration.acceptedOutputModes")
+    if modes:
+        configuration["acceptedOutputModes"] = modes
+    length = count_at(given, "historyLength", "configuration.historyLength")
+    if length is not None:
+        configuration["historyLength"] = length
+    if flag_at(given, "returnImmediately", "configuration.returnImmediately"):
+        configuration["returnImmediately"] = True
+    field = "configuration.taskPushNotificationConfig"
+    push = object_at(given, "taskPushNotificationConfig", field)
+    if push is not None:
+        configuration["taskPushNotificationConfig"] = config_of(push, f"{field}.")
+    return configuration
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def get_of(params: Any) -> dict[str, Any]:
+    request = task_of(params)
+    length = count_at(params, "historyLength", "historyLength")
+    if length is not None:
+        request["historyLength"] = length
+    return request
+
+
+def task_of(params: Any) -> dict[str, Any]:
+    """A request about one task: the subscription, the cancellation."""
+    params = _object(params)
+    request: dict[str, Any] = {"id": id_at(params, "id", "id")}
+    return _with_tenant(request, params)
+
+
+def cancel_of(params: Any) -> dict[str, Any]:
+    request = task_of(params)
+    metadata = object_at(params, "metadata", "metadata")
+    if metadata is not None:
+        request["metadata"] = metadata
+    return request
+
+
+def list_of(params: Any) -> dict[str, Any]:
+    params = _object(params)
+    request: dict[str, Any] = {}
+    status = params.get("status")
+    if type(status) is str and status in STATES:
+        request["status"] = status
+    elif status not in (None, "", UNSPECIFIED):
+        raise invalid("status", f"must be one of {', '.join(sorted(STATES))}")
+    after = text_at(params, "statusTimestampAfter", "statusTimestampAfter", 64)
+    if after is not None and instant(after) is None:
+        raise invalid("statusTimestampAfter", "must be a time such as 2026-01-31T12:00:00Z")
+    for name, value in (
+        ("contextId", optional_id(params, "contextId", "contextId")),
+        ("pageSize", count_at(params, "pageSize", "pageSize", least=1, most=MAX_PAGE)),
+        ("pageToken", text_at(params, "pageToken", "pageToken")),
+        ("historyLength", count_at(params, "historyLength", "historyLength")),
+        ("statusTimestampAfter", after),
+        ("includeArtifacts", flag_at(params, "includeArtifacts", "includeArtifacts")),
+    ):
+        if value is not None:
+            request[name] = value
+    return _with_tenant(request, params)
+
+
+def card_of(params: Any) -> dict[str, Any]:
+    return {} if params is None else _with_tenant({}, _object(params))
+
+
+# --- push notifications ---------------------------------------------------------------------------
+
+
+def config_of(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A TaskPushNotificationConfig, of whatever task."""
+    url = text_at(config, "url", f"{prefix}url", MAX_URL)
+    if url is None or not url.lower().startswith(("http://", "https://")) or not _plain(url):
+        raise invalid(f"{prefix}url", "is required, and is an address with http:// or https://")
+    found: dict[str, Any] = {"url": url}
+    id = optional_id(config, "id", f"{prefix}id")
+    if id is not None:
+        found["id"] = id
+    token = text_at(config, "token", f"{prefix}token", MAX_SECRET)
+    if token is not None:
+        if not _plain(token):
+            raise invalid(f"{prefix}token", "must be one line of printable characters")
+        found["token"] = token
+    authentication = object_at(config, "authentication", f"{prefix}authentication")
+    if authentication:  # clients of 0.3 send an empty one for none
+        found["authentication"] = _authentication(authentication, f"{prefix}authentication.")
+    return found
+
+
+def _authentication(given: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    scheme = given.get("scheme")
+    if type(scheme) is not str or _SCHEME.fullmatch(scheme) is None:
+        raise invalid(f"{prefix}scheme", "is required, and is the name of an HTTP scheme")
+    found = {"scheme": scheme}
+    credentials = text_at(given, "credentials", f"{prefix}credentials", MAX_SECRET)
+    if credentials is not None:
+        if not _plain(credentials):
+            raise invalid(f"{prefix}credentials", "must be one line of printable characters")
+        found["credentials"] = credentials
+    return found
+
+
+def push_set_of(params: Any) -> dict[str, Any]:
+    params = _object(params)
+    request = {"taskId": id_at(params, "taskId", "taskId"), **config_of(params)}
+    return _with_tenant(request, params)
+
+
+def push_of(params: Any) -> dict[str, Any]:
+    """A request about one configuration: to read it, to delete it."""
+    params = _object(params)
+    request: dict[str, Any] = {
+        "taskId": id_at(params, "taskId", "taskId"),
+        "id": id_at(params, "id", "id"),
+    }
+    return _with_tenant(request, params)
+
+
+def push_list_of(params: Any) -> dict[str, Any]:
+    params = _object(params)
+    request: dict[str, Any] = {"taskId": id_at(params, "taskId", "taskId")}
+    size = count_at(params, "pageSize", "pageSize", most=MAX_PAGE)
+    if size:  # not `optional` in the proto: 0 is none
+        request["pageSize"] = size
+    token = text_at(params, "pageToken", "pageToken")
+    if token is not None:
+        request["pageToken"] = token
+    return _with_tenant(request, params)
+
+
+Reader = Callable[[Any], dict[str, Any]]
+
+
+def _object(params: Any) -> dict[str, Any]:
+    if type(params) is not dict:
+        raise A2aError("INVALID_PARAMS", "the parameters must be an object")
+    return params
+
+
+def _with_tenant(request: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    tenant = text_at(params, "tenant", "tenant", MAX_ID)
+    if tenant is not None:
+        request["tenant"] = tenant
+    return request
+
+
+def _plain(text: str) -> bool:
+    """Fit for a header's value or an address: no line ends, nothing unseen."""
+    return text.isprintable() and text.isascii()

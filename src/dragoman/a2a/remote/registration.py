@@ -1,0 +1,334 @@
+"""What the registry knows of an agent of others, as it is given, kept and shown. Pure.
+
+Secrets are not among it: a token and the values of headers are references, here and everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4, uuid5
+
+from dragoman.a2a.client.card_discovery import origin_of
+from dragoman.a2a.config import HUB, PATHS, ExternalAgent
+from dragoman.a2a.protocol.skill_tools import slug_of
+from dragoman.core.errors import InvalidInput
+from dragoman.core.fast_dataclass import record
+from dragoman.core.urls import render_origin, render_url
+
+CONFIG, API = "config", "api"
+BRIEF, WHOLE = 200, 10_000
+"""Characters of what is said in a list, and where one agent is shown."""
+ORG = "default"
+MAX_NAME = 64
+MAX_URL = 2_048
+MAX_HEADERS = 16
+_SPACE = UUID("6f3c1d0e-6b0a-5c1b-9a55-6d2a5f9a7c11")
+"""The ids of configured agents are the same at every start."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _()-]*")
+_TOKEN = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:[^\x00-\x1f\x7f]{1,500}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_VALUE = re.compile(r"(?:[A-Za-z][A-Za-z0-9-]{0,30} )?\$\{[A-Za-z_][A-Za-z0-9_]{0,127}\}")
+_FRAMING = frozenset({"host", "connection", "content-length", "transfer-encoding", "upgrade", "te"})
+_CHOICES = {
+    "trust": ("external", "trusted"),
+    "pin": ("strict", "first", "off"),
+    "additions": ("show", "hold"),
+    "wire": ("auto", "seed"),
+}
+_KEYS = {"trustLevel": "trust", "timeoutSecs": "timeout_secs", "allowPrivate": "allow_private"}
+"""Other spellings, of the words in which a row is shown."""
+CHANGEABLE = (
+    *("trust", "enabled", "token", "headers", "pin", "additions", "wire"),
+    *("allow_private", "timeout_secs", "public"),
+)
+
+
+@record(frozen=True, slots=True, kw_only=True)
+class Row:
+    id: str
+    org: str
+    slug: str
+    source: str
+    """CONFIG or API."""
+    created: float
+    updated: float
+    entry: ExternalAgent
+
+
+def configured(entry: ExternalAgent, at: float) -> Row:
+    slug = slug_of(entry.name)
+    id = str(uuid5(_SPACE, f"{ORG}/{slug}"))
+    return Row(id=id, org=ORG, slug=slug, source=CONFIG, created=at, updated=at, entry=entry)
+
+
+def registered(entry: ExternalAgent, at: float) -> Row:
+    slug = slug_of(entry.name)
+    id = str(uuid4())
+    return Row(id=id, org=ORG, slug=slug, source=API, created=at, updated=at, entry=entry)
+
+
+# --- kept -----------------------------------------------------------------------------------------
+
+
+def stored(row: Row) -> dict[str, Any]:
+    entry = {name: getattr(row.entry, name) for name in row.entry.__struct_fields__}
+    return {
+        "id": row.id,
+        "org": row.org,
+        "slug": row.slug,
+        "created": row.created,
+        "updated": row.updated,
+        "entry": entry,
+    }
+
+
+def from_stored(kept: Mapping[str, Any]) -> Row:
+    """Raises `InvalidInput` for what another version has written."""
+    try:
+        known = set(ExternalAgent.__struct_fields__)
+        entry = ExternalAgent(**{k: v for k, v in kept["entry"].items() if k in known})
+        return Row(
+            id=kept["id"],
+            org=kept["org"],
+            slug=kept["slug"],
+            source=API,
+            created=kept["created"],
+            updated=kept["updated"],
+            entry=entry,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"a row of the registry cannot be read: {error!r}") from None
+
+
+# --- given ----------------------------------------------------------------------------------------
+
+
+def given(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What is to be registered; a name may be missing. Raises `InvalidInput`."""
+    values = _renamed(body, ("url", "name", *CHANGEABLE))
+    if not isinstance(values.get("url"), str):
+        raise InvalidInput('an agent is registered by {"url": "https://…"}')
+    values["url"] = _url(values["url"])
+    name = values.get("name")
+    if name is not None:
+        values["name"] = _named(name)
+    return {key: _value(key, value) for key, value in values.items() if value is not None}
+
+
+def changed(entry: ExternalAgent, body: Mapping[str, Any]) -> ExternalAgent:
+    values = {key: _value(key, value) for key, value in _renamed(body, CHANGEABLE).items()}
+    if not values:
+        raise InvalidInput(f"say what to change: {', '.join(CHANGEABLE)}")
+    fields = {name: getattr(entry, name) for name in entry.__struct_fields__}
+    return _whole({**fields, **values})
+
+
+def entry_of(values: Mapping[str, Any], name: str) -> ExternalAgent:
+    return _whole({**values, "name": name})
+
+
+def _whole(values: Mapping[str, Any]) -> ExternalAgent:
+    entry = ExternalAgent(**values)
+    names = {name.lower() for name in entry.headers} if isinstance(entry.headers, dict) else set()
+    if entry.token is not None and "authorization" in names:
+        raise InvalidInput("a token is sent as Authorization: give that or the header, not both")
+    return entry
+
+
+def _renamed(body: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    values = {_KEYS.get(key, key): value for key, value in body.items()}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise InvalidInput(f'"{unknown[0][:60]}" is none of {", ".join(known)}')
+    return values
+
+
+def _value(key: str, value: Any) -> Any:
+    if key in _CHOICES:
+        if value not in _CHOICES[key]:
+            raise InvalidInput(f"{key} is one of {', '.join(_CHOICES[key])}")
+    elif key in ("enabled", "allow_private", "public"):
+        if not isinstance(value, bool):
+            raise InvalidInput(f"{key} is true or false")
+    elif key == "timeout_secs":
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value <= 86_400:
+            raise InvalidInput("timeout_secs is a number of seconds, at most 86400")
+        return float(value)
+    elif key == "token":
+        _check_token(value)
+    elif key == "headers":
+        return _headers(value)
+    return value
+
+
+def _check_token(value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and _TOKEN.fullmatch(value)):
+        raise InvalidInput(
+            "a token is given by reference, never as it is: put it into the env file in the hub's "
+            "home as DRAGOMAN_AGENT_NAME=… and give env:DRAGOMAN_AGENT_NAME (any env:NAME that is "
+            "in [bridge] credential_env will do), or into a private file below tokens/ in its home "
+            "and give file:tokens/NAME"
+        )
+
+
+def _headers(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_HEADERS:
+        raise InvalidInput(f"headers are an object of at most {MAX_HEADERS} names and values")
+    for name, said in value.items():
+        if not _HEADER.fullmatch(name) or name.lower() in _FRAMING:
+            raise InvalidInput(f'"{name[:60]}" is no header that could be sent')
+        if not isinstance(said, str) or not _VALUE.fullmatch(said):
+            raise InvalidInput(
+                f'the value of header "{name}" is given by reference, never as it is: put it into '
+                "the env file in the hub's home as DRAGOMAN_AGENT_NAME=… and give "
+                "${DRAGOMAN_AGENT_NAME} (any ${NAME} that is in [bridge] credential_env will do), "
+                "perhaps behind a word such as Bearer"
+            )
+    return {name.lower(): said for name, said in value.items()}
+
+
+def _url(url: str) -> str:
+    """The address of a card may have a query, as LangGraph's has: it says whose card it is."""
+    if len(url) > MAX_URL or origin_of(url) is None or "#" in url:
+        raise InvalidInput(
+            f'"{render_origin(url)}" is no address of an agent; give http:// or https://, a '
+            "host and perhaps a path"
+        )
+    parts = urlsplit(url)
+    if parts.query and not parts.path.endswith(".json"):
+        raise InvalidInput(
+            f'"{render_origin(url)}" has a query, which only the address of a card may have '
+            "(…/agent-card.json?…); a key belongs into token or headers"
+        )
+    return url
+
+
+def _named(name: Any) -> str:
+    if not isinstance(name, str) or not name_fits(name):
+        raise InvalidInput(
+            f'an agent cannot be called "{str(name)[:80]}": up to {MAX_NAME} letters, digits, '
+            'spaces, "-", "_", "(" and ")", beginning with a letter or digit, and none of '
+            f"{', '.join(sorted({HUB, *PATHS}))}"
+        )
+    return name
+
+
+def name_fits(name: str) -> bool:
+    return (
+        len(name) <= MAX_NAME
+        and _NAME.fullmatch(name) is not None
+        and name == name.strip()
+        and name not in PATHS
+        and name != HUB
+    )
+
+
+def name_in(card: Mapping[str, Any], url: str) -> str:
+    """What an agent is called here that was given no name: as its card says, as far as it can be
+    said in Latin letters, else by its host."""
+    for said in (_in_latin(str(card.get("name", ""))), _host_name(url)):
+        words = " ".join(re.sub(r"[^A-Za-z0-9 _()-]+", " ", said).split())
+        name = re.sub(r"^[^A-Za-z0-9]+", "", words)[:MAX_NAME].strip()
+        if name_fits(name) and slug_of(name):
+            return name
+    raise InvalidInput(
+        f'the card of "{render_origin(url)}" has no name that could be used; give one'
+    )
+
+
+_LATIN = str.maketrans({
+    "ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L",
+    "đ": "d", "Đ": "D", "þ": "th", "Þ": "Th", "ð": "d",
+})  # fmt: skip
+
+
+def _in_latin(name: str) -> str:
+    """Without accents. Empty where little would be left of it: a part of a name is no name."""
+    plain = unicodedata.normalize("NFKD", name.translate(_LATIN))
+    kept = "".join(one for one in plain if not unicodedata.combining(one))
+    letters = [one for one in kept if one.isalnum()]
+    lost = sum(not one.isascii() for one in letters)
+    return kept if letters and lost * 2 <= len(letters) else ""
+
+
+def _host_name(url: str) -> str:
+    """`agents.example.com`; of a host that says nothing of an agent, `agent 9000`, by its port."""
+    origin = origin_of(url)
+    if origin is None:
+        return ""
+    if ":" in origin.host or origin.host == "localhost" or origin.host.replace(".", "").isdigit():
+        return f"agent {origin.port}"
+    return origin.host
+
+
+# --- shown ----------------------------------------------------------------------------------------
+
+
+def when(at: float | None) -> str | None:
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def row_shown(row: Row, *, secret: bool) -> dict[str, Any]:
+    """What is of the row itself, without how it proves who asks. `secret` has the path of its
+    address."""
+    entry = row.entry
+    return {
+        "id": row.id,
+        "orgId": row.org,
+        "name": entry.name,
+        "slug": row.slug,
+        "url": render_url(entry.url) if secret else render_origin(entry.url),
+        "source": row.source,
+        "enabled": entry.enabled,
+        "trustLevel": entry.trust,
+        "pin": entry.pin,
+        "additions": entry.additions,
+        "wire": entry.wire,
+        "timeoutSecs": entry.timeout_secs,
+        "allowPrivate": entry.allow_private,
+        "public": entry.public,
+        "createdAt": when(row.created),
+        "updatedAt": when(row.updated),
+    }
+
+
+def card_shown(
+    raw: Mapping[str, Any] | None, card: Mapping[str, Any] | None, *, whole: bool
+) -> dict[str, Any]:
+    """`raw` is the card as it came, `card` the same in the words of 1.0 where it was read."""
+    if raw is None:
+        return {"card": None, "skills": []}
+    said = card if card is not None else raw
+    brief = {name: str(said.get(name, ""))[:BRIEF] for name in ("name", "version", "description")}
+    theirs = {one["id"]: one for one in _skills(raw) if isinstance(one.get("id"), str)}
+    most = WHOLE if whole else BRIEF
+    return {
+        "card": raw if whole else brief,
+        "skills": [_skill(one, theirs.get(str(one.get("id")), one), most) for one in _skills(said)],
+    }
+
+
+def _skills(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = card.get("skills")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _skill(skill: Mapping[str, Any], raw: Mapping[str, Any], most: int) -> dict[str, Any]:
+    return {
+        "id": skill.get("id"),
+        "name": skill.get("name"),
+        "description": str(skill.get("description") or "")[:most],
+        "tags": skill.get("tags", []),
+        "inputSchema": isinstance(raw.get("inputSchema"), dict),
+    }

@@ -1,0 +1,222 @@
+"""The registry as the API has it: plain objects, for those who may know of an agent."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.remote.health_watch import REACHED, TRUST, UNKNOWN
+from dragoman.a2a.remote.registration import card_shown, row_shown, when
+from dragoman.a2a.remote.registry import AgentStore, Member, Registry
+from dragoman.core.agent_tool import MESSAGE, tool_name
+from dragoman.core.call import Call, Result
+from dragoman.core.catalog import Catalog
+from dragoman.core.errors import InvalidInput, NotFound, Unreachable
+from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.urls import render_origin
+from dragoman.wire.json import Malformed, decode
+
+MAX_DIFF_LINES = 5_000
+"""Of a card; to compare longer ones takes long."""
+
+May = Callable[[Tool], bool]
+"""Whether somebody may know of the agent that a tool stands for."""
+
+
+class Listed:
+    def __init__(self, registry: Registry, store: AgentStore, catalog: Catalog) -> None:
+        self._registry = registry
+        self._store = store
+        self._catalog = catalog
+        self.load: Callable[[str], int] = lambda name: 0
+        """How many dispatches to the agent of that name are open."""
+
+    def all(self, may: May, *, secret: bool) -> list[dict[str, Any]]:
+        """`secret` has which credentials an agent is sent, by their references, and its card as it
+        came; else it is told what of the card was approved."""
+        return [
+            self._shown(member, whole=False, secret=secret)
+            for member in self._registry.all()
+            if may(_tool(member))
+        ]
+
+    def one(self, key: str, may: May, *, secret: bool) -> dict[str, Any]:
+        return self._shown(self._find(key, may), whole=True, secret=secret)
+
+    async def add(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._shown(await self._registry.add(body), whole=True, secret=True)
+
+    async def change(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._shown(await self._registry.change(key, body), whole=True, secret=True)
+
+    async def refetch(self, key: str) -> dict[str, Any]:
+        return self._shown(await self._registry.refetch(key), whole=True, secret=True)
+
+    async def remove(self, key: str) -> dict[str, Any]:
+        member = self._registry.find(key)
+        await self._registry.remove(member.row.id)
+        return {"removed": member.name, "id": member.row.id}
+
+    def cards(self, key: str, may: May) -> list[dict[str, Any]]:
+        """The newest first, which is number 1; accepted or not."""
+        known = self._store.cards(self._find(key, may).row.id)
+        return [
+            {"n": n, "digest": digest, "seenAt": when(at), "bytes": size}
+            for n, (digest, at, size) in enumerate(known, 1)
+        ]
+
+    def card(self, key: str, may: May, number: int, other: int | None) -> dict[str, Any]:
+        """One of its cards as it came, and how it differs from another: else from the one before
+        it."""
+        id = self._find(key, may).row.id
+        known = self._store.cards(id)
+        older = number + 1 if other is None else other
+        for wanted in (number, older if other is not None else number):
+            if not 1 <= wanted <= len(known):
+                raise NotFound(f'agent "{key[:100]}" has {len(known)} cards and no number {wanted}')
+        digest, at, _ = known[number - 1]
+        text = self._text(id, digest)
+        before = self._text(id, known[older - 1][0]) if older <= len(known) else None
+        told = {"n": number, "digest": digest, "seenAt": when(at), "card": text}
+        if before is not None:
+            told |= {"comparedWith": older, "diff": difference(before, text)}
+        return told
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _find(self, key: str, may: May) -> Member:
+        """One that may not be known of is like one that there is not."""
+        try:
+            member = self._registry.find(key)
+        except NotFound:
+            if all(may(_tool(one)) for one in self._registry.all()):
+                raise  # with a hint at others
+            member = None
+        if member is None or not may(_tool(member)):
+            raise NotFound(f'there is no registered agent "{key[:100]}"')
+        return member
+
+    def _text(self, id: str, digest: str) -> str:
+        return (self._store.card(id, digest) or b"").decode("utf-8", "replace")
+
+    def _shown(self, member: Member, *, whole: bool, secret: bool) -> dict[str, Any]:
+        row, watch = member.row, member.watch
+        peer = watch.peer if watch is not None else None
+        raw = peer.found.raw if peer is not None else self._last_card(row.id)
+        told = {**row_shown(row, secret=secret), **self._state(member)}
+        offered = self._catalog.offered_by(member.name)
+        if secret:
+            told |= card_shown(raw, peer.card if peer is not None else None, whole=whole)
+        else:
+            told |= {"findings": [], **card_shown(_admitted(offered), None, whole=whole)}
+        told["tools"] = [tool.name for tool in offered]
+        told["active"] = self.load(member.name)
+        if secret:
+            pairs = row.entry.headers
+            names = list(pairs) if isinstance(pairs, dict) else [p.partition(":")[0] for p in pairs]
+            told["credentials"] = {"token": row.entry.token, "headers": names}
+        return told
+
+    def _last_card(self, id: str) -> dict[str, Any] | None:
+        """Of one that was not found, or not accepted, since the hub has started."""
+        known = self._store.cards(id)
+        data = self._store.card(id, known[0][0]) if known else None
+        try:
+            found = decode(data) if data is not None else None
+        except Malformed:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def status(self) -> list[dict[str, Any]]:
+        """In short, for whoever looks at the hub as a whole."""
+        return [
+            self._status(member)
+            for member in self._registry.all()
+            if member.watch is not None or member.refusal
+        ]
+
+    def _status(self, member: Member) -> dict[str, Any]:
+        told = self._state(member)
+        peer = member.watch.peer if member.watch is not None else None
+        return {
+            "name": member.name,
+            "url": render_origin(member.row.entry.url),
+            "state": told["health"],
+            "reason": told["reason"],
+            "refused": bool(member.refusal),
+            "dialect": told["dialect"],
+            "skills": len(peer.card["skills"]) if peer is not None else 0,
+            "findings": told["findings"],
+        }
+
+    def _state(self, member: Member) -> dict[str, Any]:
+        told = _state(member)
+        told["findings"] += self._catalog.remarks(member.name)
+        return told
+
+
+def difference(before: str, after: str) -> str:
+    """Of two cards, whatever the order of their members and their white space."""
+    old, new = _lines(before), _lines(after)
+    if max(len(old), len(new)) > MAX_DIFF_LINES:
+        raise InvalidInput("the cards are too long to be compared here; ask for each by itself")
+    return "\n".join(difflib.unified_diff(old, new, "before", "after", lineterm=""))
+
+
+def _lines(card: str) -> list[str]:
+    try:
+        card = json.dumps(json.loads(card), indent=2, sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        pass  # then it is compared as it is
+    return card.splitlines()
+
+
+class _Away:
+    """The target of an agent that is not looked for."""
+
+    def __init__(self, entry: ExternalAgent) -> None:
+        self.name = entry.name
+        self.facts = TargetFacts(type="RemoteAgent", trust=TRUST[entry.trust], healthy=False)
+
+    async def run(self, call: Call) -> Result:
+        raise Unreachable(f'agent "{self.name}" is disabled', sent=False)
+
+
+def _tool(member: Member) -> Tool:
+    """What stands for the agent where it is asked whether somebody may know of it."""
+    name = tool_name(member.name)
+    target = member.watch.agent if member.watch is not None else _Away(member.row.entry)
+    return Tool(name=name, alias=name, remote_name=MESSAGE, target=target)
+
+
+def _admitted(offered: Sequence[Tool]) -> dict[str, Any] | None:
+    """What may be told of the card of an agent to those who do not decide about it."""
+    for tool in offered:
+        if (facts := tool.agent) is not None:
+            said = {"description": facts.description, "version": facts.version}
+            return {"name": facts.name, **said, "skills": list(facts.skills)}
+    return None
+
+
+def _state(member: Member) -> dict[str, Any]:
+    watch = member.watch
+    if watch is None:
+        nothing = dict.fromkeys(("latencyMs", "lastFetchedAt", "lastSeenAt", "dialect"))
+        reason = f"it is not used: {member.refusal}" if member.refusal else "it is disabled"
+        said = {"health": UNKNOWN, "reason": reason, "reachable": False, "held": ""}
+        return {**said, **nothing, "findings": []}
+    health, peer = watch.health, watch.peer
+    return {
+        "health": health.state,
+        "reason": health.reason,
+        "reachable": health.state in REACHED,
+        "held": watch.held,
+        "latencyMs": round(health.latency * 1000, 1) if health.latency is not None else None,
+        "lastFetchedAt": when(watch.fetched_at),
+        "lastSeenAt": when(watch.seen_at),
+        "dialect": str(peer.way) if peer is not None and peer.way is not None else None,
+        "findings": list(peer.findings) if peer is not None else [],
+    }

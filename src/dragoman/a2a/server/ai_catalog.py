@@ -1,0 +1,130 @@
+"""What this hub has to offer to agents, in one document: an AI Catalog, which as it stands is a
+manifest of Agentic Resource Discovery too.
+
+It lists the cards that the hub itself serves, the same to everybody: its own, those of its agents,
+and those of registered agents that are public; all of them while the hub asks for no key.
+https://ai-catalog.io (specVersion 1.0), https://agenticresourcediscovery.org (0.91, section 5.1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from dragoman import __version__
+from dragoman.a2a.cards.build import MAX_AGE_SECS, etag, unchanged
+from dragoman.a2a.config import HUB, A2aSettings
+from dragoman.a2a.protocol.skill_tools import slug_of
+from dragoman.a2a.server.routing import HUB_FACTS, STRANGER, Targets
+from dragoman.core.ports import JSON_HEADERS, HttpRequest
+from dragoman.core.principal import LOCAL, Principal
+from dragoman.core.tool import AgentFacts
+from dragoman.wire.json import encode
+
+PLACES = ("/.well-known/ai-catalog.json", "/.well-known/ard.json")
+CARD = "/.well-known/agent-card.json"
+CARD_TYPE = "application/a2a-agent-card+json"
+MAX_ENTRIES = 1_000
+MAX_KEPT = 64
+"""Clients choose by which of the hub's names they come."""
+MAX_TEXT = 500
+MAX_TAGS = 20
+MAX_EXAMPLES = 5
+
+_DOMAIN = re.compile(r"(?=.*[a-z])([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]")
+
+
+class AiCatalog:
+    def __init__(
+        self,
+        targets: Targets,
+        settings: A2aSettings,
+        base_of: Callable[[HttpRequest], str],
+        secured: Callable[[], bool],
+    ) -> None:
+        """`secured` says whether callers need a key."""
+        self._targets = targets
+        self._path = settings.listen_path.rstrip("/")
+        self._base_of = base_of
+        self._kept: dict[tuple[str, bool], bytes] = {}
+        self._kept_at: tuple[tuple[int, int], bool] | None = None
+        self._secured = secured
+
+    def __call__(self, request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
+        self._serve(request, self._secured() or principal is None)
+        return _done()
+
+    def _serve(self, request: HttpRequest, public: bool) -> None:
+        """`public`: only what everybody may know."""
+        if request.method not in ("GET", "HEAD"):
+            body = encode({"error": {"message": "use GET"}})
+            request.reply(405, [*JSON_HEADERS, (b"allow", b"GET")], body)
+            return
+        body = self._body(self._base_of(request), public)
+        tag = etag(body)
+        headers = [
+            (b"content-type", b"application/ai-catalog+json"),
+            (b"etag", tag.encode()),
+            (b"cache-control", f"public, max-age={MAX_AGE_SECS}".encode()),
+        ]
+        asked = request.fields.get(b"if-none-match")
+        if asked is not None and unchanged(tag, asked.decode("latin-1")):
+            request.reply(304, headers, b"")
+        else:
+            request.reply(200, headers, body)
+
+    def _body(self, base: str, public: bool) -> bytes:
+        now = self._targets.version, self._secured()
+        if self._kept_at != now or len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+            self._kept_at = now
+        body = self._kept.get((base, public))
+        if body is None:
+            body = self._kept[base, public] = encode(self.document(base, public))
+        return body
+
+    def document(self, base: str, public: bool) -> dict[str, Any]:
+        tools = self._targets.agents(STRANGER if public else LOCAL)
+        agents = [tool.agent for tool in tools if tool.agent is not None]
+        return {
+            "specVersion": "1.0",
+            "host": {"displayName": "Dragoman", "identifier": urlsplit(base).netloc},
+            "entries": [
+                self._entry(facts, base) for facts in [HUB_FACTS, *agents[: MAX_ENTRIES - 1]]
+            ],
+        }
+
+    def _entry(self, facts: AgentFacts, base: str) -> dict[str, Any]:
+        """ARD wants a name beside the card; it is the card's own."""
+        url = f"{base}{self._path}/{quote(facts.name, safe='')}{CARD}"
+        skills = [one for one in facts.skills if one.get("public", True)]
+        tags = dict.fromkeys(str(tag)[:100] for one in skills for tag in one.get("tags") or ())
+        examples = [str(text) for one in skills for text in one.get("examples") or ()]
+        entry: dict[str, Any] = {
+            "identifier": identifier(base, facts.name, url),
+            "displayName": facts.name,
+            "type": CARD_TYPE,
+            "url": url,
+            "description": facts.description[:MAX_TEXT],
+            "version": __version__ if facts is HUB_FACTS else facts.version,
+        }
+        if tags:
+            entry["tags"] = list(tags)[:MAX_TAGS]
+        if examples:
+            entry["representativeQueries"] = [text[:MAX_TEXT] for text in examples[:MAX_EXAMPLES]]
+        return entry
+
+
+def identifier(base: str, name: str, url: str) -> str:
+    """`urn:air:` is for those who have a domain; elsewhere the card's address will do, which is
+    unique as well."""
+    host = (urlsplit(base).hostname or "").lower()
+    if not _DOMAIN.fullmatch(host):
+        return url
+    return f"urn:air:{host}:agent:{slug_of(name) or HUB}"
+
+
+async def _done() -> None:
+    """It is answered already."""

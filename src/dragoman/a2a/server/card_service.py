@@ -1,0 +1,199 @@
+"""The cards of the hub's agents, as they are served: made when asked for, kept until the catalog
+changes. The hub's own card shows each caller the tools that this caller may see; to a stranger it
+shows none where a key is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from email.utils import formatdate
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from dragoman import __version__
+from dragoman.a2a.cards.build import Described, Interfaces, card_of, etag, shape, skill_of_tool
+from dragoman.a2a.cards.canonical import MAX_DEPTH
+from dragoman.a2a.cards.parse import SCHEMAS
+from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.server.routing import HUB_FACTS, Targets
+from dragoman.core.principal import Principal
+from dragoman.core.tool import AgentFacts, Tool
+from dragoman.wire.json import deeper_than, encode
+
+MAX_KEPT, MAX_LISTED = 256, 16
+MAX_KEPT_BYTES = 16 * 1024 * 1024
+"""Of both together: clients choose by which of the hub's names and ports they come."""
+MAX_SKILLS = 1_000
+MAX_SCHEMA_BYTES = 256 * 1024
+"""Of the schemas on a card; beyond it skills are on it without theirs."""
+MAX_SCHEMA_DEPTH = MAX_DEPTH - 4
+"""Parameters that are deeper than `MAX_DEPTH` are not read at all."""
+
+Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
+_Key = tuple[str, Principal | None, str, str, bool, bool]
+"""The agent, who looks, the address, the shape, whether keys are needed (which may change), and
+whether gRPC is listed."""
+
+
+class Cards:
+    def __init__(self, targets: Targets, settings: A2aSettings, sign: Sign | None) -> None:
+        self._targets = targets
+        self._settings = settings
+        self._sign = sign
+        self.secured: Callable[[], bool] = lambda: True
+        """Whether callers need a key."""
+        self.grpc_port: int | None = None
+        """Where gRPC is served; None where it is not."""
+        self._kept: dict[_Key, tuple[bytes, str, str]] = {}
+        self._listed: dict[_Key, bytes] = {}
+        self._since: dict[str, str] = {}
+        self._kept_at = (-1, -1)
+        self._bytes = 0
+
+    def extends(self, facts: AgentFacts) -> bool:
+        """Whether there is more to say of the agent to those who are known."""
+        return facts.extended and self.secured()
+
+    def of(
+        self, facts: AgentFacts, principal: Principal | None, base: str, *, grpc: bool = True
+    ) -> dict[str, Any]:
+        """In the form of 1.0: what `principal` may know; None is anybody. `grpc` says whether it
+        lists gRPC where that is served."""
+        default = self._targets.default()
+        path = base + self._settings.listen_path
+        ours = "" if facts is HUB_FACTS else facts.name
+        url = path if ours == default else f"{path}/{quote(facts.name)}"
+        described = Described(
+            name=facts.name,
+            description=facts.description,
+            version=__version__ if facts is HUB_FACTS else facts.version,
+            skills=self._skills(facts, principal),
+            input_modes=facts.input_modes,
+            output_modes=facts.output_modes,
+            streaming=facts.streaming,
+            push=facts.push,
+            extended=self.extends(facts),
+            extensions=self._extensions(facts, principal),
+        )
+        tenant = "" if ours == default else facts.name
+        urls = Interfaces(url=url, grpc=self._grpc_at(base) if grpc else None, tenant=tenant)
+        return card_of(described, urls=urls, security=self.secured())
+
+    def _grpc_at(self, base: str) -> str | None:
+        """The address of gRPC for those who reach the hub at `base`: the same host."""
+        if self.grpc_port is None:
+            return None
+        if self._settings.grpc_address:
+            return self._settings.grpc_address
+        host = urlsplit(base).hostname or "localhost"
+        return f"[{host}]:{self.grpc_port}" if ":" in host else f"{host}:{self.grpc_port}"
+
+    def served(
+        self,
+        agent: str | None,
+        principal: Principal | None,
+        base: str,
+        version: str,
+        *,
+        grpc: bool = False,
+    ) -> tuple[bytes, str, str]:
+        """A card encoded in the shape that was asked for, its tag, and since when it is so. Raises
+        for an agent that is not there, or not for that caller. With `grpc` it lists that even where
+        other cards do not."""
+        grpc = grpc or self._settings.grpc_on_cards == "always"
+        facts = self._targets.facts_for(principal, agent)
+        self._let_go()
+        wanted = version or self._settings.card
+        if facts is not HUB_FACTS and self.secured():
+            principal = None  # the public one is the same for all
+        key = facts.name, principal, base, wanted, self.secured(), grpc
+        kept = self._kept.get(key)
+        if kept is None:
+            body = encode(self.shaped(self.of(facts, principal, base, grpc=grpc), wanted))
+            tag = etag(body)
+            if len(self._since) >= MAX_KEPT:
+                self._since.clear()
+            since = self._since.setdefault(tag, formatdate(usegmt=True))
+            self._kept[key] = kept = body, tag, since
+            self._bytes += len(body)
+        return kept
+
+    def shaped(self, card: Mapping[str, Any], version: str) -> Mapping[str, Any]:
+        return shape(self._sign(card) if self._sign is not None else card, version)
+
+    def listed(self, principal: Principal, base: str, version: str) -> bytes:
+        """Their number and one of each agent, encoded; the hub's own where there is no other."""
+        self._let_go()
+        wanted = version or self._settings.card
+        grpc = self._settings.grpc_on_cards == "always"
+        key = "", principal, base, wanted, self.secured(), grpc
+        kept = self._listed.get(key)
+        if kept is None:
+            tools = self._targets.agents(principal)
+            found = [tool.agent for tool in tools if tool.agent is not None]
+            cards = [
+                self.shaped(self.of(facts, principal, base, grpc=grpc), wanted)
+                for facts in found or [HUB_FACTS]
+            ]
+            kept = encode({"agents": cards, "total": len(cards)})
+            self._listed[key] = kept
+            self._bytes += len(kept)
+        return kept
+
+    def _let_go(self) -> None:
+        """Of what is out of date, or too much."""
+        if self._kept_at != self._targets.version or self._bytes > MAX_KEPT_BYTES:
+            self._kept.clear()
+            self._listed.clear()
+            self._kept_at, self._bytes = self._targets.version, 0
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+        if len(self._listed) >= MAX_LISTED:
+            self._listed.clear()
+
+    def _extensions(
+        self, facts: AgentFacts, principal: Principal | None
+    ) -> list[Mapping[str, Any]]:
+        """The hub's own names the schemas of its skills, for which a skill has no member."""
+        if facts is not HUB_FACTS or principal is None:
+            return [_extension(one) for one in facts.extensions]
+        params = {SCHEMAS: _schemas_of(self._targets.skills(principal))}
+        return [_extension({**one, "params": params}) for one in facts.extensions]
+
+    def _skills(self, facts: AgentFacts, principal: Principal | None) -> list[Mapping[str, Any]]:
+        if facts is not HUB_FACTS:
+            known = principal is not None
+            return [_skill(one) for one in facts.skills if known or one.get("public", True)]
+        if principal is None:
+            return []
+        skills: list[Mapping[str, Any]] = []
+        for tool in self._targets.skills(principal):
+            if len(skills) == MAX_SKILLS:
+                break
+            described = tool.description if tool.definition.get("description") else ""
+            schema = tool.definition.get("inputSchema")
+            skills.append(skill_of_tool(tool.name, description=described, input_schema=schema))
+        return skills
+
+
+def _schemas_of(tools: Iterable[Tool]) -> dict[str, Any]:
+    """The schemas of the first of them, as many as a card may have."""
+    found: dict[str, Any] = {}
+    size = 0
+    for tool in tools:
+        schema = tool.definition.get("inputSchema")
+        if isinstance(schema, Mapping) and not deeper_than(schema, MAX_SCHEMA_DEPTH):
+            size += len(encode(schema))
+            if size > MAX_SCHEMA_BYTES or len(found) >= MAX_SKILLS:
+                break
+            found[tool.name] = schema
+    return found
+
+
+def _skill(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in one.items() if key != "public"}
+
+
+def _extension(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is not said."""
+    return {key: value for key, value in one.items() if value or key == "uri"}

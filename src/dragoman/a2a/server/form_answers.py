@@ -1,0 +1,134 @@
+"""What a client's message says to the questions of a target: a form is filled in from data, by the
+names in its schema, or from a text where one field is missing. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from dragoman.a2a.protocol.parts import block_from_part
+from dragoman.core.call import URL, Question
+from dragoman.wire.json import Malformed, decode
+
+AUTH = "auth"
+"""The name of a question that asks somebody to log in."""
+SCALARS = ("integer", "number", "boolean")
+_WHOLE = re.compile(r"-?[0-9]{1,15}")
+_WORDS = {"yes": True, "true": True, "no": False, "false": False}
+
+
+def answers_from(
+    questions: Mapping[str, Question], message: Mapping[str, Any], before: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """The answer to each question, and what is still missing, in words. `before` are the answers
+    that earlier messages gave to the same questions."""
+    data, text = _said(message)
+    answers: dict[str, Any] = {}
+    missing: list[str] = []
+    for name, question in questions.items():
+        if data.get("action") in ("decline", "cancel"):
+            answers[name] = {"action": data["action"]}
+        elif question.kind == URL or name == AUTH:
+            answers[name] = {"action": "accept"}
+        else:
+            earlier = before.get(name, {}).get("content", {})
+            content = _filled(name, question.body.get("requestedSchema"), data, text, earlier)
+            answers[name] = {"action": "accept", "content": content}
+            missing += _missing(question.body.get("requestedSchema"), content)
+    return answers, ", ".join(missing)
+
+
+def agent_answers(questions: Mapping[str, Question], message: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole message as the answer to an agent, unless it is a refusal to answer."""
+    parts = message["parts"]
+    data = parts[0].get("data") if len(parts) == 1 else None
+    if isinstance(data, dict) and data.get("action") in ("decline", "cancel") and len(data) == 1:
+        return {name: {"action": data["action"]} for name in questions}
+    content = {"parts": [block_from_part(part) for part in parts]}
+    return {name: {"action": "accept", "content": content} for name in questions}
+
+
+def _said(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    data: dict[str, Any] = {}
+    texts = []
+    for part in message["parts"]:
+        value = part.get("data")
+        if "text" in part:
+            value = object_in(part["text"])
+            if value is None:
+                texts.append(part["text"])
+        if isinstance(value, dict):
+            data.update(value)
+    return data, "\n".join(texts)
+
+
+def object_in(text: str) -> dict[str, Any] | None:
+    """The object that a text is in JSON; None for any other text."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = decode(text.encode())
+    except (Malformed, UnicodeEncodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _filled(
+    name: str, schema: Any, data: Mapping[str, Any], text: str, earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    properties = _properties(schema)
+    own = data.get(name)
+    source = own if isinstance(own, dict) and name not in properties else data
+    content = {**earlier, **{key: source[key] for key in properties if key in source}}
+    if text:
+        open_ = [key for key in _required(schema) or properties if key not in content]
+        if not open_:
+            open_ = [key for key in properties if key not in content]
+        if len(open_) == 1:
+            content[open_[0]] = value_of(text, properties.get(open_[0]))
+    return content
+
+
+def _missing(schema: Any, content: Mapping[str, Any]) -> list[str]:
+    properties = _properties(schema)
+    return [
+        str(properties[key].get("title") or key)
+        for key in _required(schema)
+        if key not in content and isinstance(properties.get(key), Mapping)
+    ]
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _required(schema: Any) -> list[str]:
+    required = schema.get("required") if isinstance(schema, Mapping) else None
+    return [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
+
+
+def _finite(word: str) -> float:
+    number = float(word)
+    if not isfinite(number):
+        raise ValueError("JSON has no such number")
+    return number
+
+
+def value_of(text: str, wanted: Any) -> Any:
+    """The text as what the field takes; itself where it is none of that."""
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    word = text.strip()
+    if kind == "boolean":
+        return _WORDS.get(word.lower(), text)
+    if kind in ("integer", "number"):
+        try:
+            return int(word) if kind == "integer" or _WHOLE.fullmatch(word) else _finite(word)
+        except ValueError:
+            return text
+    if kind == "array":
+        return [one.strip() for one in word.split(",")]
+    return text

@@ -1,0 +1,406 @@
+"""A2A over gRPC, on a port of its own: from a call's metadata and bytes to the face, and back.
+
+Knows no operation beyond its name. Importing this needs the extra `grpc`; whoever configures no
+port does not load it. There is no TLS here: on loopback, or behind a proxy that has it. No browser
+speaks this, so there is no Host or Origin to check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from dragoman.a2a.protocol.dialects import BY_VERSION, choose
+from dragoman.a2a.protocol.dialects.operations import CARD, STREAMING, SUBSCRIBE, V10
+from dragoman.a2a.protocol.errors import (
+    DOMAIN,
+    INTERNAL,
+    INVALID_AGENT_RESPONSE,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    RESOURCE_EXHAUSTED,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    VERSION_NOT_SUPPORTED,
+    A2aError,
+    error_of,
+)
+from dragoman.a2a.server.operations import Face, said_beside
+from dragoman.a2a.server.request_context import Asker
+from dragoman.core.access import WhyEnded
+from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.principal import Principal
+from dragoman.core.trace import HEADERS as TRACE_HEADERS
+from dragoman.core.trace import carried_in
+
+# The hub starts children; those need nothing of gRPC, which would otherwise hold every fork up, and
+# its own lines on stderr say nothing that is not raised or logged here.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+try:
+    import grpc  # type: ignore[import-untyped]
+    import grpc.aio  # type: ignore[import-untyped]
+
+    from dragoman.a2a.protocol.grpc.messages import MAX_BYTES, SMALL, NotAMessage, status_bytes
+    from dragoman.a2a.protocol.grpc.services import SERVICES, Service
+    from dragoman.a2a.protocol.grpc.tables import Method
+except ImportError as error:
+    raise ConfigError(
+        f'[a2a] grpc_port needs the package "{error.name}", which is not installed: run '
+        "pip install 'dragoman-hub[grpc]', or take grpc_port out"
+    ) from None
+
+log = logging.getLogger("dragoman.a2a")
+Answer = TypeVar("Answer")
+
+MAX_CALLS = 2000
+"""Under way at once, streams among them."""
+MAX_OF_CALLER = 1000
+MAX_CONNECTIONS = 1000
+UNREAD_SECONDS = 60.0
+"""How long an event waits for a client that does not read."""
+MAX_EXTENSIONS = 32
+MAX_WORDS = 1024
+MAX_VIOLATIONS = 8
+"""Errors travel in trailers, of which clients take 8 KiB in all."""
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
+    # None but plain messages: up to 1.70 at least, gRPC unpacks one before it looks at its size.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_concurrent_streams", MAX_OF_CALLER),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # A client that vanished is noticed, and one that asks whether we are there is not thrown out.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Else two hubs could share the port, each getting some of the calls.
+    ("grpc.so_reuseport", 0),
+]
+
+Authenticate = Callable[[Mapping[str, str], str], Principal | None]
+"""Finds the caller by the metadata, whose names are in lower case, and by the peer as gRPC names
+it; None for a caller that the hub does not know."""
+
+
+class Context(Protocol):
+    """What gRPC hands to whoever answers a call."""
+
+    def invocation_metadata(self) -> Any: ...
+    def peer(self) -> str: ...
+    async def send_initial_metadata(self, metadata: Any) -> None: ...
+    async def write(self, message: bytes) -> None: ...
+    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn: ...
+
+
+Work = Callable[[Service, Method, Asker, dict[str, Any], Context], Awaitable[Answer]]
+
+
+class GrpcFace:
+    def __init__(
+        self,
+        face: Face,
+        authenticate: Authenticate,
+        host: str,
+        port: int,
+        *,
+        base: str,
+        require_version: bool,
+        max_calls: int = MAX_CALLS,
+        max_of_caller: int = MAX_OF_CALLER,
+    ) -> None:
+        self._face = face
+        self._authenticate = authenticate
+        self._host = host
+        self._port = port
+        self._base = base
+        self._require_version = require_version
+        self._max_calls = max_calls
+        self._max_of_caller = max_of_caller
+        self._calls: dict[Principal, dict[asyncio.Task[Any], str]] = {}
+        """What is under way for each caller, and why it ends before its time."""
+        self._server: Any = None
+
+    async def start(self) -> int:
+        """Listens, and says on which port."""
+        if not _is_loopback(self._host) and self._authenticate({}, "") is not None:
+            raise ConfigError(
+                f'[server] host = "{self._host}" can be reached from outside, which needs a key'
+                " on [a2a] grpc_port too: set api_key, or run: dragoman keys create NAME"
+            )
+        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=self._max_calls)
+        for service in SERVICES:
+            handlers = {name: self._method(service, it) for name, it in service.methods.items()}
+            server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(service.name, handlers),)
+            )
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            port: int = server.add_insecure_port(f"{shown}:{self._port}")
+        except RuntimeError:
+            raise ConfigError(
+                f"cannot listen on {self._host} port {self._port} for gRPC; stop what uses it, or "
+                "set another [a2a] grpc_port"
+            ) from None
+        await server.start()
+        self._server = server
+        return port
+
+    async def stop(self, grace: float) -> None:
+        """Takes no more calls; those under way have `grace` seconds."""
+        if self._server is not None:
+            await self._server.stop(grace)
+
+    # --- one call --------------------------------------------------------------------------------
+
+    def _method(self, service: Service, method: Method) -> Any:
+        if method.op in STREAMING:
+
+            async def stream(data: bytes, context: Context) -> None:
+                await self._serve(self._stream, service, method, data, context)
+
+            return grpc.unary_stream_rpc_method_handler(stream)
+
+        async def answer(data: bytes, context: Context) -> bytes:
+            return await self._serve(self._answer, service, method, data, context)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def _serve(
+        self,
+        work: Work[Answer],
+        service: Service,
+        method: Method,
+        data: bytes,
+        context: Context,
+    ) -> Answer:
+        caller: Principal | None = None
+        try:
+            metadata = _texts(context.invocation_metadata())
+            caller = self._let_in(metadata, context.peer())
+            self._check_version(service, metadata.get("a2a-version"))
+            request = await _read(service, method, data)
+            asker = Asker(
+                principal=caller,
+                agent=None,  # or the request's tenant
+                version=service.version,
+                extensions=_extensions(metadata),
+                base=self._base,
+                key=_key(metadata),
+                carried=carried_in(_traced(metadata), said_beside(request)),
+            )
+            return await work(service, method, asker, request, context)
+        except asyncio.CancelledError:
+            why = self._why_ended(caller)
+            if not why:
+                raise
+            await _tell(service, context, A2aError(UNAUTHENTICATED, why))
+        except Exception as error:
+            # Counted until it is told: who does not read may let that wait.
+            await _tell(service, context, error)
+        finally:
+            if caller is not None:
+                self._let_out(caller)
+
+    def _let_in(self, metadata: Mapping[str, str], peer: str) -> Principal:
+        caller = self._authenticate(metadata, peer)
+        if caller is None:
+            raise A2aError(
+                UNAUTHENTICATED, 'a key is needed: send the metadata "authorization: Bearer KEY"'
+            )
+        calls = self._calls.setdefault(caller, {})
+        if len(calls) >= self._max_of_caller:
+            raise A2aError(
+                RESOURCE_EXHAUSTED,
+                f"a caller may have {self._max_of_caller} calls and streams under way over gRPC; "
+                "wait until one has ended",
+            )
+        task = asyncio.current_task()
+        assert task is not None
+        calls[task] = ""
+        return caller
+
+    def _let_out(self, caller: Principal) -> None:
+        calls, task = self._calls[caller], asyncio.current_task()
+        assert task is not None
+        del calls[task]
+        if not calls:
+            del self._calls[caller]
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for caller, calls in list(self._calls.items()):
+            if why := why_ended(caller):
+                for task in [one for one, ends in calls.items() if not ends]:
+                    calls[task] = why
+                    task.cancel(why)
+
+    def _why_ended(self, caller: Principal | None) -> str:
+        """Why the call under way ends, if it is the hub that ends it."""
+        task = asyncio.current_task()
+        if caller is None or task is None or not (why := self._calls[caller][task]):
+            return ""
+        task.uncancel()
+        return why
+
+    def _check_version(self, service: Service, version: str | None) -> None:
+        chosen = choose(version, service.known_by, None, self._require_version)
+        if chosen is not BY_VERSION[service.version]:
+            raise A2aError(
+                VERSION_NOT_SUPPORTED,
+                f"{service.name} does not speak A2A {version}; send the metadata "
+                f'"a2a-version: {service.version}"',
+            )
+
+    async def _answer(
+        self,
+        service: Service,
+        method: Method,
+        asker: Asker,
+        request: dict[str, Any],
+        context: Context,
+    ) -> bytes:
+        answer = await self._face.answer(asker, method.op, request)
+        shown = self._face.cards.shaped(answer, V10) if method.op == CARD else answer
+        await self._say_extensions(asker, request, context)
+        return _written(service, method, service.answer(method.op, shown))
+
+    async def _stream(
+        self,
+        service: Service,
+        method: Method,
+        asker: Asker,
+        request: dict[str, Any],
+        context: Context,
+    ) -> None:
+        if method.op == SUBSCRIBE:
+            events = self._face.subscribe(asker, request, None)
+        else:
+            events = await self._face.stream(asker, request)
+        try:
+            await self._say_extensions(asker, request, context)
+            async for _, event, final in events:
+                data = _written(service, method, service.event(event, final=final))
+                async with asyncio.timeout(UNREAD_SECONDS):
+                    await context.write(data)
+        except TimeoutError:
+            raise A2aError(
+                UNAVAILABLE,
+                f"the stream was not read for {UNREAD_SECONDS:g} s; subscribe to the task to hear "
+                "the rest",
+            ) from None
+        finally:
+            events.close()
+
+    async def _say_extensions(
+        self, asker: Asker, request: Mapping[str, Any], context: Context
+    ) -> None:
+        """Those that are in use."""
+        if asker.extensions:
+            facts = self._face.targets.facts(request.get("tenant"))
+            used = asker.extensions & {one["uri"] for one in facts.extensions}
+            if used:
+                named = ", ".join(sorted(used))
+                await context.send_initial_metadata((("a2a-extensions", named),))
+
+
+async def _read(service: Service, method: Method, data: bytes) -> dict[str, Any]:
+    try:
+        if len(data) > SMALL:
+            plain = await asyncio.to_thread(service.types.read, method.asks, data)
+        else:
+            plain = service.types.read(method.asks, data)
+    except NotAMessage as error:
+        raise A2aError(INVALID_PARAMS, str(error)) from None
+    return service.request(method.op, plain)
+
+
+def _written(service: Service, method: Method, plain: Mapping[str, Any]) -> bytes:
+    try:
+        return service.types.write(method.answers, plain)
+    except NotAMessage as error:
+        log.warning("an answer does not fit into gRPC: %s", error)
+        raise A2aError(
+            INVALID_AGENT_RESPONSE,
+            "what the agent answered cannot be said over gRPC; ask over HTTP instead",
+        ) from None
+
+
+def _texts(metadata: Any) -> dict[str, str]:
+    """What came several times is joined, as HTTP has it: two keys are then none."""
+    found: dict[str, str] = {}
+    for name, value in metadata or ():
+        if isinstance(value, str):
+            name = name.lower()
+            found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
+def _extensions(metadata: Mapping[str, str]) -> frozenset[str]:
+    named = f"{metadata.get('a2a-extensions', '')},{metadata.get('x-a2a-extensions', '')}"  # 0.3's
+    found = [uri for part in named.split(",") if 0 < len(uri := part.strip()) <= 512]
+    return frozenset(found[:MAX_EXTENSIONS])
+
+
+def _traced(metadata: Mapping[str, str]) -> dict[bytes, bytes]:
+    """What it says of a trace, as headers would."""
+    return {
+        name.encode(): metadata[name].encode("latin-1", "replace")
+        for name in TRACE_HEADERS
+        if name in metadata
+    }
+
+
+def _key(metadata: Mapping[str, str]) -> str:
+    key = metadata.get("idempotency-key", "")
+    if len(key) > 256 or not key.isprintable():
+        raise A2aError(INVALID_REQUEST, "an idempotency-key has at most 256 characters")
+    return key
+
+
+async def _tell(service: Service, context: Context, error: Exception) -> NoReturn:
+    """Ends the call with a status and its details."""
+    if isinstance(error, HubError):
+        error = error_of(error)
+    if not isinstance(error, A2aError):
+        log.error("a call over gRPC broke the hub's own code", exc_info=error)
+        error = A2aError(INTERNAL, "the hub could not do this, which is a fault of its own")
+    code = grpc.StatusCode[error.row.grpc]
+    words = _cut(service.words(error), MAX_WORDS)
+    details = status_bytes(code.value[0], words, _details(error))
+    await context.abort(code, words, (("grpc-status-details-bin", details),))
+
+
+def _details(error: A2aError) -> list[tuple[str, dict[str, Any]]]:
+    reason = {
+        "reason": error.reason,
+        "domain": DOMAIN,
+        "metadata": {
+            str(name): _cut(str(value), 128)
+            for name, value in [*error.metadata.items()][:MAX_VIOLATIONS]
+        },
+    }
+    violations = [
+        {"field": _cut(field, 128), "description": _cut(description, 128)}
+        for field, description in error.violations[:MAX_VIOLATIONS]
+    ]
+    bad = [("BadRequest", {"fieldViolations": violations})] if violations else []
+    return [("ErrorInfo", reason), *bad]
+
+
+def _cut(text: str, most: int) -> str:
+    return text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

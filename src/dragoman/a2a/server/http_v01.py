@@ -1,0 +1,132 @@
+"""The first dialect's own routes: `POST /tasks/send` and its like, with a bare task for an answer.
+
+A body is the JSON-RPC of `tasks/send`, or its parameters alone. What python-a2a's clients send is
+recognised by its path or shape and answered in theirs. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from dragoman.a2a.protocol.dialects import operations, python_a2a, v01
+from dragoman.a2a.protocol.errors import A2aError, invalid
+from dragoman.a2a.server.task_stream import Stream
+from dragoman.core.fast_dataclass import record
+from dragoman.wire import sse
+from dragoman.wire.json import encode
+
+SENDS = {"/tasks/send": operations.SEND, "/tasks/sendSubscribe": operations.STREAM}
+THEIRS = {path: op for path, op in python_a2a.PATHS.items() if path not in SENDS}
+"""Paths that only python-a2a's clients post to."""
+_TASK = re.compile(r"/tasks/([^/:]+)")
+_CANCEL = re.compile(r"/tasks/([^/:]+)/cancel")
+
+Frame = Callable[[Stream, int, Any, bool], bytes]
+"""An event with its number, and whether it is the last, as it goes into a stream; may be nothing.
+"""
+Failure = Callable[[A2aError], tuple[int, dict[str, Any]]]
+
+
+def failure(error: A2aError) -> tuple[int, dict[str, Any]]:
+    """The status and the body of an error, as the seed's clients read it."""
+    status = 409 if error.reason == "TASK_NOT_CANCELABLE" else error.row.http
+    return status, {"error": error.message}
+
+
+@record(frozen=True, slots=True)
+class Asked:
+    op: str
+    request: dict[str, Any]
+    answer: Callable[[dict[str, Any]], Any]
+    """What goes out for the hub's answer."""
+    frame: Frame
+    """The same for an event of a stream."""
+    failure: Failure = failure
+
+
+def is_route(method: str, path: str) -> bool:
+    if method == "POST":
+        return path in SENDS or path in THEIRS or _CANCEL.fullmatch(path) is not None
+    return method == "GET" and _TASK.fullmatch(path) is not None
+
+
+def read(method: str, path: str, body: Any) -> Asked:
+    """For a path that is one of them."""
+    if path in THEIRS:
+        return _theirs(THEIRS[path], body, chunks=path == "/stream")
+    if path in SENDS:
+        if not isinstance(body, dict):
+            raise invalid("message", "is required: send a message to the agent")
+        params = body.get("params") if "jsonrpc" in body or "params" in body else body
+        if python_a2a.is_its_own(params):
+            return _theirs(SENDS[path], body, chunks=False)
+        op = SENDS[path]
+        id = body.get("id") if "jsonrpc" in body else None
+
+        def frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+            out: Any = v01.event_out(event, final=final)
+            if "jsonrpc" in body:
+                out = {"jsonrpc": "2.0", "id": id, "result": out}
+            return sse.event(encode(out), id=str(number))
+
+        return Asked(op, v01.params_in(op, params), _sent, frame)
+    if method == "GET":
+        match, op = _TASK.fullmatch(path), operations.GET
+    else:
+        match, op = _CANCEL.fullmatch(path), operations.CANCEL
+    assert match is not None
+    request = v01.params_in(op, {"id": unquote(match[1])})
+    return Asked(op, request, v01.seed_task, _no_frame)
+
+
+def bare(body: Any) -> Asked | None:
+    """What was posted to an agent's address without an envelope; None for what is not known."""
+    if not isinstance(body, dict) or python_a2a.form_of(body) is None:
+        return None
+    return _theirs(operations.SEND, body, chunks=False)
+
+
+def _theirs(op: str, body: Any, *, chunks: bool) -> Asked:
+    if not isinstance(body, dict):
+        raise invalid("message", "is required: send a message to the agent")
+    wrapped = "jsonrpc" in body
+    given: Any = body.get("params") if wrapped else body
+    reader = v01.params_in if wrapped else python_a2a.params_in
+    request = reader(op, given)
+
+    def answer(value: dict[str, Any]) -> Any:
+        if not wrapped:
+            form = python_a2a.form_of(body)
+            held = value if op == operations.SEND else {"task": value}
+            return python_a2a.rest_answer(form, body, held)
+        result = python_a2a.result_out(op, value)
+        return {"jsonrpc": "2.0", "id": body.get("id"), "result": result}
+
+    def fail(error: A2aError) -> tuple[int, dict[str, Any]]:
+        status, shown = python_a2a.error_out(error)
+        if wrapped:
+            return status, {"jsonrpc": "2.0", "id": body.get("id"), "error": shown}
+        return status, {"error": shown}
+
+    def frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+        if chunks:
+            chunk = python_a2a.chunk_out(event, final=final)
+            return sse.event(encode(chunk), id=str(number)) if chunk is not None else b""
+        if number < stream.number:
+            return b""  # the whole task goes out each time, and what is told next has this too
+        task = stream.snapshot() or v01.task_of_message(event)
+        name, data = python_a2a.event_out(task, final=final)
+        return sse.event(encode(data), name=name, id=str(number))
+
+    return Asked(op, request, answer, frame, fail)
+
+
+def _sent(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return v01.seed_task(answer["task"] if "task" in answer else v01.task_of_message(answer))
+
+
+def _no_frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+    raise NotImplementedError

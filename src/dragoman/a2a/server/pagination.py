@@ -1,0 +1,57 @@
+"""Lists of tasks in pages: what fits a request, and where its page begins."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.a2a.protocol.errors import INVALID_PARAMS, A2aError
+from dragoman.a2a.protocol.validation import instant
+from dragoman.a2a.server.task import AgentTask
+
+
+def fits(task: AgentTask, request: Mapping[str, Any]) -> bool:
+    context, status = request.get("contextId"), request.get("status")
+    after = request.get("statusTimestampAfter")
+    return (
+        (context is None or task.context == context)
+        and (status is None or task.status["state"] == status)
+        and (after is None or task.updated >= (instant(after) or 0.0))
+    )
+
+
+def within(tasks: list[AgentTask], most: int) -> list[AgentTask]:
+    """As many of them as take no more than so many bytes, and one at least."""
+    left = most
+    for place, task in enumerate(tasks):
+        left -= task.size
+        if left < 0:
+            return tasks[: max(place, 1)]
+    return tasks
+
+
+def token_of(task: AgentTask) -> str:
+    place = f"{task.updated!r} {task.id}"
+    return base64.urlsafe_b64encode(place.encode()).decode()
+
+
+def place_of(tasks: list[AgentTask], token: str | None) -> int:
+    """Where the page begins that `token` asks for: behind the task that it names, or where that
+    one was when it was given out."""
+    if not token:
+        return 0
+    try:
+        at, _, id = base64.b64decode(token, b"-_", validate=True).decode().partition(" ")
+        updated = float(at)
+    except (binascii.Error, ValueError):
+        raise A2aError(
+            INVALID_PARAMS,
+            '"pageToken" is none that was given out here',
+            violations=[("pageToken", "is none that was given out here")],
+        ) from None
+    for place, task in enumerate(tasks):
+        if task.updated < updated or (task.updated == updated and task.id == id):
+            return place + 1 if task.id == id else place
+    return len(tasks)

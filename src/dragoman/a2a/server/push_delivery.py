@@ -1,0 +1,367 @@
+"""Webhooks: whoever asked for it is told what happens to a task, where he listens.
+
+Each webhook has a cursor into the log of its task. What comes after it is sent in order and one at
+a time; the cursor moves when the far side has taken it and is stored, so that a hub that was
+stopped goes on there, and sends twice rather than never. A webhook that fails is tried again later
+and later, and in the end given up. Nobody who works on a task waits for any of this. Knows neither
+sockets nor addresses: those that may not be reached are refused by what it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from random import uniform
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.protocol.dialects import BY_VERSION, V10
+from dragoman.a2a.protocol.errors import TASK_NOT_FOUND, A2aError, invalid
+from dragoman.a2a.protocol.validation import config_of
+from dragoman.a2a.server.task import AgentTask
+from dragoman.a2a.server.webhook import Failure, Hook, deliver
+from dragoman.core.access import WhyEnded
+from dragoman.core.errors import Full
+from dragoman.core.ports import HttpClient, TaskStore
+from dragoman.core.principal import Principal
+from dragoman.core.stored_tasks import LoggedTask, StoredTasks
+
+log = logging.getLogger(__name__)
+
+AT_ONCE, AT_ONCE_EACH = 16, 8
+"""Deliveries under way, in all and for one caller: slow webhooks of one do not stop all others."""
+TURN, TURN_SECONDS = 20, 1.0
+"""Events, or time, after which a webhook lets others have its place."""
+MOST, MOST_EACH = 10_000, 2_000
+"""Webhooks that are kept, in all and for one caller, over all tasks."""
+PAGE = 50
+
+FIRST_SECONDS = 1.0
+LONGEST_SECONDS = 60.0
+STORE_SECONDS = 1.0
+CHECK_SECONDS = 3.0
+CHECKS = 4
+MAX_WHY = 500
+
+CONFIGURED = "http://webhook.invalid/"
+"""What the way out is made for. An address that the operator writes himself may be a private one,
+and those of webhooks are written by others: none of them may be taken for his."""
+
+Check = Callable[[str], Awaitable[str | None]]
+"""Why an address may not be had as a webhook; None where it may, or nobody can say yet."""
+
+
+class Push:
+    def __init__(
+        self,
+        tasks: StoredTasks,
+        store: TaskStore,
+        reach: Callable[[str, bool], HttpClient],
+        settings: A2aSettings,
+        *,
+        check: Check,
+        first_seconds: float = FIRST_SECONDS,
+    ) -> None:
+        """`reach` makes a client that follows no redirects; `check` says whether an address may be
+        had, under the same rules as that client goes by when it dials."""
+        self._tasks = tasks
+        self._store = store
+        self._http = reach(CONFIGURED, settings.push_private)
+        self._settings = settings
+        self._check = check
+        self._checks = asyncio.Semaphore(CHECKS)
+        self._first_seconds = first_seconds
+        self._hooks: dict[LoggedTask, dict[str, Hook]] = {}
+        """Those of each task by their ids, the one that was set last at the end."""
+        self._of: dict[Principal, dict[Hook, None]] = {}
+        self._count = 0
+        self._watches: dict[LoggedTask, Callable[[], None]] = {}
+        self._ready: dict[Principal, deque[Hook]] = {}
+        """Those that have something to send and no place yet; whose turn is next comes first."""
+        self._busy: dict[Principal, int] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self._closed = False
+        tasks.on_remove(self._removed)
+
+    # --- from start to end ---------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Takes up what an earlier hub has stored, once the tasks are there."""
+        by_key = {task.key: task for task in self._tasks if isinstance(task, AgentTask)}
+        for stored in self._store.load_pushes():
+            task, version = by_key.get(stored.task), stored.config.get("version", "")
+            if task is None or version not in BY_VERSION:
+                self._store.delete_push(stored.task, stored.id)
+                continue
+            hook = Hook(task, stored.id, stored.config["config"], version, stored.cursor)
+            hook.attempts, hook.next_at, hook.dead = stored.attempts, stored.next_at, stored.dead
+            self._put(hook)
+            wait = min(stored.next_at - time(), LONGEST_SECONDS)
+            if wait > 0 and not hook.dead:
+                self._wait(hook, wait)
+            else:
+                self._wake(hook)
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        """Parks the webhooks of callers that have lost access: nothing is sent there any more. What
+        is stored of them stays as it is, and is parked again at every start."""
+        for owner, hooks in self._of.items():
+            if why := why_ended(owner):
+                parked = [hook for hook in hooks if not hook.dead]
+                for hook in parked:
+                    hook.stop()
+                    hook.dead = why
+                if parked:
+                    log.warning("%d webhooks of %s are parked: %s", len(parked), owner, why)
+
+    async def close(self) -> None:
+        """What is on its way is given up, and sent again by the next hub."""
+        self._closed = True
+        for stop in self._watches.values():
+            stop()
+        for hooks in self._hooks.values():
+            for hook in hooks.values():
+                hook.stop()
+        if self._sending:
+            await asyncio.wait(list(self._sending))
+
+    # --- webhooks as clients see them ------------------------------------------------------------
+
+    async def set(
+        self,
+        task: AgentTask,
+        config: Mapping[str, Any],
+        version: str,
+        *,
+        after: int | None = None,
+    ) -> dict[str, Any]:
+        """What happens to the task from now on is sent there, or all after entry number `after`, in
+        the dialect `version`. One with the same id is replaced and goes on where it was."""
+        cursor = task.count if after is None else after
+        found = config_of(config)
+        # Clients of older dialects ask for the one that they gave no name by this one.
+        id = found.pop("id", None) or (str(uuid4()) if version == V10 else "default")
+        why = await self._refused(found["url"])
+        if why is not None:
+            raise invalid("url", f"is not taken: {why}")
+        if task.tasks is None:
+            raise A2aError(TASK_NOT_FOUND, f'there is no task "{task.id}" any more')
+        self._tasks.flush()  # so that it has a place in the store
+        hook = self._hooks.get(task, {}).get(id)
+        if hook is None:
+            self._make_room(task)
+            hook = Hook(task, id, found, version, cursor)
+            self._store.save_push(hook.stored())
+        else:
+            again = Hook(task, id, found, version, hook.cursor)
+            self._store.save_push(again.stored())
+            hook.config, hook.version = found, version
+            hook.attempts, hook.next_at, hook.dead = 0, 0.0, ""
+            hook.rest()
+            self._drop(hook, stop=False)
+        self._put(hook)
+        self._wake(hook)
+        return hook.given()
+
+    def get(self, task: AgentTask, id: str) -> dict[str, Any]:
+        """Without an id, as older clients ask, the one that was set last."""
+        hooks = self._hooks.get(task, {})
+        hook = hooks.get(id) if id else next(reversed(hooks.values()), None)
+        if hook is None:
+            which = f'"{id[:100]}"' if id else "at all"
+            raise A2aError(
+                TASK_NOT_FOUND, f'task "{task.id}" has no push notification configuration {which}'
+            )
+        return hook.given()
+
+    def list(self, task: AgentTask, size: int = PAGE, token: str = "") -> dict[str, Any]:
+        hooks = self._hooks.get(task, {})
+        ids = sorted(id for id in hooks if id > token)
+        page = ids[: size if size > 0 else PAGE]
+        return {
+            "configs": [hooks[id].given() for id in page],
+            "nextPageToken": page[-1] if len(page) < len(ids) else "",
+        }
+
+    def delete(self, task: AgentTask, id: str) -> None:
+        """Nothing is sent there any more. One that is not there is as good as deleted."""
+        hook = self._hooks.get(task, {}).get(id)
+        if hook is not None:
+            self._store.delete_push(task.key, id)
+            self._drop(hook)
+
+    async def _refused(self, url: str) -> str | None:
+        """A name that leads nowhere yet, or slowly, is taken: it is judged whenever it is dialled,
+        and this is to tell those early who meant an address that is never reached."""
+        try:
+            async with asyncio.timeout(CHECK_SECONDS), self._checks:
+                return await self._check(url)
+        except TimeoutError:
+            return None
+
+    # --- those that are kept -----------------------------------------------------------------
+
+    def _make_room(self, task: AgentTask) -> None:
+        most = self._settings.push_configs
+        if len(self._hooks.get(task, ())) >= most:
+            raise Full(f'task "{task.id}" has {most} webhooks, which is all it may; delete one')
+        mine = self._of.get(task.owner, {})
+        if len(mine) >= MOST_EACH and not self._drop_settled(task.owner):
+            raise Full(f"{len(mine)} webhooks of this caller are in use, and no more are kept")
+        if self._count >= MOST and not any(map(self._drop_settled, list(self._of))):
+            raise Full(f"{self._count} webhooks are in use here, and no more are kept")
+
+    def _drop_settled(self, owner: Principal) -> bool:
+        """The oldest that has done all it will."""
+        hook = next((one for one in self._of.get(owner, ()) if one.settled), None)
+        if hook is None:
+            return False
+        self._store.delete_push(hook.task.key, hook.id)
+        self._drop(hook)
+        return True
+
+    def _put(self, hook: Hook) -> None:
+        task = hook.task
+        self._hooks.setdefault(task, {})[hook.id] = hook
+        self._of.setdefault(task.owner, {})[hook] = None
+        self._count += 1
+        if not task.finished and task not in self._watches:
+            self._watches[task] = task.watch(partial(self._changed, task))
+
+    def _drop(self, hook: Hook, *, stop: bool = True) -> None:
+        task = hook.task
+        hooks, mine = self._hooks[task], self._of[task.owner]
+        del hooks[hook.id], mine[hook]
+        self._count -= 1
+        if not mine:
+            del self._of[task.owner]
+        if not hooks:
+            del self._hooks[task]
+            self._unwatch(task)
+        if stop:
+            hook.stop()
+
+    def _removed(self, task: LoggedTask) -> None:
+        """A task that is gone takes its webhooks with it, in the store too."""
+        for hook in list(self._hooks.get(task, {}).values()):
+            self._drop(hook)
+
+    def _changed(self, task: LoggedTask) -> None:
+        for hook in self._hooks.get(task, {}).values():
+            self._wake(hook)
+        if task.finished:
+            self._unwatch(task)  # else its log would be held in memory
+
+    def _unwatch(self, task: LoggedTask) -> None:
+        stop = self._watches.pop(task, None)
+        if stop is not None:
+            stop()
+
+    def _kept(self, hook: Hook) -> bool:
+        return self._hooks.get(hook.task, {}).get(hook.id) is hook
+
+    # --- whose turn it is ----------------------------------------------------------------------
+
+    def _wake(self, hook: Hook) -> None:
+        """It has something to send, perhaps."""
+        waits = hook.queued or hook.sending is not None or hook.timer is not None
+        if self._closed or waits or hook.dead or hook.cursor >= hook.task.count:
+            return
+        hook.queued = True
+        self._ready.setdefault(hook.task.owner, deque()).append(hook)
+        self._start()
+
+    def _start(self) -> None:
+        while len(self._sending) < AT_ONCE and not self._closed:
+            free = (one for one in self._ready if self._busy.get(one, 0) < AT_ONCE_EACH)
+            owner = next(free, None)
+            if owner is None:
+                return
+            queue = self._ready.pop(owner)
+            hook = queue.popleft()
+            if queue:
+                self._ready[owner] = queue  # behind the others
+            hook.queued = False
+            if hook.dead or not self._kept(hook):
+                continue
+            self._busy[owner] = self._busy.get(owner, 0) + 1
+            hook.sending = asyncio.get_running_loop().create_task(self._send(hook))
+            self._sending.add(hook.sending)
+            hook.sending.add_done_callback(partial(self._sent, hook))
+
+    def _sent(self, hook: Hook, sending: asyncio.Task[None]) -> None:
+        self._sending.discard(sending)
+        hook.sending = None
+        owner = hook.task.owner
+        self._busy[owner] -= 1
+        if not self._busy[owner]:
+            del self._busy[owner]
+        if self._kept(hook):
+            self._wake(hook)
+        self._start()
+
+    def _wait(self, hook: Hook, seconds: float) -> None:
+        hook.timer = asyncio.get_running_loop().call_later(seconds, self._again, hook)
+
+    def _again(self, hook: Hook) -> None:
+        hook.timer = None
+        self._wake(hook)
+
+    # --- sending -------------------------------------------------------------------------------
+
+    async def _send(self, hook: Hook) -> None:
+        """One turn: what is due, up to a number."""
+        try:
+            if hook.task.saved < hook.task.count:
+                self._tasks.flush()  # nobody hears of what is not stored
+        except Full:
+            self._wait(hook, STORE_SECONDS)
+            return
+        try:
+            failure = await self._send_due(hook)
+        except Exception as error:
+            log.exception("%s cannot be told", hook.shown)
+            failure = Failure(f"what it is to be told cannot be written ({type(error).__name__})")
+        if failure is not None:
+            self._failed(hook, failure)
+
+    async def _send_due(self, hook: Hook) -> Failure | None:
+        due = hook.due()
+        if not due:
+            hook.cursor = hook.task.count  # nothing but the client's own messages
+        loop = asyncio.get_running_loop()
+        until = loop.time() + TURN_SECONDS
+        for entry in due[:TURN]:
+            seconds = self._settings.push_timeout_secs
+            failure = await deliver(self._http, hook, entry, seconds)
+            if failure is not None:
+                return failure
+            hook.cursor, hook.attempts, hook.next_at = entry.number, 0, 0.0
+            self._keep(hook)
+            if loop.time() > until:
+                break
+        return None
+
+    def _failed(self, hook: Hook, failure: Failure) -> None:
+        hook.attempts += 1
+        if failure.final or hook.attempts >= self._settings.push_attempts:
+            hook.dead = failure.why[:MAX_WHY]
+            log.warning("%s is given up: %s", hook.shown, hook.dead)
+        else:
+            doubled = min(self._first_seconds * 2 ** (hook.attempts - 1), LONGEST_SECONDS)
+            seconds = min(max(doubled * uniform(0.8, 1.2), failure.wait), LONGEST_SECONDS)
+            hook.next_at = time() + seconds
+            self._wait(hook, seconds)
+            log.info("%s is tried again in %.1f s: %s", hook.shown, seconds, failure.why)
+        self._keep(hook)
+
+    def _keep(self, hook: Hook) -> None:
+        try:
+            self._store.save_push(hook.stored())
+        except Full as error:
+            log.error("how far %s has come cannot be stored: %s", hook.shown, error)

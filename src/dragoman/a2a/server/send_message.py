@@ -1,0 +1,396 @@
+"""From a message to a task under way: what it is for, whether it was sent before, whether it goes
+on with something. A task is a running `Hub.call`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from dragoman.a2a.config import HUB
+from dragoman.a2a.protocol.dialects import operations
+from dragoman.a2a.protocol.errors import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    TASK_NOT_FOUND,
+    UNSUPPORTED_OPERATION,
+    A2aError,
+)
+from dragoman.a2a.protocol.parts import text_of
+from dragoman.a2a.protocol.validation import AGENT
+from dragoman.a2a.server import routing
+from dragoman.a2a.server.form_answers import agent_answers, answers_from
+from dragoman.a2a.server.request_context import Asker
+from dragoman.a2a.server.routing import HUB_FACTS, Destination, Targets
+from dragoman.a2a.server.task import AgentTask, new_id
+from dragoman.core.call import NOTHING, Result, Updates, Wanted
+from dragoman.core.errors import AmbiguousName, ConfigError, Full, NotFound, Refused
+from dragoman.core.hub import Hub
+from dragoman.core.ports import StoredTask
+from dragoman.core.principal import Principal
+from dragoman.core.stored_tasks import StoredTasks
+from dragoman.core.tasks import WAITS
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.trace import Carried, new_trace
+
+FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
+"""What whoever sends messages can be asked."""
+WANTED = Wanted(progress=True, lasting=True)
+
+MAX_KEYS = 32
+"""Of one task: those that its last messages were sent with."""
+
+Find = Callable[[Asker, str], AgentTask | None]
+SetPush = Callable[[Asker, AgentTask, Mapping[str, Any], int], Awaitable[None]]
+"""For what happens after the entry of that number."""
+
+
+class Sending:
+    def __init__(
+        self, hub: Hub, tasks: StoredTasks, target_agents: Targets, find: Find, set_push: SetPush
+    ) -> None:
+        self._hub = hub
+        self._tasks = tasks
+        self._targets = target_agents
+        self._find = find
+        self._set_push = set_push
+        self._sends: WeakValueDictionary[tuple[Principal, str], AgentTask] = WeakValueDictionary()
+        """What was sent with a key."""
+
+    def load(self) -> None:
+        """Takes up the tasks of an earlier hub."""
+        self._tasks.load(self._made_again)
+        for task in self._tasks:
+            if isinstance(task, AgentTask):
+                for key in task.sends:
+                    self._sends[task.owner, key] = task
+
+    def _made_again(self, stored: StoredTask) -> AgentTask:
+        try:
+            return AgentTask.made_again(stored, self._call)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f'task "{stored.id[:100]}" in tasks.db cannot be read ({error!r}); restore it from '
+                "a backup, or move it away and go on without: dragoman stores accept-loss tasks"
+            ) from error
+
+    def take(
+        self, asker: Asker, request: Mapping[str, Any], streamed: bool
+    ) -> tuple[AgentTask, int]:
+        """The task that the message began or went on with, which is under way, and how much had
+        happened to it by then."""
+        if asker.key and (known := self._sent_before(asker, request["message"])) is not None:
+            return known, known.count
+        task = self._meant(asker, request)
+        if task is not None:
+            self._go_on(asker, task, request, streamed)
+        else:
+            task = self._new(asker, request, streamed)
+        return self._begun(asker, task)
+
+    async def take_telling(
+        self, asker: Asker, request: Mapping[str, Any], streamed: bool, push: Mapping[str, Any]
+    ) -> tuple[AgentTask, int]:
+        """The same, and a webhook is told of it. Where that is refused nothing has happened."""
+        if asker.key and (known := self._sent_before(asker, request["message"])) is not None:
+            return known, known.count
+        task = self._meant(asker, request)
+        if task is not None:
+            if task.state in WAITS:  # in any other it takes no message
+                await self._set_push(asker, task, push, task.count)
+            return self.take(asker, request, streamed)
+        task = self._new(asker, request, streamed)
+        try:
+            await self._set_push(asker, task, push, task.said_at)
+        except BaseException:  # or its client has gone, and it would wait here for ever
+            if not task.shown:
+                self._tasks.remove(task)
+            raise
+        return self._begun(asker, task)
+
+    def _meant(self, asker: Asker, request: Mapping[str, Any]) -> AgentTask | None:
+        """The task that the message goes on with; None for one that begins another."""
+        id = request["message"].get("taskId")
+        if id is None:
+            chosen = request.get(operations.TASK_ID)
+            return self._find(asker, chosen) if chosen is not None else None
+        known = self._find(asker, id)
+        if known is None:
+            raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
+        return known
+
+    def _begun(self, asker: Asker, task: AgentTask) -> tuple[AgentTask, int]:
+        mark = task.said_at
+        if not task.running and task.state not in WAITS and not task.finished:
+            task.begin()
+        if asker.key:
+            self._keep_first(task)
+        return task, mark
+
+    def _keep_first(self, task: AgentTask) -> None:
+        """What is to be done once is stored before it is begun, which is when the loop comes to it:
+        whoever sends it again after a crash is told of this one."""
+        try:
+            self._tasks.flush()
+        except Full:
+            if not task.shown:
+                self._tasks.remove(task)
+            raise
+
+    def _new(self, asker: Asker, request: Mapping[str, Any], streamed: bool) -> AgentTask:
+        message = request["message"]
+        there = self._targets.of(asker.agent, request)
+        routing.check_asker(there.facts, asker.extensions, streamed)
+        if there.facts is not HUB_FACTS or not there.tool:
+            routing.check_modes(there.facts, message["parts"])
+        spoken = ""
+        if not there.tool:
+            spoken = self._targets.spoken(text_of(message["parts"]), asker.principal)
+            there = self._targets.of(HUB, _naming(request, spoken)) if spoken else there
+        task = AgentTask(
+            asker.principal,
+            self._call,
+            id=request.get(operations.TASK_ID) or new_id(),
+            context=message.get("contextId") or new_id(),
+            agent=there.agent,
+            tool=there.tool,
+            skill=there.skill,
+        )
+        task.carried = asker.carried or Carried(new_trace().id, "", "")
+        task.version = asker.version
+        self._say(asker, task, request)
+        self._aim(task, there, spoken)
+        self._tasks.insert(task)
+        if asker.key:
+            self._sends[task.owner, self._key(asker)] = task
+        if not task.tool:
+            task.ask(self._targets.which(asker.principal))
+        return task
+
+    def _aim(self, task: AgentTask, there: Destination, spoken: str = "") -> None:
+        """`spoken` is the name of the skill where the whole message is that and nothing else."""
+        task.continues = there.is_agent and there.facts.continues
+        if there.is_agent:
+            task.arguments = routing.agent_arguments(task.sent)
+        elif spoken:
+            task.schema = self._schema(task)
+        elif there.tool:
+            self._fill(task)
+
+    def _fill(self, task: AgentTask) -> None:
+        """The arguments of its tool, with what was said just now."""
+        task.schema = self._schema(task)
+        task.arguments = routing.tool_arguments(task.sent, task.arguments, task.schema)
+
+    def _schema(self, task: AgentTask) -> Any:
+        return self._targets.tool(task.tool, task.owner).definition.get("inputSchema")
+
+    def _other_skill(self, task: AgentTask, request: Mapping[str, Any]) -> bool:
+        """Whether the message leads a task that lacks arguments to another skill, as it then does:
+        by metadata, or by a text that is a skill's id and can be no argument of this one."""
+        there, spoken = self._targets.of(HUB, request), ""
+        if not there.tool:
+            text = text_of(task.sent["parts"])
+            taken = routing.text_property(self._schema(task), task.arguments, text)
+            spoken = self._targets.spoken(text, task.owner) if taken is None else ""
+            there = self._targets.of(HUB, _naming(request, spoken)) if spoken else there
+        if there.tool in ("", task.tool):
+            return False
+        task.tool, task.skill, task.agent = there.tool, there.skill, there.agent
+        task.arguments = {}
+        self._aim(task, there, spoken)
+        return True
+
+    def _go_on(
+        self, asker: Asker, task: AgentTask, request: Mapping[str, Any], streamed: bool
+    ) -> AgentTask:
+        message = request["message"]
+        context = message.get("contextId")
+        # 1.0, 3.4.1 wants this; clients of 0.3 may name one of their own with each message.
+        if context is not None and context != task.context and asker.version == operations.V10:
+            raise A2aError(
+                INVALID_PARAMS,
+                f'task "{task.id}" belongs to another context than "{context[:100]}"',
+            )
+        if task.finished:
+            raise A2aError(
+                UNSUPPORTED_OPERATION,
+                f'task "{task.id}" is {task.status["state"]} and takes no more messages; send one '
+                "without taskId to begin another",
+            )
+        if task.state not in WAITS:
+            raise A2aError(
+                UNSUPPORTED_OPERATION, f'task "{task.id}" is at work; wait until it asks'
+            )
+        if task.full:
+            raise Full(f'task "{task.id}" holds all that one can; cancel it and begin another')
+        self._tasks.make_space(task.owned)
+        task.owner = asker.principal  # the same, with what is known of it now: after a restart too
+        facts = self._targets.facts(task.agent or HUB)
+        routing.check_asker(facts, asker.extensions, streamed)
+        if facts is not HUB_FACTS:
+            routing.check_modes(facts, message["parts"])
+        self._say(asker, task, request)
+        if asker.key:
+            self._sends[task.owner, self._key(asker)] = task
+        task.continues = bool(task.agent) and facts.continues
+        if task.asked is not None and not task.continues:
+            self._answer(task)
+            return task
+        if not task.tool:
+            there = self._chosen(task, request)
+            if there is None:
+                task.ask_again(self._targets.which(asker.principal))
+                return task
+            task.tool, task.skill, task.agent = there.tool, there.skill, there.agent
+            self._aim(task, there)
+        elif task.continues:
+            task.arguments = routing.agent_arguments(task.sent)
+        elif task.agent or not self._other_skill(task, request):
+            self._fill(task)
+        task.begin()
+        return task
+
+    def _answer(self, task: AgentTask) -> None:
+        """Goes on with what the target asked, as soon as all of it is answered."""
+        if task.agent:  # which reads messages, and not forms alone
+            task.answer(agent_answers(task.questions, task.sent))
+            return
+        answers, missing = answers_from(task.questions, task.sent, task.said)
+        if missing:
+            task.said = answers
+            task.ask_again(f"This is still missing: {missing}.")
+        else:
+            task.said = {}
+            task.answer(answers)
+
+    def _chosen(self, task: AgentTask, request: Mapping[str, Any]) -> Destination | None:
+        """The skill that an answer names; what was said before is for that skill."""
+        there = self._targets.of(HUB, request)
+        if there.tool:
+            return there
+        spoken = self._targets.spoken(text_of(task.sent["parts"]), task.owner)
+        if not spoken:
+            return None
+        task.sent = dict(task.first_message())
+        return self._targets.of(HUB, _naming(request, spoken))
+
+    def _say(self, asker: Asker, task: AgentTask, request: Mapping[str, Any]) -> None:
+        message = request["message"]
+        task.beside = _beside(asker, request)
+        if references := message.get("referenceTaskIds"):
+            task.beside = {**task.beside, "references": self._referenced(asker, task, references)}
+        task.say({**message, "taskId": task.id, "contextId": task.context})
+        if asker.key:
+            task.sends[self._key(asker)] = digest(message)
+            while len(task.sends) > MAX_KEYS:
+                del task.sends[next(iter(task.sends))]
+
+    def _referenced(
+        self, asker: Asker, task: AgentTask, ids: Iterable[str]
+    ) -> list[tuple[str, str]]:
+        """The tasks of the same agent that the caller names and may read: their ids here and there.
+        Others are left out, since an agent behind the hub knows all callers as one."""
+        found = (self._find(asker, id) for id in ids)
+        return [(one.id, one.far) for one in found if one is not None and one.agent == task.agent]
+
+    def _key(self, asker: Asker) -> str:
+        """What is sent to another agent is something else; the default one has two paths."""
+        return f"{self._targets.facts(asker.agent).name}\n{asker.key}"
+
+    def _sent_before(self, asker: Asker, message: Mapping[str, Any]) -> AgentTask | None:
+        key = self._key(asker)
+        task = self._sends.get((asker.principal, key))
+        if task is None or task.tasks is None or key not in task.sends:
+            return None
+        if task.sends[key] != digest(message):
+            raise A2aError(
+                INVALID_REQUEST,
+                "this Idempotency-Key was used for another message; choose a new one",
+            )
+        return task
+
+    def _call(
+        self,
+        task: AgentTask,
+        updates: Updates,
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
+    ) -> Coroutine[Any, Any, Result]:
+        """What the call needs is taken from the task here and now: one that was finished forgets
+        it, and a question may still have to be given up."""
+        return self._hub.call(
+            task.owner,
+            self._targets.called(task.tool, task.agent, task.skill, task.owner),
+            task.arguments,
+            door="a2a",
+            view=EVERYTHING,
+            carried=task.carried,
+            extra={
+                "context": task.context,
+                "task": task.id,
+                "message_id": task.sent.get("messageId", ""),
+                "metadata": task.sent.get("metadata", {}),
+                "skill": task.skill,
+                "turn": task.turn,
+                **task.beside,
+            },
+            updates=updates,
+            wanted=WANTED,
+            features=FEATURES,
+            answers=answers,
+            handle=handle,
+        )
+
+    def unasked(self, task: AgentTask) -> Mapping[str, Any] | None:
+        """What need not be a task: a word of answer, or what nobody would take up. The first is
+        returned, the second raised; unless somebody knows of the task by now."""
+        if task.shown or task.sends:
+            return None
+        if isinstance(task.error, NotFound | Refused | AmbiguousName):
+            self._tasks.remove(task)
+            if isinstance(task.error, NotFound):  # the skill, not a task
+                raise A2aError(INVALID_PARAMS, str(task.error))
+            raise task.error
+        if task.result is None or not task.result.direct or not task.finished:
+            return None
+        self._tasks.remove(task)
+        message = {**task.status.get("message", {"parts": [{"text": ""}]}), "role": AGENT}
+        message.pop("taskId", None)
+        return message
+
+
+def _naming(request: Mapping[str, Any], skill: str) -> dict[str, Any]:
+    return {**request, "metadata": {"skillId": skill}}
+
+
+def _beside(asker: Asker, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What came with a message, for an agent that can use it; nothing with most."""
+    uris = request["message"].get("extensions")
+    if len(request) == 1 and not asker.extensions and not uris:
+        return NOTHING
+    found: dict[str, Any] = {}
+    if uris:
+        found["message_extensions"] = uris
+    configuration = request.get("configuration", NOTHING)
+    kept = {name: configuration[name] for name in _CONFIGURED if name in configuration}
+    if kept:
+        found["configuration"] = kept
+    if metadata := request.get("metadata"):
+        found["request_metadata"] = metadata
+    if asker.extensions:
+        found["extensions"] = sorted(asker.extensions)
+    return found
+
+
+_CONFIGURED = ("acceptedOutputModes", "historyLength")
+"""What an agent can use of a configuration. Whether the client waits, and where it wants to be
+notified, concerns the hub, which follows the agent's task in any case."""
+
+
+def digest(message: Mapping[str, Any]) -> str:
+    """Of what it says, and to what."""
+    said = [message.get(member) for member in ("parts", "taskId", "metadata")]
+    return hashlib.sha256(repr(said).encode("utf-8", "replace")).hexdigest()[:32]

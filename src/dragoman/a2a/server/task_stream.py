@@ -1,0 +1,124 @@
+"""A task as one client follows it: what it is now, then all that happens to it, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from dragoman.a2a.server.task import OURS, AgentTask, Event
+from dragoman.core.tasks import ENDS, INPUT_REQUIRED, Entry
+
+AT_ONCE = 256 * 1024
+"""Bytes that are read from the store for one client, before it has read what came before."""
+
+
+class Stream:
+    """The events of one task as one client hears them: from a number on, until it ends."""
+
+    def __init__(self, task: AgentTask, after: int, first: Event | None, seconds: float) -> None:
+        self._task: AgentTask | None = task
+        self._after = after
+        self._first = first
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._woken: asyncio.Future[None] | None = None
+        self._stop = task.watch(self._wake)
+        self.over = False
+        self.on_close: Callable[[Stream], None] = _nothing
+
+    @classmethod
+    def of_message(cls, message: Event) -> Stream:
+        """A stream of one answer, and no task."""
+        stream = cls.__new__(cls)
+        stream._task, stream._after, stream._first = None, 0, {"message": message}
+        stream._until, stream._woken, stream._stop = 0.0, None, _stopped
+        stream.over, stream.on_close = False, _nothing
+        return stream
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    @property
+    def number(self) -> int:
+        """Of the last event that was taken from it."""
+        return self._after
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """The task as it is now; None where there is none."""
+        return self._task.snapshot() if self._task is not None else None
+
+    def close(self) -> None:
+        """No more is wanted of it, or to be had."""
+        self._stop()
+        # It refers back to this stream: both would wait for the garbage collector.
+        self._stop = _stopped
+        self.over = True
+        self._wake()
+        self.on_close(self)
+
+    async def next(self, seconds: float) -> list[tuple[int, Event, bool]]:
+        """What has happened since: number, event, whether it is the last of this stream. Empty when
+        nothing has for so long. All of it is stored by then."""
+        task = self._task
+        if self._first is not None:
+            first, self._first = self._first, None
+            if task is None or (task.finished and not task.events_after(self._after, AT_ONCE)):
+                self.over = True
+            if task is not None and task.tasks is not None:
+                task.tasks.flush()
+            return [(self._after, first, self.over)]
+        if task is None or self.over:
+            self.over = True
+            return []
+        found = self._found(task)
+        if found or self.over:
+            return found
+        loop = asyncio.get_running_loop()
+        left = self._until - loop.time()
+        if left <= 0:
+            self.over = True
+            return []
+        self._woken = loop.create_future()
+        timer = loop.call_later(min(seconds, left), self._wake)
+        try:
+            await self._woken
+        finally:
+            timer.cancel()
+            self._woken = None
+        return [] if self.over else self._found(task)
+
+    def _found(self, task: AgentTask) -> list[tuple[int, Event, bool]]:
+        if task.tasks is not None:
+            task.tasks.flush()
+        found = []
+        for entry in task.events_after(self._after, AT_ONCE):
+            self._after = entry.number
+            self.over = _is_last(entry)
+            found.append((entry.number, entry.event, self.over))
+            if self.over:
+                break
+        if not found and task.finished:
+            self.over = True
+        return found
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Event, bool]]:
+        while not self.over:
+            for one in await self.next(60.0):
+                yield one
+
+
+def _nothing(stream: Stream) -> None: ...
+
+
+def _stopped() -> None: ...
+
+
+def _is_last(entry: Entry) -> bool:
+    """1.0, 3.1.2 and 11.7: a stream ends with the task, and where it waits for input; where
+    somebody must log in, that happens elsewhere and the stream goes on."""
+    update = entry.event.get("statusUpdate")
+    if update is None:
+        return False
+    state = OURS[update["status"]["state"]]
+    return state in ENDS or state == INPUT_REQUIRED

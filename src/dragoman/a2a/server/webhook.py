@@ -1,0 +1,150 @@
+"""One webhook: what is sent there, how, and what its answer means. Sends one thing once.
+
+Which of them are sent to, when, and how often, is `push`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+from dragoman.a2a.client.card_discovery import USER_AGENT
+from dragoman.a2a.protocol.dialects import BY_VERSION, V10
+from dragoman.a2a.server.task import AgentTask
+from dragoman.core.errors import HubError
+from dragoman.core.fast_dataclass import record
+from dragoman.core.ports import HttpClient, Reply, StoredPush
+from dragoman.core.tasks import Entry
+from dragoman.core.urls import render_origin
+from dragoman.wire.json import encode
+
+MAX_REPLY = 64 * 1024
+AT_ONCE = 256 * 1024
+"""Bytes that are read from the store for one turn."""
+
+CONTENT_TYPES = {V10: "application/a2a+json"}
+OLDER_CONTENT_TYPE = "application/json"
+
+
+@record(frozen=True, slots=True)
+class Failure:
+    why: str
+    final: bool = False
+    wait: float = 0.0
+    """Seconds that the far side wants to be left alone."""
+
+
+class Hook:
+    """A webhook of a task, and how far it has come."""
+
+    def __init__(
+        self, task: AgentTask, id: str, config: Mapping[str, Any], version: str, cursor: int
+    ) -> None:
+        self.task = task
+        self.id = id
+        self.config = config
+        """`url`, `token` and `authentication`, as in 1.0."""
+        self.version = version
+        """The dialect that is spoken there."""
+        self.cursor = cursor
+        """The number of the last entry that was delivered."""
+        self.attempts = 0
+        self.next_at = 0.0
+        self.dead = ""
+        """Why nothing is sent there any more."""
+        self.queued = False
+        self.sending: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will ever be sent there again."""
+        return bool(self.dead) or (self.task.finished and self.cursor >= self.task.count)
+
+    @property
+    def shown(self) -> str:
+        """For logs: without what may be a secret."""
+        return f'the webhook at {render_origin(self.config["url"])} of task "{self.task.id}"'
+
+    def given(self) -> dict[str, Any]:
+        """As its client knows it."""
+        return {"taskId": self.task.id, "id": self.id, **self.config}
+
+    def stored(self) -> StoredPush:
+        config = {"version": self.version, "config": self.config}
+        return StoredPush(
+            self.task.key, self.id, config, self.cursor, self.attempts, self.next_at, self.dead
+        )
+
+    def due(self) -> list[Entry]:
+        """What it is to be told, in order."""
+        if self.version == V10:
+            return self.task.events_after(self.cursor, AT_ONCE)
+        # Before 1.0 the task is told as it is now: once for all that has happened.
+        return self.task.events_after(self.cursor)[-1:]
+
+    def rest(self) -> None:
+        """Whatever it waits for, it waits no longer."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def stop(self) -> None:
+        self.rest()
+        if self.sending is not None:
+            self.sending.cancel()
+
+
+async def deliver(http: HttpClient, hook: Hook, entry: Entry, seconds: float) -> Failure | None:
+    """None when it was taken."""
+    task: Mapping[str, Any] = {} if hook.version == V10 else hook.task.snapshot()
+    hook.task.shown = True  # told of as a task, it is not answered as a mere message any more
+    body = encode(BY_VERSION[hook.version].push_out(dict(entry.event), task))
+    url, headers = hook.config["url"], _headers(hook)
+    try:
+        reply = await http.request("POST", url, headers, body, timeout=seconds)
+    except HubError as error:
+        return Failure(str(error))
+    await _read_away(reply)
+    status = reply.status
+    if 200 <= status < 300:
+        return None
+    if 300 <= status < 400:
+        return Failure(f"it answered {status}, and redirects are not followed")
+    wait = _retry_after(reply.headers.get("retry-after", ""))
+    return Failure(f"it answered {status}", final=status == 410, wait=wait)
+
+
+def _headers(hook: Hook) -> dict[str, str]:
+    headers = {
+        "content-type": CONTENT_TYPES.get(hook.version, OLDER_CONTENT_TYPE),
+        "user-agent": USER_AGENT,
+    }
+    authentication = hook.config.get("authentication", {})
+    if credentials := authentication.get("credentials"):
+        headers["authorization"] = f"{authentication['scheme']} {credentials}"
+    if token := hook.config.get("token"):
+        headers["x-a2a-notification-token"] = token
+    return headers
+
+
+async def _read_away(reply: Reply) -> None:
+    """So that the connection can be used again. What is said beyond the status is of no interest,
+    nor is whether it comes to an end."""
+    try:
+        await reply.body.read(MAX_REPLY)
+    except HubError:
+        reply.body.close()
+
+
+def _retry_after(value: str) -> float:
+    """RFC 9110, 10.2.3: seconds, or a date."""
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time(), 0.0)
+    except (ValueError, OverflowError, OSError):
+        return 0.0

@@ -1,0 +1,343 @@
+"""`a2a`: agents, by their name at the hub or by their URL, and the tasks they have."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import mimetypes
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dragoman.cli.a2a.connection import Agent, Options, talk
+from dragoman.cli.a2a.conversation import Talk, new_message
+from dragoman.cli.a2a.output import (
+    parts_of,
+    print_card,
+    print_parts,
+    print_task,
+    print_tasks,
+    state_of,
+)
+from dragoman.cli.base.errors import USAGE, say, stop
+from dragoman.cli.base.output import home_option, json_option, print_json
+from dragoman.cli.completion_values import complete_agents
+from dragoman.core.errors import HubError
+from dragoman.core.urls import render_url
+
+SKILL = "urn:dragoman:a2a:skill:v1"
+MAX_SENT = 7 * 1024 * 1024
+"""Bytes of all files: in base64, and with the rest, it is what a message may have."""
+
+
+def _reaching(command: Callable[..., None]) -> Callable[..., None]:
+    """What every command takes to reach an agent, handed to it as `options`."""
+
+    @functools.wraps(command)
+    def taken(
+        home: str | None,
+        headers: tuple[str, ...],
+        allow_private: bool,
+        timeout: float,
+        **more: Any,
+    ) -> None:
+        command(options=Options(home, headers, allow_private, timeout), **more)
+
+    for option in (
+        home_option,
+        click.option("--timeout", type=click.FloatRange(0.1, 86_400), default=30.0,
+                     show_default=True, help="Seconds to wait for each answer."),
+        click.option("--allow-private", is_flag=True,
+                     help="A URL's name may lead to a private address."),
+        click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'",
+                     help="Send this header to the URL's origin, and to no other."),
+    ):  # fmt: skip
+        taken = option(taken)
+    return taken
+
+
+@click.group()
+def a2a() -> None:
+    """Talk to A2A agents, whichever dialect they speak (0.1, 0.2, 0.3, 1.0).
+
+    TARGET is the name of an agent at the hub, or the URL of any agent; without one it is the hub.
+
+    \b
+    dragoman a2a discover http://localhost:9999     what it is, speaks and can do
+    dragoman a2a send echo "hello"                  send a message, print the answer
+    dragoman a2a send echo --no-wait "long work"    only the task's id
+    dragoman a2a tasks                              the tasks there are
+    dragoman a2a watch TASK                         follow one to its end
+
+    \b
+    Exit codes: 0 done, 1 the task failed, was rejected or cancelled, 2 what was asked does not fit,
+    4 refused, 5 no such agent or task, 6 the agent did not answer, or not well, or asks something
+    that nobody is here to answer.
+    """
+
+
+@a2a.command(short_help="The card of an agent, and what it speaks.")
+@click.argument("target", default="", metavar="[TARGET]", shell_complete=complete_agents)
+@_reaching
+@json_option
+def discover(
+    target: str,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Read the card of TARGET, and find out which dialect it really speaks.
+
+    \b
+    dragoman a2a discover https://agents.example.com/weather
+    dragoman a2a discover echo --json
+
+    A finding is something that its card says and its answers deny, or that looks wrong. With --json
+    the card is printed as it came.
+    """
+
+    async def work(agent: Agent) -> None:
+        found = await agent.client.discover(agent.url)
+        if as_json:
+            print_json(found.raw)
+            return
+        peer = await agent.client.peer(agent.url)
+        way = "could not be found out"
+        try:
+            spoken = (await agent.client.settled(agent.url)).way
+            way = spoken.describe(render_url(spoken.url)) if spoken is not None else "-"
+        except HubError as error:
+            peer.note(str(error))
+        print_card(found.card, found.url, way, peer.findings, target or "''")
+
+    talk(target, options, work)
+
+
+@a2a.command(short_help="Send a message and print the answer.")
+@click.argument("target", shell_complete=complete_agents)
+@click.argument("text", default="", metavar="[TEXT | -]")
+@click.option("--data", multiple=True, metavar="JSON", help="Send this as data too.")
+@click.option("--file", "files", multiple=True, metavar="PATH", type=click.Path(dir_okay=False),
+              help="Send this file too.")  # fmt: skip
+@click.option("--skill", metavar="ID", help="Which of its skills is meant.")
+@click.option("--context", metavar="ID", help="Go on with this conversation.")
+@click.option("--task", metavar="ID", help="Go on with this task, which asked something.")
+@click.option("--no-wait", is_flag=True, help="Print the task's id and do not wait for its end.")
+@click.option("--stream", is_flag=True, help="Print what the agent makes while it makes it.")
+@_reaching
+@json_option
+def send(
+    target: str,
+    text: str,
+    data: tuple[str, ...],
+    files: tuple[str, ...],
+    skill: str | None,
+    context: str | None,
+    task: str | None,
+    no_wait: bool,
+    stream: bool,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Send TEXT to TARGET and print the answer; how it goes is told on stderr.
+
+    \b
+    dragoman a2a send echo "hello"
+    dragoman a2a send echo - < letter.txt
+    dragoman a2a send dragoman --skill files.read --data '{"path": "/tmp/x"}'
+    dragoman a2a send https://agents.example.com "summarize" --file report.pdf
+    dragoman a2a send echo --task TASK "the answer to what it asked"
+
+    What the agent asks is asked here, on a terminal; elsewhere the command says how to go on.
+    """
+    if no_wait and stream:
+        stop("--no-wait and --stream exclude each other", USAGE)
+    message = new_message(_parts(text, data, files), context, task)
+    if skill:
+        message["metadata"] = {SKILL: {"skillId": skill}}
+        options = options._replace(extensions=(SKILL,))
+
+    async def work(agent: Agent) -> None:
+        if no_wait:
+            await _send_only(agent, message, as_json)
+        else:
+            await Talk(agent, as_json, stream and not as_json).run(message)
+
+    talk(target, options, work)
+
+
+@a2a.command(short_help="List tasks.")
+@click.argument("target", default="", metavar="[TARGET]", shell_complete=complete_agents)
+@click.option("--context", metavar="ID", help="Only those of this conversation.")
+@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True,
+              help="So many at most, the latest first.")  # fmt: skip
+@_reaching
+@json_option
+def tasks(
+    target: str,
+    context: str | None,
+    limit: int,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """List your tasks, at TARGET or all of the hub's. Agents before 1.0 cannot list theirs.
+
+    \b
+    dragoman a2a tasks
+    dragoman a2a tasks echo --limit 5
+    """
+
+    async def work(agent: Agent) -> None:
+        found = await agent.client.list(agent.url, {"pageSize": limit, "contextId": context})
+        if as_json:
+            print_json(found)
+        else:
+            print_tasks(found["tasks"][:limit], bool(found.get("nextPageToken")))
+
+    talk(target, options, work)
+
+
+_TARGET_AND_ID = click.argument("where", nargs=-1, required=True, metavar="[TARGET] TASK")
+
+
+def _where(where: tuple[str, ...]) -> tuple[str, str]:
+    if len(where) > 2:
+        stop(f'"{where[2][:60]}" is too much: write [TARGET] TASK', USAGE)
+    return (where[0], where[1]) if len(where) == 2 else ("", where[0])
+
+
+@a2a.command(short_help="Show a task.")
+@_TARGET_AND_ID
+@click.option("--history", type=click.IntRange(0, 10_000), metavar="N",
+              help="So many of its messages.")  # fmt: skip
+@_reaching
+@json_option
+def task(
+    where: tuple[str, ...],
+    history: int | None,
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Show TASK of TARGET: its state, what was said, what was made.
+
+    \b
+    dragoman a2a task TASK
+    dragoman a2a task echo TASK --history 10
+
+    Without TARGET it is a task of the hub.
+    """
+    target, id = _where(where)
+
+    async def work(agent: Agent) -> None:
+        found = await agent.client.get(agent.url, id, history)
+        if as_json:
+            print_json(found)
+        else:
+            print_task(found)
+
+    talk(target, options, work)
+
+
+@a2a.command(short_help="Cancel a task.")
+@_TARGET_AND_ID
+@_reaching
+@json_option
+def cancel(
+    where: tuple[str, ...],
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Cancel TASK of TARGET, and what it has started. One that has ended cannot be.
+
+    \b
+    dragoman a2a cancel TASK
+
+    Without TARGET it is a task of the hub.
+    """
+    target, id = _where(where)
+
+    async def work(agent: Agent) -> None:
+        found = await agent.client.cancel(agent.url, id)
+        if as_json:
+            print_json(found)
+        else:
+            print(f"task {id}: {state_of(found)}")
+
+    talk(target, options, work)
+
+
+@a2a.command(short_help="Follow a task to its end.")
+@_TARGET_AND_ID
+@_reaching
+@json_option
+def watch(
+    where: tuple[str, ...],
+    options: Options,
+    as_json: bool,
+) -> None:
+    """Follow TASK of TARGET, or of the hub, until it ends or asks something; print what it made.
+
+    \b
+    dragoman a2a watch TASK
+    dragoman a2a watch echo TASK --json
+
+    With --json every event is printed as it comes, one a line. A line that breaks is taken up again
+    where it was, as far as the agent can.
+    """
+    target, id = _where(where)
+
+    async def work(agent: Agent) -> None:
+        talking = Talk(agent, False, True, events=as_json)
+        await talking.watch(id)
+        talking.finish()
+
+    talk(target, options, work)
+
+
+# --- what is sent -------------------------------------------------------------------------------
+
+
+def _parts(text: str, data: tuple[str, ...], files: tuple[str, ...]) -> list[dict[str, Any]]:
+    if text == "-":
+        text = sys.stdin.buffer.read(MAX_SENT + 1).decode("utf-8", "replace")
+        if len(text) > MAX_SENT:
+            stop(f"the message has more than {MAX_SENT >> 20} MB", USAGE)
+    parts: list[dict[str, Any]] = [{"text": text}] if text else []
+    for each in data:
+        try:
+            parts.append({"data": json.loads(each), "mediaType": "application/json"})
+        except (ValueError, RecursionError) as error:
+            stop(f"--data is not valid JSON: {error or 'nested too deeply'}", USAGE)
+    left = MAX_SENT
+    for path in files:
+        with open(path, "rb") as file:
+            content = file.read(left + 1)
+        left -= len(content)
+        if left < 0:
+            stop(f"the files have more than {MAX_SENT >> 20} MB", USAGE)
+        kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
+        raw = base64.b64encode(content).decode()
+        parts.append({"raw": raw, "filename": Path(path).name, "mediaType": kind})
+    if not parts:
+        stop("there is nothing to send: give a text, --data or --file", USAGE)
+    return parts
+
+
+async def _send_only(agent: Agent, message: dict[str, Any], as_json: bool) -> None:
+    request = {"message": message, "configuration": {"returnImmediately": True}}
+    answer = await agent.client.send(agent.url, request)
+    made = answer.get("task")
+    if as_json:
+        print_json(answer)
+    elif made is None:
+        print_parts(parts_of(answer.get("message")), sys.stdout)
+    else:
+        print(made["id"])
+        say(f"{state_of(made)}; follow it with: dragoman a2a watch {_named(agent)}{made['id']}")
+
+
+def _named(agent: Agent) -> str:
+    return f"{agent.target} " if agent.target else ""

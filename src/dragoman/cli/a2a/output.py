@@ -1,0 +1,199 @@
+"""What agents say, for people: cards, tasks, answers. All of it comes from others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+from dragoman.cli.base.errors import say
+from dragoman.cli.base.output import clean, output_text, styled, table
+from dragoman.core.urls import render_url
+
+STATES = {
+    "TASK_STATE_SUBMITTED": "submitted",
+    "TASK_STATE_WORKING": "working",
+    "TASK_STATE_COMPLETED": "completed",
+    "TASK_STATE_FAILED": "failed",
+    "TASK_STATE_CANCELED": "cancelled",
+    "TASK_STATE_INPUT_REQUIRED": "input required",
+    "TASK_STATE_AUTH_REQUIRED": "login required",
+    "TASK_STATE_REJECTED": "rejected",
+}
+ENDED = ("completed", "failed", "cancelled", "rejected")
+WAITING = ("input required", "login required")
+SHOWN_SKILLS = 100
+
+
+def state_of(task: Mapping[str, Any]) -> str:
+    status = task.get("status")
+    state = status.get("state") if isinstance(status, dict) else None
+    return STATES.get(str(state), "unknown")
+
+
+def status_parts(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    status = task.get("status")
+    message = status.get("message") if isinstance(status, dict) else None
+    return parts_of(message)
+
+
+def parts_of(holder: Any) -> list[Mapping[str, Any]]:
+    parts = holder.get("parts") if isinstance(holder, dict) else None
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+
+
+def words_of(parts: list[Mapping[str, Any]]) -> str:
+    return " ".join(str(part["text"]) for part in parts if "text" in part)
+
+
+# --- cards ----------------------------------------------------------------------------------------
+
+
+def print_card(
+    card: Mapping[str, Any], found_at: str, way: str, findings: list[str], target: str
+) -> None:
+    print(f"{styled(clean(card['name']), bold=True)}  (version {clean(card['version'])})")
+    if card.get("description"):
+        print(f"  {clean(card['description'])}")
+    print(f"  card      {clean(render_url(found_at))}")
+    print(f"  speaks    {clean(way)}")
+    for one in card["supportedInterfaces"]:
+        tenant = f", tenant {clean(one['tenant'])}" if one.get("tenant") else ""
+        print(
+            f"  declares  A2A {clean(one['protocolVersion'])} over {clean(one['protocolBinding'])} "
+            f"at {clean(render_url(one['url']))}{tenant}"
+        )
+    print(f"  can       {', '.join(_features(card['capabilities'])) or 'answer, and no more'}")
+    print(f"  takes     {clean(', '.join(map(str, card['defaultInputModes'])))}")
+    print(f"  gives     {clean(', '.join(map(str, card['defaultOutputModes'])))}")
+    if card.get("securitySchemes"):
+        print(f"  wants     {clean(', '.join(card['securitySchemes']))} (see --json)")
+    print(f"  signed    {'yes' if card.get('signatures') else 'no'}")
+    for finding in findings:
+        print(f"  finding   {clean(finding)}")
+    skills = card["skills"]
+    if skills:
+        print()
+        rows = [(skill["id"], skill["description"] or skill["name"]) for skill in skills]
+        table(["SKILL", "WHAT IT IS GOOD FOR"], rows[:SHOWN_SKILLS])
+        if len(skills) > SHOWN_SKILLS:
+            print(f"and {len(skills) - SHOWN_SKILLS} more; see --json")
+    print(f'\ntry: dragoman a2a send {clean(target)} "…"')
+
+
+def _features(capabilities: Mapping[str, Any]) -> Iterator[str]:
+    names = {
+        "streaming": "stream",
+        "pushNotifications": "call webhooks",
+        "extendedAgentCard": "tell more to those it knows",
+    }
+    for name, words in names.items():
+        if capabilities.get(name):
+            yield words
+    for extension in capabilities.get("extensions") or []:
+        needed = " (required)" if extension.get("required") else ""
+        yield f"extension {clean(extension.get('uri'))}{needed}"
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def print_tasks(tasks: list[Mapping[str, Any]], more: bool) -> None:
+    if not tasks:
+        print("no tasks")
+        return
+    rows = []
+    for task in tasks:
+        status = task.get("status") or {}
+        when = str(status.get("timestamp") or "-")[:19].replace("T", " ")
+        words = words_of(status_parts(task))
+        rows.append((task.get("id"), state_of(task), when, task.get("contextId"), words))
+    table(["TASK", "STATE", "SINCE (UTC)", "CONTEXT", "LAST WORDS"], rows)
+    if more:
+        print("there are more; see --limit")
+
+
+def print_task(task: Mapping[str, Any]) -> None:
+    print(f"task {clean(task.get('id'))}: {state_of(task)}")
+    if task.get("contextId"):
+        print(f"  context  {clean(task['contextId'])}")
+    timestamp = (task.get("status") or {}).get("timestamp")
+    if timestamp:
+        print(f"  since    {clean(timestamp)}")
+    for message in task.get("history") or []:
+        who = "you" if message.get("role") == "ROLE_USER" else "agent"
+        print(f"  {who}: {clean(words_of(parts_of(message)) or '[no text; see --json]')}")
+    if words := words_of(status_parts(task)):
+        print(f"  agent: {clean(words)}")
+    print_answer(task, sys.stdout)
+
+
+def print_answer(task: Mapping[str, Any], out: TextIO) -> None:
+    """What a task has made; where it has made nothing, what it said last."""
+    artifacts = [one for one in task.get("artifacts") or [] if isinstance(one, dict)]
+    for artifact in artifacts:
+        print_parts(parts_of(artifact), out)
+
+
+def print_parts(parts: list[Mapping[str, Any]], out: TextIO) -> None:
+    for part in parts:
+        if "text" in part:
+            print(output_text(str(part["text"]), out), file=out)
+        elif "data" in part:
+            print(json.dumps(part["data"], indent=2, ensure_ascii=False), file=out)
+        else:
+            name = clean(part.get("filename") or "file")
+            kind = clean(part.get("mediaType") or "unknown type")
+            if "url" in part:
+                print(f"[{name}, {kind}: {clean(part['url'])}]", file=out)
+            else:
+                raw = str(part.get("raw", ""))
+                size = len(raw) * 3 // 4 - raw[-2:].count("=")
+                print(f"[{name}, {kind}, {size} bytes; --json has it]", file=out)
+
+
+class Teller:
+    """Says on stderr what happens to a task, and nothing twice; with `aloud` what is made goes to
+    stdout as it comes."""
+
+    def __init__(self, aloud: bool) -> None:
+        self._aloud = aloud
+        self._words = ""
+        self._open = ""
+        self.told = False
+        """Whether anything of the answer was printed."""
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        for member in ("task", "statusUpdate"):
+            if isinstance(said := event.get(member), dict):
+                self._status(said)
+        update = event.get("artifactUpdate")
+        if self._aloud and isinstance(update, dict):
+            self._made(update)
+
+    def _status(self, said: Mapping[str, Any]) -> None:
+        state, words = state_of(said), words_of(status_parts(said))
+        if words and words != self._words and state not in (*ENDED, *WAITING):
+            say(words)
+            self._words = words
+
+    def _made(self, update: Mapping[str, Any]) -> None:
+        """Text in pieces goes on where the last one ended."""
+        artifact = update.get("artifact") or {}
+        id = str(artifact.get("artifactId"))
+        if self._open and self._open != id:
+            print()
+        for part in parts_of(artifact):
+            if "text" in part:
+                print(output_text(str(part["text"]), sys.stdout), end="", flush=True)
+                self._open = id
+            else:
+                self.end()
+                print_parts([part], sys.stdout)
+        self.told = True
+
+    def end(self) -> None:
+        if self._open:
+            print(flush=True)
+            self._open = ""

@@ -1,0 +1,96 @@
+"""What is typed for a tool or a prompt, as its arguments: pairs, JSON, files, stdin."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.cli.base.errors import USAGE, say, stop
+
+MAX_BYTES = 10 * 1024 * 1024
+"""What a message of the hub may have."""
+
+Pairs = list[tuple[str, str]]
+
+
+def parse_typed(
+    arguments: tuple[str, ...], command: str = "dragoman call"
+) -> dict[str, Any] | Pairs:
+    """One JSON object (typed, or from `@FILE` or stdin), or the pairs as they were typed."""
+    if len(arguments) == 1 and (
+        arguments[0] == "-" or arguments[0].lstrip()[:1] in ("{", "[") or arguments[0][:1] == "@"
+    ):
+        return _parse_object(arguments[0])
+    pairs: dict[str, str] = {}
+    for pair in arguments:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            stop(
+                f'"{pair[:100]}" is neither key=value nor a JSON object; see: {command} --help',
+                USAGE,
+            )
+        if key in pairs:
+            stop(f'"{key}" is given twice; for a list write {key}=\'["a", "b"]\'', USAGE)
+        pairs[key] = value
+    return list(pairs.items())
+
+
+def _parse_object(word: str) -> dict[str, Any]:
+    text: str | bytes = word
+    if word == "-" or word.startswith("@"):
+        text = _read_file("-" if word == "-" else word[1:], "the arguments")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        stop(f"the arguments are not valid JSON: {error or 'nested too deeply'}", USAGE)
+    if not isinstance(value, dict):
+        stop("the arguments must be one JSON object", USAGE)
+    return value
+
+
+def _read_file(name: str, what: str) -> bytes:
+    if name == "-":
+        if sys.stdin.isatty():
+            say(f"reading {what} from the terminal; end with Ctrl-D")
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    else:
+        try:
+            with Path(name).expanduser().open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            stop(
+                f'{what}: "{name}" cannot be read: {error.strerror}; text that begins with @ is '
+                "written with @@",
+                USAGE,
+            )
+    if len(data) > MAX_BYTES:
+        stop(f"{what}: more than {MAX_BYTES >> 20} MB", USAGE)
+    return data
+
+
+def convert_pairs(pairs: Pairs, properties: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Each value as the schema wants it, as far as that says so."""
+    return {key: _value(key, text, properties.get(key, {})) for key, text in pairs}
+
+
+def _value(key: str, text: str, about: Mapping[str, Any]) -> Any:
+    if text.startswith("@@"):
+        text = text[1:]
+    elif text.startswith("@") and len(text) > 1:
+        data = _read_file(text[1:], key)
+        if about.get("contentEncoding") == "base64" or about.get("format") == "byte":
+            return base64.b64encode(data).decode()
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            stop(f'{key}: "{text[1:]}" is not UTF-8 text', USAGE)
+    if about.get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

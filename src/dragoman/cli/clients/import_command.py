@@ -1,0 +1,365 @@
+"""`dragoman import`: takes the MCP servers of other clients over into the hub's `config.toml`.
+
+Values, which may be secrets, go to `<home>/env`, a file of NAME=value lines that nobody else may
+read, and `config.toml` gets the names. Neither file loses a byte that was there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dragoman.cli.base.errors import Failed, Unreadable
+from dragoman.cli.base.files import decode, read_bytes, write
+from dragoman.cli.base.output import clean, home_option, json_option
+from dragoman.cli.base.toml_edit import append_toml, parse_toml
+from dragoman.cli.clients.import_move import Moving, move
+from dragoman.cli.clients.import_move import undo as put_back
+from dragoman.cli.clients.import_plan import Found, Plan, plan_for
+from dragoman.cli.clients.import_sources import found_in_client, found_in_file
+from dragoman.cli.clients.install import unknown
+from dragoman.cli.clients.known_clients import CLIENTS, config_file
+from dragoman.cli.clients.variable_refs import Skip
+from dragoman.cli.completion_values import complete_clients
+from dragoman.cli.config_edits import without_server
+from dragoman.cli.configure import FIRST_CONFIG
+from dragoman.config import read_env
+from dragoman.core.errors import ConfigError
+from dragoman.home import Unfit, home_path, prepare
+
+
+def _namespace(name: str) -> str:
+    return name.lower().replace("-", "_").replace(" ", "_")
+
+
+@dataclass(slots=True)
+class Work:
+    """What an import does: decided first, shown, and then written in one go."""
+
+    home: Path
+    plans: list[Plan] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    config: bytes | None = None
+    env: bytes | None = None
+    there: list[tuple[Found, str]] = field(default_factory=list)
+    """Servers that `config.toml` has already just as they are in the other file, with their names
+    there."""
+    added: list[tuple[Found, str]] = field(default_factory=list)
+    replaces: str | None = None
+    """The name of a server of `config.toml` whose place a new one takes."""
+
+    @property
+    def config_path(self) -> Path:
+        return self.home / "config.toml"
+
+    @property
+    def env_path(self) -> Path:
+        return self.home / "env"
+
+    def decide(self, found: list[Found]) -> None:
+        self.config, self.env = read_bytes(self.config_path), read_bytes(self.env_path)
+        try:
+            document = parse_toml(decode(self.config or b"")[1])
+        except Unreadable as error:
+            raise Failed(
+                f'"{self.config_path}" cannot be read: {error}. Nothing was changed; correct it.'
+            ) from None
+        listed = document.get("mcp_servers", [])
+        known = (
+            [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        )
+        listed_names = [str(server.get("name")) for server in known]
+        taken = {_namespace(name): "config.toml" for name in listed_names if name != self.replaces}
+        values = read_env(self.env)
+        for server in found:
+            try:
+                plan = plan_for(server)
+                self._note_same(server, plan, known)
+                self._fits(plan, taken, values)
+            except Skip as reason:
+                names = {"name": clean(server.name), "from": server.source}
+                self.skipped.append({**names, "reason": clean(reason)})
+                continue
+            taken[_namespace(plan.name)] = plan.source
+            values |= plan.values
+            self.plans.append(plan)
+            self.added.append((server, plan.name))
+
+    def _note_same(self, server: Found, plan: Plan, known: list[dict[str, Any]]) -> None:
+        for entry in known:
+            same = _without_defaults(entry.get("transport")) == _without_defaults(plan.transport)
+            if same and _namespace(str(entry.get("name"))) == _namespace(plan.name):
+                self.there.append((server, str(entry["name"])))
+
+    def _fits(self, plan: Plan, taken: dict[str, str], values: dict[str, str]) -> None:
+        holder = taken.get(_namespace(plan.name))
+        if holder is not None:
+            raise Skip(f"a server of this name is already in {holder}")
+        for name, value in plan.values.items():
+            if values.get(name, value) != value:
+                raise Skip(
+                    f"{name} has another value in {self.env_path} already; make them one, or give "
+                    "this server's variable another name by hand"
+                )
+
+    def write(self) -> Path | None:
+        """The env file first: a server without its secret would fail, a secret alone is idle."""
+        if not self.plans:
+            return None
+        prepare(str(self.home))
+        mark, text = decode(self.config if self.config is not None else FIRST_CONFIG.encode())
+        if self.replaces is not None:
+            text = without_server(text, self.replaces)
+        new = text
+        for plan in self.plans:
+            new = append_toml(new, plan.block())
+        old = parse_toml(text)
+        blocks = parse_toml("\n".join(plan.block() for plan in self.plans))["mcp_servers"]
+        try:
+            listed = old.get("mcp_servers", [])
+            expected = old | {"mcp_servers": [*listed, *blocks] if isinstance(listed, list) else 0}
+            same = repr(parse_toml(new)) == repr(expected)
+        except Unreadable:
+            same = False
+        if not same:
+            raise Failed(
+                f'"{self.config_path}" lists mcp_servers in a form that cannot be added to; '
+                "nothing was changed. Write each as a [[mcp_servers]] table, or see --print."
+            )
+        self._write_env()
+        return write(self.config_path, (mark + new).encode(), self.config)
+
+    def _write_env(self) -> None:
+        known = read_env(self.env)
+        fresh = {n: v for plan in self.plans for n, v in plan.values.items() if n not in known}
+        if not fresh:
+            return
+        old = self.env or b""
+        gap = b"" if not old or old.endswith(b"\n") else b"\n"
+        lines = "".join(f"{name}={value}\n" for name, value in fresh.items())
+        if self.env is not None and os.name == "posix":
+            os.chmod(self.env_path, 0o600)
+        write(self.env_path, old + gap + lines.encode(), self.env, backup=False)
+
+
+def _without_defaults(transport: Any) -> Any:
+    """Where a transport leads, whichever of its defaults are written out."""
+    if not isinstance(transport, dict):
+        return transport
+    return {key: value for key, value in transport.items() if value not in ([], {}, False, None)}
+
+
+def _collect(source: str | None, work: Work) -> list[Found]:
+    if source is not None and source not in CLIENTS:
+        if not Path(source).exists():
+            if "/" in source or "." in source:
+                raise click.UsageError(f'there is no file "{source}"')
+            raise unknown(source, " and no file")
+        return found_in_file(Path(source))
+    if source is not None:
+        found = found_in_client(CLIENTS[source])
+        if not found:
+            path = config_file(CLIENTS[source])
+            raise Failed(f"{CLIENTS[source].title} has no MCP servers in {path}; nothing to import")
+        return found
+    everything: list[Found] = []
+    for client in CLIENTS.values():
+        try:
+            everything += found_in_client(client)
+        except Unreadable as error:
+            work.problems.append(f"{client.title}: {error}")
+    return everything
+
+
+def _only(found: list[Found], only: str) -> list[Found]:
+    wanted = {_namespace(name.strip()): name.strip() for name in only.split(",") if name.strip()}
+    chosen = [server for server in found if _namespace(server.name) in wanted]
+    missing = wanted.keys() - {_namespace(server.name) for server in chosen}
+    if missing or not wanted:
+        names = ", ".join(dict.fromkeys(server.name for server in found)) or "none"
+        what = ", ".join(wanted[name] for name in missing) or "(nothing)"
+        raise Failed(f"--only {what}: no such server; found: {names}")
+    return chosen
+
+
+def _answer(work: Work, done: bool, backup: Path | None) -> dict[str, Any]:
+    brief = [plan.brief() for plan in work.plans]
+    after = "dragoman servers" if done else "dragoman import --all"
+    return {
+        "added": brief if done else [],
+        "found": brief,
+        "skipped": work.skipped,
+        "problems": work.problems,
+        "config": str(work.config_path),
+        "env_file": str(work.env_path),
+        "backup": str(backup) if backup else None,
+        "next": after if work.plans else None,
+    }
+
+
+def _show(work: Work, mark: str = "") -> None:
+    for problem in work.problems:
+        click.echo(f"{mark}Not read: {clean(problem)}")
+    for skip in work.skipped:
+        words = f'Skipped "{skip["name"]}" from {skip["from"]}: {skip["reason"]}.'
+        click.echo(f"{mark}{clean(words)}")
+    for plan in [] if mark else work.plans:
+        brief = plan.brief()
+        click.echo(f"{brief['name']:<24} {brief['type']:<6} {brief['where']}  from {plan.source}")
+        for note in brief["notes"]:
+            click.echo(f"  note: {note}")
+    if not mark and any(plan.settings.get("home") == "user" for plan in work.plans):
+        click.echo(
+            "Programs run with your home folder, as they did there, and with what is configured in "
+            'it; home = "private" in config.toml gives one a folder of its own.'
+        )
+
+
+def _summary(work: Work, backup: Path | None) -> None:
+    kept = f" (backup: {backup.name})" if backup else ""
+    names = ", ".join(plan.name for plan in work.plans)
+    click.echo(f"Added {len(work.plans)} to {work.config_path}{kept}: {names}.")
+    if any(plan.values for plan in work.plans):
+        click.echo(f"Their secrets are in {work.env_path}, which only you can read.")
+    click.echo("See how they do with: dragoman servers")
+
+
+def _printed(work: Work) -> None:
+    _show(work, "# ")
+    click.echo(f"# To be added to {work.config_path}:")
+    for plan in work.plans:
+        notes = "".join(f"# {note}\n" for note in plan.brief()["notes"])
+        click.echo(f"\n{notes}{plan.block()}", nl=False)
+    names = dict.fromkeys(name for plan in work.plans for name in plan.values)
+    if names:
+        click.echo(f"\n# Values to be added to {work.env_path}: {', '.join(names)}")
+
+
+def _sure(work: Work) -> bool:
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        try:
+            return click.confirm(f"Add these to {work.config_path}?", default=True)
+        except click.Abort:
+            click.echo()  # the question's own line
+            raise
+    return False
+
+
+@click.command("import")
+@click.argument("source", metavar="[CLIENT|FILE]", required=False, shell_complete=complete_clients)
+@click.option("--print", "printed", is_flag=True, help="Show what would be added; touch nothing.")
+@click.option("--all", "everything", is_flag=True, help="Add all that is found without asking.")
+@click.option("--only", metavar="NAME,…", help="Only the servers of these names.")
+@click.option("--move", "moves", is_flag=True,
+              help="Then take those that the hub connects to out of the other file.")  # fmt: skip
+@click.option("--undo", is_flag=True, help="Put back what was moved last, out of CLIENT or FILE.")
+@home_option
+@json_option
+@click.pass_context
+def import_command(
+    ctx: click.Context,
+    source: str | None,
+    printed: bool,
+    everything: bool,
+    only: str | None,
+    moves: bool,
+    undo: bool,
+    home: str | None,
+    as_json: bool,
+) -> None:
+    """Take over the MCP servers that other clients already have.
+
+    \b
+    dragoman import                    what all known clients have, after you confirmed it
+    dragoman import cursor             what Cursor has
+    dragoman import .vscode/mcp.json   what a file has
+    dragoman import cursor --print     only show it
+    dragoman import cursor --move      and take them out of Cursor's file, so that none is twice
+    dragoman import cursor --undo      put back what was moved
+
+    From one CLIENT ("dragoman install" lists them), from a FILE in any of their formats, or, with
+    neither, from all known clients after you confirmed it (--all: without asking).
+
+    Servers go to config.toml in the hub's home. Values of variables and headers, which may be
+    secrets, go to the file "env" beside it, and config.toml only names them. Nothing that is
+    there is changed or overwritten: a name or a value that is taken is reported and that server
+    skipped.
+
+    --move waits until the hub has connected to each server, also to those that were imported
+    before, and takes them out of the file that they came from. Everything else in that file stays
+    as it is, the file as it was is kept beside it, and --undo puts the servers back.
+
+    Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage.
+    """
+    if undo:
+        _undo(source, home, as_json)
+        return
+    try:
+        work = Work(Path(home_path(home)))
+        found = _collect(source, work)
+        work.decide(_only(found, only) if only is not None else found)
+        if not as_json and not printed:
+            _show(work)
+        explicit = everything or source is not None or only is not None
+        done = not printed and bool(work.plans) and (explicit or (not as_json and _sure(work)))
+        backup = work.write() if done else None
+        wanted = [*work.added, *work.there] if moves and (done or not work.plans) else []
+        moved = move(work.home, wanted) if wanted and not printed else None
+    except (click.ClickException, Unreadable, Unfit, ConfigError, OSError) as error:
+        message = str(error).rstrip(".") + "."
+        failure = error if isinstance(error, click.ClickException) else Failed(message)
+        if not as_json:
+            raise failure from None
+        click.echo(json.dumps({"error": failure.message}))
+        ctx.exit(failure.exit_code)
+    if as_json:
+        more = moved.as_json() if moved is not None else {}
+        click.echo(json.dumps({**_answer(work, done, backup), **more}, indent=2))
+    elif printed:
+        _printed(work)
+    elif done:
+        _summary(work, backup)
+    elif work.plans:
+        click.echo("Nothing was changed; to add these, run it again with --all.")
+    else:
+        found_none = not work.skipped and not work.problems
+        where = f"the files of the {len(CLIENTS)} clients that are known here have no MCP servers"
+        click.echo(
+            f"Nothing to import: {where}. Give a FILE, or write [[mcp_servers]] in config.toml."
+            if found_none
+            else "Nothing new to import; nothing was changed."
+        )
+    if moved is not None and not as_json:
+        _show_moved(moved)
+
+
+def _show_moved(moved: Moving) -> None:
+    for one in moved.moved:
+        kept = f" (backup: {Path(one.backup).name})" if one.backup else ""
+        click.echo(f"Moved out of {one.path}{kept}: {', '.join(map(clean, one.names))}.")
+    for name, why in moved.left.items():
+        click.echo(f'"{clean(name)}" stays in its file: {clean(why)}.')
+    if moved.moved:
+        click.echo("Put them back with: dragoman import --undo")
+        click.echo("Restart the client; if the hub is not in it yet: dragoman install CLIENT")
+
+
+def _undo(source: str | None, home: str | None, as_json: bool) -> None:
+    client = CLIENTS.get(source or "")
+    path = config_file(client) if client else Path(source).absolute() if source else None
+    try:
+        back = put_back(Path(home_path(home)), path)
+    except (Unreadable, Unfit) as error:
+        raise Failed(str(error)) from None
+    if as_json:
+        click.echo(json.dumps({"restored": back.names, "file": back.path}, indent=2))
+        return
+    click.echo(f"Put back into {back.path}: {', '.join(map(clean, back.names))}.")
+    click.echo("The hub still has them; take them out with: dragoman servers remove NAME")

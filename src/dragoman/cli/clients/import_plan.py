@@ -1,0 +1,291 @@
+"""A server out of a client's file, in the hub's terms: what `config.toml` gets, and what `env`.
+
+A client writes secrets into its file; here values are kept apart from the names that stand for
+them. Reads and writes nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dragoman.cli.base.output import clean
+from dragoman.cli.base.toml_edit import toml_value
+from dragoman.cli.clients.known_clients import Client, is_hub
+from dragoman.cli.clients.variable_refs import VARIABLE, Skip, parts, string_of, text_of
+from dragoman.config import parse as check_config
+from dragoman.core.errors import ConfigError
+
+HARMLESS_HEADERS = {"accept", "accept-language", "content-type", "user-agent"}
+GIVEN_BY_THE_HUB = {"PATH", "HOME", "TMPDIR"}
+TYPED = "typed"
+"""The name of the client that stands for the command line."""
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    name: str
+    entry: Any
+    client: Client
+    source: str
+    base: Path | None = None
+    """The folder that relative paths are meant from; None in a file that belongs to no folder."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of its entry in `config.toml`."""
+    allow_private: bool = False
+    """Whether the operator lets its address lead to a private network."""
+    path: Path | None = None
+    """The file that it stands in, below `keys`."""
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Plan:
+    """A server as the hub will have it, and the values that go to the env file."""
+
+    name: str
+    source: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    env: list[str] = field(default_factory=list)
+    transport: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def block(self) -> str:
+        lines = ["[[mcp_servers]]", f"name = {toml_value(self.name)}"]
+        lines += [f"env = {toml_value(self.env)}"] if self.env else []
+        lines += [f"{key} = {toml_value(value)}" for key, value in self.settings.items()]
+        lines += ["", "[mcp_servers.transport]"]
+        lines += [f"{key} = {toml_value(value)}" for key, value in self.transport.items()]
+        return "\n".join(lines) + "\n"
+
+    def brief(self) -> dict[str, Any]:
+        """What may be shown: arguments and the rest of an address can hold secrets."""
+        where = self.transport.get("command") or urlsplit(self.transport["url"]).hostname
+        return {
+            "name": self.name,
+            "from": self.source,
+            "type": self.transport["type"],
+            "where": clean(where),
+            "env": self.env,
+            "home": self.settings.get("home"),
+            "notes": [clean(note) for note in self.notes],
+        }
+
+
+def plan_for(found: Found) -> Plan:
+    """Raises Skip with the reason where the hub cannot have this server."""
+    entry = found.entry
+    if not isinstance(entry, dict):
+        raise Skip("its entry is no object")
+    if is_hub(entry):
+        raise Skip("it is this hub itself")
+    if entry.get("disabled") is True or entry.get("enabled") is False:
+        raise Skip("it is switched off there")
+    name = re.sub(r"[^A-Za-z0-9 _-]+", "-", found.name).strip(" -_")[:64]
+    if not name:
+        raise Skip("its name has no letter or digit that a server's name here may have")
+    plan = Plan(name, found.source, dict(found.settings))
+    if name != found.name:
+        plan.notes.append(f'it is called "{found.name}" there')
+    if entry.get("command"):
+        _stdio(entry, found, plan)
+    else:
+        _remote(entry, found.client, plan)
+        if found.allow_private:
+            plan.transport["allow_private"] = True
+    for key in ("envFile", "oauth", "auth", "headersHelper"):
+        if entry.get(key):
+            plan.notes.append(f'its "{key}" has no counterpart here and was left out')
+    try:
+        check_config(plan.block(), "its entry")
+    except ConfigError as error:
+        raise Skip(f"the hub would refuse it: {error}") from None
+    return plan
+
+
+def _stdio(entry: dict[str, Any], found: Found, plan: Plan) -> None:
+    client = found.client
+    command, args = entry["command"], entry.get("args") or []
+    env = entry.get("env") or entry.get("environment") or {}
+    if isinstance(command, dict):  # Zed's older form
+        args, env = command.get("args") or [], command.get("env") or env
+        command = command.get("path")
+    if isinstance(command, list) and command:
+        command, args = command[0], [*command[1:], *args]
+    if not isinstance(args, list) or not isinstance(env, dict):
+        raise Skip("its args are no list, or its env is no object")
+    plan.transport = {"type": "stdio", "command": text_of(command, client, "its command")}
+    plan.transport["args"] = [text_of(arg, client, "an argument") for arg in args]
+    if entry.get("cwd"):
+        plan.transport["cwd"] = text_of(entry["cwd"], client, "its cwd")
+    if found.base is not None:
+        _make_absolute(plan, found.base)
+    if _seem_secret(plan.transport["args"]):
+        plan.notes.append("its arguments seem to hold a secret, which config.toml now holds too")
+    for name, value in env.items():
+        _environment(name, string_of(value, f"its variable {name}"), client, plan)
+    for name in entry.get("env_vars") or []:  # Codex
+        if isinstance(name, str) and VARIABLE.fullmatch(name) and name not in plan.env:
+            plan.env.append(name)
+    _grant_surroundings(found, plan)
+
+
+def _grant_surroundings(found: Found, plan: Plan) -> None:
+    """A client starts its servers with the user's home and, most of them, with the proxies of the
+    shell: one that is taken over keeps them. One that is new gets a home of its own."""
+    if found.client.name == TYPED:
+        if "home" not in plan.settings and "HOME" not in plan.env:
+            plan.notes.append(
+                "it has a home folder of its own; --set home='\"user\"' gives it yours, with what "
+                "is configured there"
+            )
+        return
+    plan.settings.setdefault("home", "user")
+    names = [one for name in PROXIES for one in (name, name.lower()) if os.environ.get(one)]
+    given = [name for name in names if name not in plan.env]
+    if given:
+        plan.env += given
+        plan.notes.append(f"it is given {', '.join(given)}, as set in this shell")
+
+
+def _make_absolute(plan: Plan, base: Path) -> None:
+    """A client starts its servers in the project's folder, the hub in a private home: what names a
+    file from there is made a full path."""
+    transport = plan.transport
+    if "cwd" in transport:
+        transport["cwd"] = str(base / os.path.expanduser(transport["cwd"]))
+        return
+    if "/" in transport["command"]:
+        transport["command"] = _full(transport["command"], base)
+    transport["args"] = [_full(arg, base) for arg in transport["args"]]
+
+
+def _full(word: str, base: Path) -> str:
+    if not word or word.startswith(("-", "~", "/")):
+        return word
+    try:
+        path = base / word
+        return os.path.normpath(path) if path.is_file() or ("/" in word and path.exists()) else word
+    except (OSError, ValueError):  # too long for a path, or a NUL in it
+        return word
+
+
+def _seem_secret(args: list[str]) -> bool:
+    """`--api-key=x`, `--api-key x`, `TOKEN=x`, `scheme://user:password@host`."""
+    joined = [f"{a}={b}" if a.startswith("-") else a for a, b in pairwise([*args, ""])]
+    return any(re.search(r"(?i)(key|token|secret|passw)[^=]*=.|://[^/]*:.*@", a) for a in joined)
+
+
+def _environment(name: str, value: str, client: Client, plan: Plan) -> None:
+    if not VARIABLE.fullmatch(name):
+        raise Skip(f'"{name}" is no name of a variable')
+    if name in GIVEN_BY_THE_HUB:
+        plan.notes.append(f"its own {name} was left out: it has that of the hub's user")
+        return
+    plan.env.append(name)
+    pieces = parts(value, client)
+    if all(kind == "text" for kind, _ in pieces):
+        plan.values[name] = _one_line(name, "".join(text for _, text in pieces))
+    elif pieces != [("variable", name)]:
+        made = " ".join(
+            text if kind == "other" else f"{kind} {text}" for kind, text in pieces if kind != "text"
+        )
+        plan.notes.append(f"set {name} in the env file: there it is made of {made}")
+
+
+def _one_line(name: str, value: str) -> str:
+    if re.search(r"[\x00\r\n]", value):
+        raise Skip(f"the value of {name} has a line break, which the env file cannot hold")
+    return value
+
+
+def _remote(entry: dict[str, Any], client: Client, plan: Plan) -> None:
+    key = next((k for k in ("httpUrl", "serverUrl", "url", "uri") if entry.get(k)), None)
+    if key is None:
+        raise Skip("it has neither a command nor a url")
+    url = text_of(entry[key], client, "its url")
+    try:
+        urlsplit(url)
+    except ValueError:
+        raise Skip("its url is none") from None
+    kind = str(entry.get("type") or entry.get("transport") or "").lower()
+    if kind == "sse" or (not kind and _looks_sse(url, key, client)):
+        plan.transport = {"type": "sse", "url": url}
+    else:
+        plan.transport = {"type": "http", "url": url}
+    if re.search(r"(?i)[?&][^=]*(key|token|secret)[^=]*=.|://[^/]*@", url):
+        plan.notes.append("its url seems to hold a secret, which config.toml now holds too")
+    headers = {**object_of(entry, "headers"), **object_of(entry, "http_headers")}
+    for name, variable in object_of(entry, "env_http_headers").items():  # Codex
+        headers[name] = f"${{{variable}}}"
+    if bearer := entry.get("bearer_token_env_var"):
+        headers["Authorization"] = f"Bearer ${{{bearer}}}"
+    if headers:
+        plan.transport["headers"] = {
+            name: _header(name, string_of(value, f"its header {name}"), client, plan)
+            for name, value in headers.items()
+        }
+    if _is_private(url):
+        plan.transport["allow_private"] = True
+
+
+def object_of(entry: Any, key: str) -> dict[str, Any]:
+    value = entry.get(key) if isinstance(entry, dict) else None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Skip(f'its "{key}" is no object')
+    return value
+
+
+def _looks_sse(url: str, key: str, client: Client) -> bool:
+    path = urlsplit(url).path.rstrip("/")
+    return path.endswith("/sse") or (key == "url" and client.plain_url == "sse")
+
+
+def _is_private(url: str) -> bool:
+    """An address that the user wrote down as a private one; link-local ones are never allowed."""
+    host = urlsplit(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_private and not address.is_link_local
+
+
+def _header(header: str, value: str, client: Client, plan: Plan) -> str:
+    """The header as `config.toml` has it: with references, never with a secret."""
+    if header.lower() in HARMLESS_HEADERS and "${" not in value:
+        return value
+    pieces = parts(value, client)
+    if all(kind == "text" for kind, _ in pieces):
+        variable = _variable(plan.name, header)
+        plan.values[variable] = _one_line(variable, "".join(text for _, text in pieces))
+        return f"${{{variable}}}"
+    out = ""
+    for kind, text in pieces:
+        if kind == "text" and re.fullmatch(r"[A-Za-z]{0,12} ?", text):
+            out += text
+        elif kind == "variable":
+            out += f"${{{text}}}"
+        elif kind == "input":
+            variable = _variable(plan.name, text)
+            plan.notes.append(f"set {variable} in the env file: VS Code asks for it ({text})")
+            out += f"${{{variable}}}"
+        else:
+            raise Skip(f"its header {header} cannot be written with references to variables only")
+    return out
+
+
+def _variable(server: str, what: str) -> str:
+    name = re.sub(r"[^A-Z0-9]+", "_", f"{server}_{what}".upper()).strip("_")
+    return f"_{name}" if name[:1].isdigit() else name

@@ -1,0 +1,352 @@
+"""`dragoman install`: puts the hub into a client's configuration file, and takes it out again.
+
+Which clients there are is in `clients`, how their texts are edited in `editing`, and how files are
+written in `files`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dragoman.cli.base.errors import Failed, Unreadable, say
+from dragoman.cli.base.files import read_bytes, write
+from dragoman.cli.base.output import home_option, json_option
+from dragoman.cli.clients.edit import parse, undone, with_entry
+from dragoman.cli.clients.known_clients import (
+    CLIENTS,
+    Client,
+    config_file,
+    entry_for,
+    is_hub,
+    servers_at,
+    started_by,
+)
+from dragoman.cli.completion_values import complete_clients
+from dragoman.config import load
+from dragoman.core.errors import ConfigError
+from dragoman.home import Unfit, home_path
+
+CANNOT_EDIT = 8
+"""Exit code: the client's file is in a format that is not edited; the text to add was printed."""
+
+_SCRIPTS = ("dragoman", "dragoman.exe")
+
+
+def hub_command(*, gui: bool, environ: Mapping[str, str] = os.environ) -> tuple[str, list[str]]:
+    """What starts this hub: by its name only where a shell's PATH surely leads here."""
+    script: Path | None = Path(sys.argv[0]).absolute()
+    if script is None or script.name.lower() not in _SCRIPTS or not script.is_file():
+        beside = (Path(sys.executable).parent / name for name in _SCRIPTS)
+        script = next((path for path in beside if path.is_file()), None)
+    if script is None:
+        return sys.executable, ["-m", "dragoman", "mcp"]
+    named = shutil.which("dragoman", path=environ.get("PATH"))
+    # What is activated here is not in the next terminal.
+    lasting = named is not None and not _is_below(named, environ.get("VIRTUAL_ENV"))
+    if not gui and named and lasting and os.path.realpath(named) == os.path.realpath(script):
+        return "dragoman", ["mcp"]
+    return str(script), ["mcp"]
+
+
+def _is_below(path: str, folder: str | None) -> bool:
+    return bool(folder) and Path(path).absolute().is_relative_to(os.path.abspath(str(folder)))
+
+
+def _entry(client: Client, home: str | None) -> dict[str, Any]:
+    command, args = hub_command(gui=client.gui)
+    home = home or os.environ.get("DRAGOMAN_HOME")
+    env = {"DRAGOMAN_HOME": os.path.abspath(os.path.expanduser(home))} if home else {}
+    return entry_for(client, command, args, env)
+
+
+def snippet(client: Client, name: str, entry: dict[str, Any]) -> str:
+    """What to add by hand, in the client's own format."""
+    if client.format == "yaml":  # Goose
+        lines = ["extensions:", f"  {name}:", "    enabled: true", "    type: stdio"]
+        lines += [f"    name: {name}", f"    cmd: {json.dumps(entry['command'])}"]
+        lines += [f"    args: {json.dumps(entry['args'])}", "    timeout: 300"]
+        lines += [f"    envs: {json.dumps(entry['env'])}"] if "env" in entry else []
+        return "\n".join(lines) + "\n"
+    return with_entry(client, None, name, entry).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    client: str
+    path: str
+    name: str
+    action: str
+    said: str
+    next: str = ""
+    backup: str | None = None
+    entry: dict[str, Any] | None = None
+    snippet: str | None = None
+
+
+def _merged(old: Any, entry: dict[str, Any]) -> dict[str, Any]:
+    """Ours over what is there: clients add fields of their own to an entry."""
+    merged = {**(old if isinstance(old, dict) else {}), **entry}
+    for key in ("env", "environment"):
+        if key in entry and isinstance(old, dict) and isinstance(old.get(key), dict):
+            merged[key] = {**old[key], **entry[key]}
+    return merged
+
+
+def _put(
+    client: Client,
+    path: Path,
+    name: str,
+    entry: dict[str, Any],
+    *,
+    named: bool,
+    dry: bool,
+    project: bool,
+) -> Outcome:
+    data = read_bytes(path)
+    servers = servers_at(parse(client.format, data or b""), client)[1]
+    other = next((n for n, s in servers.items() if is_hub(s) and _merged(s, entry) == s), None)
+    if other is not None and (other == name or not named):
+        said = f'Already installed: "{other}" is in {path}; nothing was changed.'
+        return Outcome(client.name, str(path), other, "already", said, entry=servers[other])
+    if name in servers and not is_hub(servers[name]):
+        raise Failed(
+            f'{path} already has another server called "{name}"; choose a name with --name'
+        )
+    known = name in servers
+    entry = _merged(servers.get(name), entry)
+    new = with_entry(client, data, name, entry)
+    word = "updated" if known else "added"
+    if dry:
+        said = f'Would have {word} "{name}" in {path}; nothing was changed.'
+        return Outcome(client.name, str(path), name, "dry-run", said, entry=entry)
+    saved = write(path, new, data, mode=0o644 if project else 0o600)
+    kept = f" (backup: {saved.name})" if saved else ""
+    said = f'{word.capitalize()} "{name}" in {client.title}: {path}{kept}.'
+    step, kept_at = client.next_step, str(saved) if saved else None
+    return Outcome(client.name, str(path), name, word, said, step, kept_at, entry)
+
+
+def _take(client: Client, path: Path, name: str, dry: bool) -> Outcome:
+    data = read_bytes(path)
+    servers = servers_at(parse(client.format, data or b""), client)[1]
+    if data is None or name not in servers:
+        said = f'Not installed: there is no "{name}" in {path}; nothing was changed.'
+        return Outcome(client.name, str(path), name, "absent", said)
+    if not is_hub(servers[name]):
+        raise Failed(f'"{name}" in {path} is not this hub, so it stays; say which with --name')
+    before = undone(client, path, data, name)
+    if dry:
+        said = f'Would have removed "{name}" from {path}; nothing was changed.'
+        return Outcome(client.name, str(path), name, "dry-run", said)
+    saved = write(path, before, data)
+    said = f'Removed "{name}" from {client.title}: {path} (backup: {saved.name if saved else "-"}).'
+    step = f"Restart {client.title}; the hub is then gone from it."
+    return Outcome(client.name, str(path), name, "removed", said, step, str(saved))
+
+
+def state(client: Client) -> dict[str, Any]:
+    """Where a client's file is, and whether the hub is in it (None: not known)."""
+    path = config_file(client)
+    found: dict[str, Any] = {"client": client.name, "title": client.title, "path": str(path)}
+    found |= {"exists": False, "installed": False, "name": None, "command": None, "problem": None}
+    found["servers"] = []
+    try:
+        data = read_bytes(path) if path else None
+        found["exists"] = data is not None
+        if client.format == "yaml":
+            found["installed"] = None if data else False
+            return found
+        servers = servers_at(parse(client.format, data or b""), client)[1]
+    except Unreadable as error:
+        return found | {"exists": True, "installed": None, "problem": str(error)}
+    name = next((name for name, server in servers.items() if is_hub(server)), None)
+    command = started_by(servers[name]) if name is not None else None
+    others = [name for name, server in servers.items() if not is_hub(server)]
+    installed = {"installed": name is not None, "name": name, "command": command}
+    return found | installed | {"servers": others}
+
+
+def _listed(as_json: bool) -> None:
+    states = [state(client) for client in CLIENTS.values()]
+    if as_json:
+        click.echo(json.dumps({"clients": states}, indent=2))
+        return
+    for found in states:
+        if found["installed"]:
+            word = f'installed as "{found["name"]}"'
+        elif found["problem"]:
+            word = f"unreadable: {found['problem']}"
+        elif found["installed"] is None:
+            word = "not known (YAML)"
+        else:
+            word = "not installed" if found["exists"] else "no such file yet"
+        click.echo(f"{found['client']:<16} {word:<24} {found['path']}")
+    click.echo("\nAdd the hub to one of them with: dragoman install CLIENT")
+
+
+def unknown(word: str, also: str = "") -> click.UsageError:
+    near = [name for name in CLIENTS if word.lower() in name or name in word.lower()][:3]
+    near = near or difflib.get_close_matches(word.lower(), CLIENTS, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(CLIENTS)}."
+    return click.UsageError(f'"{word}" is no known client{also}; {hint}')
+
+
+def outcome(
+    client: str, project: Path | None, name: str, named: bool, verb: str, home: str | None
+) -> Outcome:
+    """One client's installation, removal, or what it would be; `verb` is the option given."""
+    if client not in CLIENTS:
+        raise unknown(client)
+    known = CLIENTS[client]
+    entry = _entry(known, home)
+    path = config_file(known, project.absolute() if project else None)
+    if path is None:
+        raise click.UsageError(f"{known.title} has no file for a project; leave out --project.")
+    try:
+        if verb == "print" or known.format == "yaml":
+            text = snippet(known, name, entry)
+            action = "printed" if verb == "print" else "manual"
+            said = (
+                f"To be added to {path}:"
+                if action == "printed"
+                else (
+                    f"{path} is YAML, which is not edited here; nothing was changed. "
+                    f"{'Take out' if verb.startswith('remove') else 'Add'} this by hand:"
+                )
+            )
+            return Outcome(client, str(path), name, action, said, snippet=text)
+        if verb.startswith("remove"):
+            return _take(known, path, name, verb == "remove-dry")
+        dry, shared = verb == "dry", project is not None
+        return _put(known, path, name, entry, named=named, dry=dry, project=shared)
+    except (Unreadable, RecursionError) as error:
+        where = "" if str(path) in str(error) else f'"{path}" cannot be used: '
+        raise Failed(
+            f"{where}{error}. Nothing was changed; correct the file, or see what to add with: "
+            f"dragoman install {client} --print"
+        ) from None
+
+
+def _name(_: click.Context, __: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value):
+        raise click.BadParameter('letters, digits, "-" and "_" only, at most 64')
+    return value
+
+
+@click.command()
+@click.argument("client", required=False, shell_complete=complete_clients)
+@click.option("--print", "printed", is_flag=True, help="Show what to add and where; touch nothing.")
+@click.option(
+    "--project",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Use the client's file of this project folder instead of yours.",
+)
+@click.option("--name", default="dragoman", show_default=True, callback=_name, help="Name there.")
+@click.option("--remove", is_flag=True, help="Take the hub out again.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; touch nothing.")
+@home_option
+@json_option
+@click.pass_context
+def install(
+    ctx: click.Context,
+    client: str | None,
+    printed: bool,
+    project: Path | None,
+    name: str,
+    remove: bool,
+    dry_run: bool,
+    home: str | None,
+    as_json: bool,
+) -> None:
+    """Put the hub into CLIENT (an IDE or agent), or list the clients.
+
+    \b
+    dragoman install                   the clients there are, and which have the hub
+    dragoman install cursor            put it there
+    dragoman install cursor --print    only show what would be written, and where
+    dragoman install cursor --remove   take it out again
+
+    The entry starts "dragoman mcp". Clients with a window are given the absolute path of this
+    dragoman, because what is started from a dock has another PATH than your shell; clients of the
+    terminal get plain "dragoman" if your PATH leads to this one, activated environments apart. If
+    --home or DRAGOMAN_HOME is set, the entry carries it.
+
+    Everything else in the file stays as it is. The file as it was is kept beside it as
+    NAME.bak-TIME (the last 5); --remove gives back the very bytes of before where that is still
+    possible.
+
+    Exit codes: 0 done or nothing to do, 1 failed, 2 wrong usage, 8 the client's file is of a kind
+    that is not edited (Goose's YAML): what to add was printed.
+    """
+    try:
+        if client is None:
+            if printed or remove or dry_run or project:
+                raise click.UsageError("Say which client; without one, the clients are listed.")
+            return _listed(as_json)
+        if printed and remove:
+            raise click.UsageError("--print and --remove exclude each other.")
+        named = ctx.get_parameter_source("name") is not click.core.ParameterSource.DEFAULT
+        verb = "print" if printed else "remove" if remove else "dry" if dry_run else "add"
+        verb = "remove-dry" if remove and dry_run else verb
+        done = outcome(client, project, name, named, verb, home)
+    except click.ClickException as error:
+        if not as_json:
+            raise
+        click.echo(json.dumps({"error": error.message}))
+        ctx.exit(error.exit_code)
+    if as_json:
+        click.echo(json.dumps(asdict(done), indent=2))
+    else:
+        click.echo("\n".join(_lines(done)))
+        if done.action in ("added", "updated", "already"):
+            for remark in _remarks(done, home):
+                say(remark)
+    if done.action == "manual":
+        ctx.exit(CANNOT_EDIT)
+
+
+def _remarks(done: Outcome, home: str | None) -> Iterator[str]:
+    """Why the client would see no tools, or some twice, as far as the configuration tells."""
+    try:
+        file = Path(home_path(home)) / "config.toml"
+        config = load(file)
+    except (ConfigError, Unfit) as error:
+        yield f"the hub will not start there: {error}"
+        return
+    from dragoman.app.app import policy_folder
+
+    if not policy_folder.targets_at(file.parent):
+        yield (
+            "the hub has no servers yet, and no agents, so there are no tools; see: "
+            "dragoman import, dragoman agents add"
+        )
+    elif not config.mcp.stdio_expose:
+        yield f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
+    client, path = CLIENTS[done.client], Path(done.path)
+    theirs = servers_at(parse(client.format, read_bytes(path) or b""), client)[1]
+    twice = [entry.name for entry in config.mcp_servers if entry.name in theirs]
+    if twice:
+        names = ", ".join(twice)
+        yield (
+            f"{names}: these are in {path} too, so their tools come twice; move them with: "
+            f"dragoman import {done.client} --move"
+        )
+
+
+def _lines(done: Outcome) -> Iterator[str]:
+    yield done.said
+    if done.snippet:
+        yield done.snippet.rstrip("\r\n")
+    if done.next:
+        yield done.next

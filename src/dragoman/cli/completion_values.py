@@ -1,0 +1,104 @@
+"""Names for a shell to complete: what the running hub knows, within half a second, or nothing.
+
+A shell asks while somebody types: nothing here prints, waits or starts a hub.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from dragoman import home
+from dragoman.cli.base.hub_client import ask
+from dragoman.cli.clients.known_clients import CLIENTS
+
+ANSWER_SECONDS = 0.5
+_PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_.:/@%+=,~-]*")
+"""Servers choose names, and a shell puts them on its line as they are: one with a character that a
+shell or a terminal obeys is not offered."""
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def _home(ctx: click.Context) -> str:
+    found: str | None = None
+    context: click.Context | None = ctx
+    while context is not None and not found:
+        found = context.params.get("home")
+        context = context.parent
+    return home.home_path(found)
+
+
+def _ask(ctx: click.Context, path: str) -> Any:
+    daemon = home.read_daemon(_home(ctx))
+    if daemon is None:
+        return {}
+    return ask(daemon.socket, "GET", path, None, ANSWER_SECONDS)
+
+
+def _completing(find: Callable[[click.Context], Iterable[str]]) -> Complete:
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        try:
+            found = dict.fromkeys(find(ctx))
+        except Exception:  # a traceback would end up on the line that is being typed
+            return []
+        given = ctx.params.get(str(param.name))
+        taken = set(given) if isinstance(given, tuple) else set()
+        return [
+            CompletionItem(name)
+            for name in found
+            if name.startswith(incomplete) and name not in taken and _PLAIN.fullmatch(name)
+        ]
+
+    return complete
+
+
+def _servers(ctx: click.Context) -> Iterable[str]:
+    """Of the configuration: those that are switched off, too, and without a hub."""
+    from dragoman.cli.config_edits import server_names
+
+    return server_names((Path(_home(ctx)) / "config.toml").read_text(encoding="utf-8"))
+
+
+def _tools(ctx: click.Context) -> Iterable[str]:
+    for tool in _ask(ctx, "/api/tools").get("tools", ()):
+        yield from (tool["id"], tool["name"])
+
+
+def _agents(ctx: click.Context) -> Iterable[str]:
+    return [agent["slug"] for agent in _ask(ctx, "/api/a2a/agents").get("agents", ())]
+
+
+def _targets(ctx: click.Context) -> Iterable[str]:
+    yield from _servers(ctx)
+    yield from _agents(ctx)
+
+
+def _held(ctx: click.Context) -> Iterable[str]:
+    return [pin["name"] for pin in _ask(ctx, "/api/pins?state=held").get("pins", ())]
+
+
+def _prompts(ctx: click.Context) -> Iterable[str]:
+    for prompt in _ask(ctx, "/api/prompts").get("prompts", ()):
+        yield from (prompt["id"], prompt["name"])
+
+
+def _resources(ctx: click.Context) -> Iterable[str]:
+    return [one["uri"] for one in _ask(ctx, "/api/resources").get("resources", ())]
+
+
+complete_servers = _completing(_servers)
+complete_tools = _completing(_tools)
+complete_agents = _completing(_agents)
+complete_targets = _completing(_targets)
+complete_held = _completing(_held)
+complete_prompts = _completing(_prompts)
+complete_resources = _completing(_resources)
+complete_clients = _completing(lambda ctx: CLIENTS)

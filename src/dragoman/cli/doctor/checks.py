@@ -1,0 +1,380 @@
+"""The checks of `doctor` on the machine, the home, the configuration and the hub.
+
+Each looks at one thing that is known to go wrong, changes nothing, and says how it is and what to
+do about it.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import resource
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dragoman import __version__, home
+from dragoman.cli.base.output import clean
+from dragoman.cli.clients.install import state
+from dragoman.cli.clients.known_clients import CLIENTS
+from dragoman.cli.doctor.findings import Finding, Level, Situation
+from dragoman.cli.doctor.port_owner import listener_on
+from dragoman.cli.doctor.start_checks import find_listening_problem, is_passing
+from dragoman.cli.hub import holder
+from dragoman.config import Config
+from dragoman.config_layers import find_near_misses
+from dragoman.core.errors import HubError
+from dragoman.core.file_modes import find_exposures, find_exposures_in
+
+MANY = 10
+LEAST_PYTHON = (3, 11)
+LEAST_DISK = 128 * 1024 * 1024
+LEAST_FILES = 1024
+MOST_ENTRIES = 200_000
+"""So many are proved without being asked to: about two seconds."""
+RELEASED = 1_767_225_600.0
+"""2026-01-01: a clock that shows less was never set."""
+CLOCK_SLACK = 300.0
+
+
+def python(_: Situation) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    fine = sys.version_info >= LEAST_PYTHON
+    fix = "" if fine else "install Python 3.11 or newer and install dragoman with that"
+    yield Finding("python", "ok" if fine else "problem", f"Python {version}, {sys.executable}", fix)
+
+
+def home_folder(found: Situation) -> Iterator[Finding]:
+    place = found.place
+    if not os.path.lexists(place):
+        yield Finding("home", "info", f"there is no {place} yet", "dragoman up makes it")
+        return
+    try:
+        home.prepare(str(place))
+    except home.Unfit as unfit:
+        said, _, fix = str(unfit).rstrip(".").partition("; ")
+        yield Finding("home", "problem", said, fix or "use another one: --home, or DRAGOMAN_HOME")
+        return
+    mode = stat.S_IMODE(place.stat().st_mode)
+    if mode & 0o077:
+        said = f"{place} can be entered by others (mode {mode:04o})"
+        yield Finding("home", "warning", said, f'chmod 700 "{place}"')
+    else:
+        yield Finding("home", "ok", f"{place} is yours alone")
+
+
+def env_file(found: Situation) -> Iterator[Finding]:
+    """The file of secrets beside config.toml."""
+    path = found.place / "env"
+    if found.env_problem:
+        yield Finding("env file", "problem", found.env_problem, f'correct "{path}"')
+        return
+    if not path.exists():
+        return
+    quoted = [name for name, value in found.env.items() if _is_quoted(value)]
+    if quoted:
+        said = f"the quotes around {', '.join(quoted)} are part of the value there"
+        yield Finding("env file", "warning", said, f'write NAME=value without quotes in "{path}"')
+        return
+    yield Finding("env file", "ok", f"{len(found.env)} values")
+
+
+def modes(found: Situation) -> Iterator[Finding]:
+    """What others may do with the files of the home."""
+    config = found.config
+    exposures = list(
+        find_exposures(
+            found.place, config_is_secret=config is not None and config.api_key is not None
+        )
+    )
+    if config is not None:
+        exposures += find_exposures_in(found.place / config.policy.folder)
+    for one in exposures[:MANY]:
+        if one.reachable:
+            said = f"{one.path} {one.words}; a hub does not start with it"
+            yield Finding("modes", "problem", said, one.fix)
+        else:
+            said = f"{one.path} {one.words}, if they could get there"
+            yield Finding("modes", "info", said, one.fix)
+
+
+def _is_quoted(value: str) -> bool:
+    value = value.strip()
+    return len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+
+
+def configuration(found: Situation) -> Iterator[Finding]:
+    file = found.place / "config.toml"
+    if found.config is None:
+        said, fix = found.config_problem, "correct the file, then: dragoman config check"
+        if found.daemon is not None:
+            said += " (the running hub goes on with what it read before)"
+        yield Finding("config", "problem", said, fix)
+        return
+    if not file.exists():
+        said = f"there is no {file}: no servers, and IDEs see no tools and skills"
+        yield Finding("config", "info", said, "dragoman init writes a commented one")
+        return
+    for name, meant in find_near_misses(Config, os.environ):
+        said = f"environment variable {name} sets nothing"
+        yield Finding("config", "warning", said, f"did you mean {meant}?")
+    count = len(found.config.mcp_servers)
+    yield Finding("config", "ok", f"{file} is valid, {count} server{'s' * (count != 1)}")
+    if not count and not _has_agents(found):
+        said = "no servers are configured and no agents, so there are no tools"
+        fix = (
+            "dragoman import takes over the servers of an IDE; or write [[mcp_servers]] blocks; or "
+            "dragoman agents add URL"
+        )
+        yield Finding("servers", "warning", said, fix)
+    if not found.config.mcp.stdio_expose:
+        said = "IDEs see no tools of servers and no skills: [mcp] stdio_expose is empty"
+        yield Finding("expose", "warning", said, 'write stdio_expose = ["*"] below [mcp]')
+
+
+def _has_agents(found: Situation) -> bool:
+    from dragoman.app.app import policy_folder
+
+    config = found.config
+    configured = config is not None and bool(config.agents or config.a2a.external_agents)
+    return configured or bool(policy_folder.registered(found.place))
+
+
+def running_hub(found: Situation) -> Iterator[Finding]:
+    daemon, place = found.daemon, str(found.place)
+    if daemon is not None:
+        where = daemon.url or "inside a `dragoman mcp`"
+        said = f"process {daemon.pid} runs since {daemon.started_at}, {where}"
+        if found.silence:
+            said += f"; it does not say how its servers are: {found.silence}"
+            yield Finding("hub", "problem", said, "dragoman stop, then dragoman up")
+        elif daemon.version != __version__:
+            said += f"; it is version {daemon.version} and this command is {__version__}"
+            yield Finding("hub", "warning", said, "dragoman stop, then dragoman up")
+        else:
+            yield Finding("hub", "ok", said)
+    elif found.place.is_dir() and home.is_held(place):
+        pid = holder(place)
+        said = f"process {pid or '?'} holds {place} but does not answer"
+        fix = f"end it (kill {pid or 'it'}, if need be kill -9), then: dragoman up"
+        yield Finding("hub", "problem", said, fix)
+    elif found.record is not None:
+        said = f"none runs; daemon.json was left by process {found.record.pid}, which was killed"
+        yield Finding("hub", "warning", said, "dragoman up clears up and starts")
+    else:
+        yield Finding("hub", "info", "none runs on this home", "dragoman up starts one")
+
+
+def port(found: Situation) -> Iterator[Finding]:
+    if found.config is None:
+        return
+    host, number = found.config.server.host, found.config.server.port
+    url = found.daemon.url if found.daemon else None
+    if url is not None:
+        listens = url.rpartition(":")[2]
+        if number and listens != str(number):
+            said = f"the hub listens on port {listens}, config.toml says {number}"
+            yield Finding("port", "info", said, "the next start uses config.toml's")
+        else:
+            yield Finding("port", "ok", f"the hub listens on {host} port {listens}")
+        return
+    error = find_listening_problem(host, number)
+    if error is None:
+        said = "any free one (port = 0)" if number == 0 else f"{host} port {number} is free"
+        yield Finding("port", "ok", said)
+        return
+    if is_passing(error, host, number):
+        said = (
+            f"{host} port {number} is the near end of a connection that is open or was closed just "
+            "now; no program listens there"
+        )
+        fix = f"start again in a minute, or: sysctl net.ipv4.ip_local_reserved_ports={number}"
+        yield Finding("port", "warning", said, fix)
+        return
+    who = listener_on(number) if number else None
+    why = f"{clean(who)} listens there" if who else error.strerror or str(error)
+    said = f"the hub could not listen on {host} port {number}: {why}"
+    fix = "stop that one, or set another [server] port, or: dragoman up --port N"
+    if error.errno != errno.EADDRINUSE:
+        fix = 'set [server] host to an address of this machine, such as "127.0.0.1"'
+    yield Finding("port", "problem", said, fix)
+
+
+def key(found: Situation) -> Iterator[Finding]:
+    if found.config is None or not found.place.is_dir():
+        return
+    host = found.config.server.host
+    count = _active_keys(found.place)
+    if found.config.api_key is not None or count:
+        what = "api_key is set" if found.config.api_key else f"{count} active"
+        yield Finding("keys", "ok", f"callers over HTTP need a key ({what})")
+    elif count is None:
+        if _is_loopback(host):
+            yield Finding("keys", "ok", f"none, and {host} is reached from this machine only")
+        else:
+            said = f'[server] host = "{host}" can be reached from outside and there is no key'
+            fix = "dragoman keys create NAME, or set api_key, or host = 127.0.0.1"
+            yield Finding("keys", "problem", said, fix)
+    else:
+        said = "keys were made and none is active, so nobody gets in over HTTP"
+        yield Finding("keys", "warning", said, "dragoman keys create NAME")
+
+
+def _active_keys(place: Path) -> int | None:
+    """How many; None where none was ever made."""
+    if not (place / "hub.db").exists():
+        return None
+    from dragoman.app.app import KeyStore
+
+    store = KeyStore(place)
+    try:
+        states = [record.state(time.time()) for record in store.list()]
+    finally:
+        store.close()
+    return states.count("active") if states else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def audit(found: Situation) -> Iterator[Finding]:
+    from dragoman.app.app import AuditReader, verify
+
+    parts = ("audit.db", "audit.key", "audit.head")
+    missing = [name for name in parts if not (found.place / name).exists()]
+    if len(missing) == len(parts):
+        yield Finding("audit", "info", "there is no record of calls yet")
+        return
+    fix = "see: dragoman docs operations, and a backup if you have one"
+    if missing:
+        said = f"{' and '.join(missing)} is missing, so the record of calls proves nothing"
+        yield Finding("audit", "problem", said, fix)
+        return
+    try:
+        reader = AuditReader(found.place)
+        entries = reader.last_seq()
+        reader.close()
+    except HubError as error:
+        yield Finding("audit", "problem", str(error), fix)
+        return
+    if entries > MOST_ENTRIES and not found.deep:
+        said = f"{entries} entries, which were not proved"
+        yield Finding("audit", "info", said, "dragoman doctor --deep, or dragoman audit verify")
+        return
+    verdict = verify(found.place)
+    if verdict.ok:
+        yield Finding("audit", "ok", f"every entry is as it was written ({verdict.entries})")
+    else:
+        yield Finding("audit", "problem", f"it is not whole: {verdict.problem}", fix)
+
+
+def disk(found: Situation) -> Iterator[Finding]:
+    place = next(path for path in (found.place, *found.place.parents) if path.is_dir())
+    yield space(shutil.disk_usage(place).free, place)
+
+
+def space(free: int, place: Path) -> Finding:
+    said = f"{free / 2**20:,.0f} MB are free in {place}"
+    if free < LEAST_DISK:
+        fix = "make room: without any, calls cannot be recorded and are refused"
+        return Finding("disk", "problem", said, fix)
+    return Finding("disk", "ok", said)
+
+
+def descriptors(_: Situation) -> Iterator[Finding]:
+    """The hub raises its own limit as far as it may, so the hard one counts."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
+        said = f"a process may have {hard} files and connections open, which is few for a hub"
+        fix = f"raise the hard limit (ulimit -Hn) to {LEAST_FILES} or more"
+        yield Finding("open files", "warning", said, fix)
+    else:
+        shown = "as many as it wants" if hard == resource.RLIM_INFINITY else f"up to {hard}"
+        yield Finding("open files", "ok", f"a hub may have {shown} open")
+
+
+def isolation(_: Situation) -> Iterator[Finding]:
+    there = "is" if shutil.which("bwrap") else "is not"
+    doors = (
+        "the hub does not take them for you"
+        if sys.platform == "linux"
+        else "on this system the hub cannot tell them from you on its sockets"
+    )
+    yield Finding(
+        "isolation",
+        "info",
+        "servers get a cleared environment and a session of their own, and a private home unless "
+        'their entry has home = "user"; '
+        f"{doors}; there is no sandbox yet (bubblewrap {there} on this machine), so a stdio server "
+        "can read and write your files, pins.db and config.toml among them",
+    )
+
+
+def clock(found: Situation) -> Iterator[Finding]:
+    now = time.time()
+    shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
+    fix = "set the clock: keys expire by it, certificates are judged by it, records are dated by it"
+    newest = max(_modified(path) for path in (found.place / "audit.db", found.place / "lock"))
+    if now < RELEASED:
+        yield Finding("clock", "problem", f"it shows {shown}, before this program was made", fix)
+    elif newest > now + CLOCK_SLACK:
+        said = f"it shows {shown}, and files of the home are from after that"
+        yield Finding("clock", "warning", said, fix)
+    else:
+        yield Finding("clock", "ok", shown)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def clients(found: Situation) -> Iterator[Finding]:
+    """The IDEs and agents of this machine, as far as their files show."""
+    seen = False
+    for client in CLIENTS.values():
+        now = state(client)
+        path = Path(now["path"])
+        folder = path.parent
+        if not now["exists"] and (not folder.is_dir() or folder == Path.home()):
+            continue
+        seen = True
+        install = f"dragoman install {client.name}"
+        level: Level = "info"
+        fix = ""
+        if now["problem"]:
+            said, fix = f"{client.title}: {now['problem']}", f"correct {path}, then: {install}"
+        elif now["installed"] and now["command"] and not shutil.which(now["command"]):
+            level = "warning"
+            said = f'{client.title} starts "{now["command"]}", which is not there'
+            fix = install
+        elif now["installed"] and (twice := _twice(found, now["servers"])):
+            level = "warning"
+            said = f"{client.title} has the hub and {twice} as well, so their tools are there twice"
+            fix = f"dragoman import {client.name} --move"
+        elif now["installed"]:
+            level, said = "ok", f'{client.title} has the hub as "{now["name"]}"'
+        elif now["installed"] is None:
+            said, fix = f"{client.title}: not known whether it has the hub (YAML)", install
+        else:
+            said, fix = f"{client.title} does not have the hub", install
+        yield Finding("client", level, clean(said), fix)
+    if not seen:
+        said = "no IDE or agent that is known here has files in your home"
+        yield Finding("client", "info", said, "dragoman install lists those that are known")
+
+
+def _twice(found: Situation, theirs: list[str]) -> str:
+    """The servers that are in the hub's configuration and in the client's."""
+    ours = found.config.mcp_servers if found.config is not None else ()
+    return ", ".join(entry.name for entry in ours if entry.enabled and entry.name in theirs)

@@ -1,0 +1,186 @@
+"""The checks of `doctor` on each configured server: what its entry says, how the hub finds it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dragoman.cli.base.output import clean
+from dragoman.cli.doctor.findings import Finding, Situation
+
+MANY_RESTARTS = 3
+_SCRIPT = re.compile(r"\.{1,2}/.*|[^-@/:][^:]*\.(?:py|js|mjs|cjs|ts|sh|rb|jar)")
+_ADVICE = {
+    "npx": "install Node.js (https://nodejs.org); a version manager such as nvm puts it on the "
+    "PATH of your shell alone, so give the full path that `which npx` prints",
+    "node": "install Node.js (https://nodejs.org), or give its full path",
+    "uvx": "install uv (https://docs.astral.sh/uv/), or give the full path that `which uvx` prints",
+    "docker": "install Docker, or Podman and write podman",
+}
+
+
+_HTTP_ADVICE = (
+    (
+        "wants OAuth",
+        "give it a token that it takes otherwise, such as a personal access token: headers = "
+        '{ Authorization = "Bearer ${NAME}" }; or put a program between that signs in for you: '
+        'type = "stdio", command = "npx", args = ["-y", "mcp-remote", URL]',
+    ),
+    (
+        "HTTP 401",
+        'set what it wants under headers, for example { Authorization = "Bearer ${NAME}" }, with '
+        "NAME=… in the env file; a token that is there may have expired",
+    ),
+    (
+        "HTTP 403",
+        "its credentials are known and may not do this: use others, or ask who gives them",
+    ),
+    ("HTTP 404", "correct the path of url: many servers serve MCP at /mcp, older ones at /sse"),
+    ("HTTP 405", "correct url: there is something at this address that is no MCP endpoint"),
+    ("HTTP 3", "give the address that it redirects to, or sign in: it may lead to a login page"),
+    ("HTTP 429", "it has had too many requests; the hub tries again by itself"),
+    ("HTTP 5", "the server itself fails: look at its own log; the hub tries again by itself"),
+    ("a web page", "correct url: this is the address of a page, MCP is often at /mcp below it"),
+    ("nothing listens", "start the server, or correct the port in url"),
+    ("leads to no address", "correct the name in url, or see that this machine can resolve it"),
+)
+"""What to do, by what the reason says."""
+
+
+def advise_http(reason: str) -> str:
+    found = (advice for words, advice in _HTTP_ADVICE if words in reason)
+    return next(found, "see that it runs, and that url and headers are right")
+
+
+def servers(found: Situation) -> Iterator[Finding]:
+    for entry in found.config.mcp_servers if found.config else ():
+        name = f"server {entry.name}"
+        if not entry.enabled:
+            yield Finding(name, "info", "it is switched off", "enabled = true in config.toml")
+            continue
+        findings = list(_entry(found, entry, name))
+        is_wrong = any(finding.level == "problem" for finding in findings)
+        if found.daemon is not None and not found.silence:
+            findings += _state(found, entry, name, is_wrong)
+        if all(finding.level == "ok" for finding in findings):
+            words = "; ".join(finding.said for finding in findings)
+            yield Finding(name, "ok", words)
+        else:
+            yield from (finding for finding in findings if finding.level != "ok")
+
+
+def _entry(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
+    transport = entry.transport
+    if hasattr(transport, "command"):
+        yield from _program(found, transport, name)
+        yield from _arguments(found, entry, name)
+        if entry.has_user_home:
+            said = (
+                "it runs with your home folder, and so with the settings and credentials there "
+                '(home = "user")'
+            )
+            yield Finding(name, "info", said)
+    else:
+        headers = transport.headers
+        texts = list(headers.values()) if isinstance(headers, dict) else headers
+        yield from _headers(found, texts, name)
+    unset = [each for each in entry.env if found.value_of(each) is None]
+    if unset:
+        said = f"{', '.join(unset)} is set neither in this environment nor in {found.place}/env"
+        fix = f"add a line {unset[0]}=… to {found.place}/env"
+        yield Finding(name, "warning", said, fix)
+    limit = found.config.limits.tool_timeout_secs if found.config else entry.timeout_secs
+    if entry.timeout_secs is not None and entry.timeout_secs > limit:
+        said = (
+            f"timeout_secs = {entry.timeout_secs:g} is never reached: every tool is stopped after "
+            f"[limits] tool_timeout_secs = {limit:g}"
+        )
+        yield Finding(name, "warning", said, "raise the one or lower the other")
+
+
+def _program(found: Situation, transport: Any, name: str) -> Iterator[Finding]:
+    command = os.path.expanduser(transport.command)
+    program = shutil.which(command, path=found.value_of("PATH") or os.defpath)
+    if program is not None:
+        yield Finding(name, "ok", f"{program} is there")
+        return
+    word = os.path.basename(command)
+    said = f'the command "{transport.command}" was not found on the PATH'
+    if "/" in command:
+        said = f'there is no program "{transport.command}"'
+    fix = _ADVICE.get(word, "install it, or give its full path")
+    yield Finding(name, "problem", said, fix)
+
+
+def _arguments(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
+    transport = entry.transport
+    word, args = os.path.basename(transport.command), transport.args
+    if transport.cwd is not None:
+        if not os.path.isdir(os.path.expanduser(transport.cwd)):
+            said = f'its cwd "{transport.cwd}" is no folder'
+            yield Finding(name, "problem", said, "make it, or correct cwd")
+    else:
+        relative = next((arg for arg in args if _SCRIPT.fullmatch(arg)), None)
+        folder = found.place / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", entry.name) / "home"
+        where = "a private home of its own"
+        if entry.has_user_home:
+            folder, where = Path.home(), "your home"
+        if relative is not None and not (folder / relative).exists():
+            said = f'"{relative}" is no full path, and this server starts in {where}'
+            yield Finding(name, "problem", said, "write the full path, or set cwd")
+    if word == "npx" and not {"-y", "--yes"} & set(args):
+        said = "npx without -y asks before it installs, and nobody is there to answer"
+        yield Finding(name, "warning", said, 'put "-y" first in args')
+    if word in ("docker", "podman") and "run" in args:
+        yield from _container(args, name)
+
+
+def _container(args: Sequence[str], name: str) -> Iterator[Finding]:
+    short = [arg for arg in args if re.fullmatch(r"-[a-zA-Z]+", arg)]
+    if "--interactive" not in args and not any("i" in arg for arg in short):
+        said = "docker run without -i closes the server's stdin"
+        yield Finding(name, "problem", said, 'put "-i" after "run" in args')
+    if "--tty" in args or any("t" in arg for arg in short):
+        said = "docker run with -t mixes a terminal into the protocol"
+        yield Finding(name, "problem", said, 'write "-i" instead of "-it" in args')
+
+
+def _headers(found: Situation, texts: Sequence[str], name: str) -> Iterator[Finding]:
+    named = [each for text in texts for each in re.findall(r"\$\{([A-Za-z_]\w*)\}", text)]
+    unset = [each for each in dict.fromkeys(named) if found.value_of(each) is None]
+    if unset:
+        said = f"its headers need {', '.join(unset)}, which is set nowhere"
+        fix = f"add a line {unset[0]}=… to {found.place}/env"
+        yield Finding(name, "problem", said, fix)
+    else:
+        yield Finding(name, "ok", "its entry is complete")
+
+
+def _state(found: Situation, entry: Any, name: str, explained: bool) -> Iterator[Finding]:
+    """What the running hub says of it; `explained`: why it fails was found already."""
+    state = found.servers.get(entry.name)
+    logs = f"see what it wrote: dragoman servers logs {entry.name}"
+    if state is None:
+        said = "the running hub does not know it"
+        yield Finding(name, "warning", said, "see: dragoman status (config.toml may not be used)")
+        return
+    if state["state"] == "connected":
+        words = f"connected, {state.get('protocol_version')}, {state['tools_count']} tools"
+        yield Finding(name, "ok", words)
+        for remark in state.get("remarks", []):
+            yield Finding(name, "info", clean(remark))
+    elif state["state"] == "failed" and not explained:
+        here = hasattr(entry.transport, "command")
+        fix = logs if here else advise_http(state["reason"])
+        yield Finding(name, "problem", f"it is not connected: {clean(state['reason'])}", fix)
+    elif state["state"] != "failed":
+        yield Finding(name, "info", f"it is {state['state']}: {clean(state.get('reason', ''))}")
+    for problem in state.get("problems", []):
+        yield Finding(name, "warning", clean(problem), "tell those who make the server")
+    if state.get("restarts", 0) > MANY_RESTARTS:
+        said = f"it was lost and connected again {state['restarts']} times"
+        yield Finding(name, "warning", said, logs)

@@ -1,0 +1,435 @@
+"""Child processes: an environment of their own, a home, a group of their own, and a sure end.
+
+Knows pipes and processes, nothing of MCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.core.errors import Unreachable
+from dragoman.core.file_modes import make_private_folder
+from dragoman.mcp.client.descendants import DESCENDANTS
+
+log = logging.getLogger(__name__)
+
+STDERR_BYTES = 64 * 1024
+END_SECONDS = 2.0
+"""How long a child may take to end when its stdin is closed; half of that again at SIGTERM."""
+GRACE_SECONDS = 0.1
+"""Between the end of a child and of its output, whichever comes first: often the other follows."""
+UNWRITTEN_BYTES = 16 * 1024 * 1024
+"""What may wait for a child that does not read, before calls to it are refused."""
+MARK = "DRAGOMAN_CHILD"
+"""Set in every child's environment, so that all that it started can be found and ended."""
+
+
+class Ring:
+    """The last bytes of a child's stderr."""
+
+    def __init__(self, limit: int = STDERR_BYTES) -> None:
+        self.limit = limit
+        self._data = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._data += data[-self.limit :]
+        if len(self._data) > 2 * self.limit:  # not at every write: that would copy all of it
+            del self._data[: -self.limit]
+
+    def text(self) -> str:
+        return self._data[-self.limit :].decode("utf-8", "replace")
+
+    def last_line(self) -> str:
+        lines = [line for line in self.text().splitlines() if line.strip()]
+        return lines[-1].strip()[:300] if lines else ""
+
+
+PASSED = frozenset(
+    {
+        *("LANG", "LANGUAGE", "TZ"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("NODE_EXTRA_CA_CERTS", "DENO_CERT", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE"),
+        *("NIX_SSL_CERT_FILE", "npm_config_cafile", "NPM_CONFIG_CAFILE"),
+    }
+)
+"""What every child is given where it is set, and all that begins with LC_: no program works well
+without its language, its time zone and the certificates that it is to trust."""
+OF_THE_USER = frozenset(
+    {
+        *("USER", "LOGNAME", "SHELL", "TERM", "TMPDIR"),
+        *("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"),
+        "XDG_RUNTIME_DIR",
+    }
+)
+"""What goes with the user's own home."""
+CACHES = {
+    "npm_config_cache": "npm",
+    "UV_CACHE_DIR": "uv",
+    "UV_PYTHON_INSTALL_DIR": "uv-python",
+    "PIP_CACHE_DIR": "pip",
+    "PIPX_HOME": "pipx",
+    "BUN_INSTALL_CACHE_DIR": "bun",
+    "DENO_DIR": "deno",
+}
+"""Where package runners keep what they have fetched, below one folder for all private homes."""
+
+
+def environment(
+    names: Sequence[str],
+    lookup: Mapping[str, str],
+    folder: Path,
+    caches: Path,
+    mark: str,
+    *,
+    with_user_home: bool,
+) -> dict[str, str]:
+    """The environment of a child: PATH, what every program needs, the variables named, and a home.
+
+    That is the user's, or a home and temporary folder of the child's own with the common caches of
+    package runners. A variable that is named is given as it is, HOME and TMPDIR too.
+    """
+    passed = {
+        name: value
+        for name, value in lookup.items()
+        if name in PASSED or name.startswith("LC_") or (with_user_home and name in OF_THE_USER)
+    }
+    given = {name: lookup[name] for name in names if name in lookup}
+    if with_user_home:
+        own = {"HOME": lookup.get("HOME") or os.path.expanduser("~")}
+    else:
+        own = _make_private(folder, caches)
+    return {"PATH": lookup.get("PATH", os.defpath), **passed, **own, **given, MARK: mark}
+
+
+def _make_private(folder: Path, caches: Path) -> dict[str, str]:
+    """Makes the folders of a private home; gives the variables that lead there."""
+    home, tmp = folder / "home", folder / "tmp"
+    for path in (home, tmp, caches):
+        make_private_folder(path)
+    for path in (folder.parent, folder, home, tmp, caches):
+        if path.stat().st_mode & 0o077:  # an earlier version made it so
+            path.chmod(0o700)
+    shared = {name: str(caches / below) for name, below in CACHES.items()}
+    return {"HOME": str(home), "TMPDIR": str(tmp), **shared}
+
+
+class _Reader(asyncio.Protocol):
+    def __init__(self, received: Callable[[bytes], None], ended: Callable[[], None]) -> None:
+        self._received = received
+        self._ended = ended
+
+    def data_received(self, data: bytes) -> None:
+        self._received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended()
+
+
+class _Writer(asyncio.BaseProtocol):
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended()
+
+
+class _PipeEnd:
+    """The hub's end of a pipe. It owns the descriptor until `hand_over`, and closes it once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def hand_over(self, loop: asyncio.AbstractEventLoop) -> _HandedOver:
+        """What a transport gets: from here on the transport alone closes the descriptor, even
+        when connecting it is cancelled."""
+        fd, self._fd = self._fd, -1
+        return _HandedOver(fd, isinstance(loop, asyncio.BaseEventLoop))
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _HandedOver:
+    """The file object that a transport takes for a pipe. asyncio's own transports close the
+    descriptor through it. libuv closes the descriptor itself and calls `close` afterwards, when
+    the number may already be another file's: `close` must do nothing there."""
+
+    def __init__(self, fd: int, closes: bool) -> None:
+        self._fd = fd
+        self._closes = closes
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if self._closes:
+            self._closes = False
+            os.close(self._fd)
+
+
+class _Pipes(NamedTuple):
+    stdin: _PipeEnd
+    stdout: _PipeEnd
+    stderr: _PipeEnd
+
+    def close(self) -> None:
+        for end in self:
+            end.close()
+
+
+class Child:
+    """One running program. `received` gets its stdout; `exited` is done, in words, when it has
+    ended or cannot be talked to any more."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], pipes: _Pipes, mark: str, stderr: Ring
+    ) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.stderr = stderr
+        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._mark = mark
+        self._pipes = pipes
+        """Those that no transport has been given yet."""
+        self._transports: list[asyncio.BaseTransport] = []
+        self._stdin: asyncio.WriteTransport | None = None
+        self._stdout: asyncio.ReadTransport | None = None
+        self._paused = False
+        self._closed: list[str] = []
+        """The pipes that it has closed, in that order."""
+        self._grace: asyncio.TimerHandle | None = None
+        self._pidfd = -1
+
+    @classmethod
+    async def start(
+        cls,
+        command: str,
+        args: Sequence[str],
+        env: dict[str, str],
+        cwd: str,
+        received: Callable[[bytes], None],
+        stderr: Ring,
+        server: str = "",
+    ) -> Child:
+        program = shutil.which(command, path=env["PATH"])
+        if program is None:
+            raise Unreachable(
+                f'the command "{command}" was not found on the PATH; install it or give its full '
+                "path",
+                sent=False,
+            )
+        try:
+            process, pipes = _spawn([program, *args], env, cwd)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            raise Unreachable(f'"{program}" could not be started: {error}', sent=False) from None
+        child = cls(process, pipes, env[MARK], stderr)
+        DESCENDANTS.add(process.pid, env[MARK], server)
+        try:
+            await child._connect(received)
+        except BaseException as error:
+            await child.end()
+            if isinstance(error, OSError):
+                raise Unreachable(
+                    f'"{program}" could not be connected to: {error}', sent=False
+                ) from None
+            raise
+        return child
+
+    async def _connect(self, received: Callable[[bytes], None]) -> None:
+        loop = asyncio.get_running_loop()
+        pipes = self._pipes
+        if hasattr(os, "pidfd_open"):
+            # What it has started may hold its pipes open, so their end does not tell of its own.
+            self._pidfd = os.pidfd_open(self.pid)
+            loop.add_reader(self._pidfd, self._over, "")
+        self._stdout, _ = await loop.connect_read_pipe(
+            lambda: _Reader(received, lambda: self._over("output")), pipes.stdout.hand_over(loop)
+        )
+        self._transports.append(self._stdout)
+        errors, _ = await loop.connect_read_pipe(
+            lambda: _Reader(self.stderr.write, lambda: None), pipes.stderr.hand_over(loop)
+        )
+        self._transports.append(errors)
+        self._stdin, _ = await loop.connect_write_pipe(
+            lambda: _Writer(lambda: self._over("input")), pipes.stdin.hand_over(loop)
+        )
+        self._transports.append(self._stdin)
+
+    def write(self, data: bytes) -> None:
+        stdin = self._stdin
+        if self.over or stdin is None:
+            words = self.exited.result() if self.exited.done() else self._exit_words()
+            raise Unreachable(words, sent=False)
+        if stdin.get_write_buffer_size() > UNWRITTEN_BYTES:
+            raise Unreachable("it does not read what it is sent", sent=False)
+        stdin.write(data)
+
+    @property
+    def over(self) -> bool:
+        """Whether it can be written to no more. Asks the system too: that it has just ended may not
+        have been heard yet, and what is written to it then would count as sent."""
+        stdin = self._stdin
+        return (
+            self.exited.done()
+            or stdin is None
+            or stdin.is_closing()
+            or self.process.poll() is not None
+        )
+
+    def kill(self) -> None:
+        """At once, with its group; `end` still has to be awaited."""
+        _signal_group(self.pid, signal.SIGKILL)
+
+    def pause(self, seconds: float) -> None:
+        """Reads nothing from it for a while."""
+        if self._stdout is None or self._paused or self._stdout.is_closing():
+            return
+        self._paused = True
+        self._stdout.pause_reading()
+        asyncio.get_running_loop().call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = False
+        if self._stdout is not None and not self._stdout.is_closing():
+            self._stdout.resume_reading()
+
+    def _over(self, pipe: str) -> None:
+        """It has exited (`pipe` is empty) or closed one of its pipes: it is of no more use."""
+        if pipe:
+            self._closed.append(pipe)
+        else:
+            self._unwatch()
+        if self.exited.done():
+            return
+        if "output" in self._closed and self.process.poll() is not None:
+            self._ended()
+        elif self._grace is None:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(GRACE_SECONDS, self._ended)
+
+    def _ended(self) -> None:
+        if not self.exited.done():
+            self.exited.set_result(self._exit_words())
+
+    def _exit_words(self) -> str:
+        code = self.process.poll()
+        if code is None:
+            how = f"it closed its {self._closed[0] if self._closed else 'input'}"
+        elif code < 0:
+            how = f"it was ended by signal {signal.Signals(-code).name}"
+        else:
+            how = f"it exited with status {code}"
+        last = self.stderr.last_line()
+        return f"{how}; its last words: {last}" if last else how
+
+    async def end(self, patience: float = END_SECONDS) -> None:
+        """Ends it and all that it started: asks by closing its stdin, then tells, then kills."""
+        DESCENDANTS.note(self.pid)  # when it has ended nobody can tell what it has started
+        try:
+            self._close_input()
+            if self._closed or not await self._gone(patience):
+                _signal_group(self.pid, signal.SIGTERM)
+                await self._gone(patience / 2)
+        finally:  # whoever waits for this may have lost patience as well
+            DESCENDANTS.kill(self.pid)  # while it can still be told what is its
+            _signal_group(self.pid, signal.SIGKILL)
+            DESCENDANTS.kill(self.pid)
+            kill_marked(self._mark)
+            self._let_go()
+        try:
+            await self._gone(1)
+        finally:
+            DESCENDANTS.discard(self.pid)
+
+    def _close_input(self) -> None:
+        if self._stdin is not None:
+            self._stdin.close()
+        else:
+            self._pipes.stdin.close()
+
+    def _let_go(self) -> None:
+        self._unwatch()
+        for transport in self._transports:
+            transport.close()
+        self._pipes.close()
+        self._ended()
+
+    def _unwatch(self) -> None:
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    async def _gone(self, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        pause = 0.002
+        while self.process.poll() is None:
+            if loop.time() > deadline:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        return True
+
+
+def _spawn(
+    command: Sequence[str], env: Mapping[str, str], cwd: str
+) -> tuple[subprocess.Popen[bytes], _Pipes]:
+    """The program in a session of its own, and the hub's ends of its pipes."""
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failed:
+        child_ends, hub_ends = [], []
+        for child_reads in (True, False, False):
+            read, write = os.pipe()
+            theirs.callback(os.close, read if child_reads else write)
+            child_ends.append(read if child_reads else write)
+            hub_ends.append(_PipeEnd(write if child_reads else read))
+            failed.callback(hub_ends[-1].close)
+        stdin, stdout, stderr = child_ends
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        failed.pop_all()
+    return process, _Pipes(*hub_ends)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def kill_marked(mark: str) -> int:
+    """Kills every process that carries `mark`, wherever it has fled to. Needs /proc.
+
+    Never this one: a hub may have been started by what a child of an earlier hub had started.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    killed = 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        if entry.name == str(os.getpid()):
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(v == wanted or v.startswith(wanted + b":") for v in variables):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
+    return killed

@@ -1,0 +1,59 @@
+"""The log of one server: lines that belong to no call under way.
+
+Every line is kept for `dragoman servers logs`. Those that a client may want are announced, as far
+as they do not come too fast. Who hears them is decided by `listening`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+
+from dragoman.core.bus import Bus
+from dragoman.core.call import Note
+from dragoman.core.events import ServerLogged
+from dragoman.mcp.client.child_process import Ring
+from dragoman.mcp.client.notifications import line_of, note_of
+from dragoman.wire.json import encode
+
+PER_SECOND = 20.0
+BURST = 100.0
+"""Lines that are announced; the rest is only kept."""
+MAX_ANNOUNCED = 64 * 1024
+"""Characters or bytes of a line that is announced whole."""
+
+
+class ServerLogs:
+    def __init__(
+        self, server: str, ring: Ring, bus: Bus, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._server = server
+        self._ring = ring
+        self._bus = bus
+        self._clock = clock
+        self._left = BURST
+        self._counted_at = clock()
+
+    def write(self, params: Mapping[str, Any], client: str | None) -> None:
+        """Takes a `notifications/message`. `client` is the session whose own connection it came on,
+        "" for a client that keeps none; None for the connection that all clients share."""
+        note = note_of(params)
+        if note is None:
+            return
+        line = line_of(note)
+        self._ring.write(line.encode("utf-8", "replace") + b"\n")
+        if client != "" and self._may_announce():
+            data = note.data
+            if len(data if isinstance(data, str) else encode(data)) > MAX_ANNOUNCED:
+                note = Note(level=note.level, data=f"{line} [cut]", logger=note.logger)
+            self._bus.emit(ServerLogged(self._server, note, client))
+
+    def _may_announce(self) -> bool:
+        now = self._clock()
+        self._left = min(BURST, self._left + (now - self._counted_at) * PER_SECOND)
+        self._counted_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

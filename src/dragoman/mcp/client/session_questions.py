@@ -1,0 +1,93 @@
+"""Questions that a server asks on a client's own session while no call of the client is under way.
+
+A server of the handshake era may ask at any time; some ask for the client's roots as soon as the
+session has begun. The client is asked at once where it can be reached, else with its next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from dragoman.core.call import Call, Question, Refusal
+from dragoman.core.ports import ClientAsker, Viewer
+from dragoman.core.question_handles import MAX_QUESTIONS
+from dragoman.mcp.client.notifications import Asked, Listener
+from dragoman.mcp.client.suspended_call import REFUSED
+from dragoman.mcp.protocol.elicitation import answer_for, is_answerable, question_of
+from dragoman.mcp.protocol.revisions import LATEST_HANDSHAKE
+
+ANSWER_SECONDS = 60.0
+"""How long the client may take; the SDKs' servers wait no longer."""
+
+
+class OutsideQuestions:
+    def __init__(self, call: Call | Viewer, asker: ClientAsker | None) -> None:
+        """`call` is the one that the session is opened for."""
+        self._client = call.client
+        self._features = call.features
+        self._asker = asker
+        self.revision = LATEST_HANDSHAKE
+        """That the server speaks."""
+        self.has_asked = False
+        self._held: list[Asked] = []
+        self._answering: set[asyncio.Task[None]] = set()
+        self.listener = Listener(client=call.client, ask=self._ask)
+
+    def take_held(self) -> list[Asked]:
+        """What is to be asked with the client's next call."""
+        held, self._held = self._held, []
+        return held
+
+    def take(self, asked: Asked) -> None:
+        """A question that the call under way turned out not to wait for."""
+        if not self._ask(asked):
+            asked.refuse(REFUSED, "the question cannot be put to the client")
+
+    async def settle(self, seconds: float) -> None:
+        """Waits until the client has answered what it was asked so far."""
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=seconds)
+
+    def close(self) -> None:
+        for asked in self.take_held():
+            asked.refuse(REFUSED, "the session has ended")
+        for task in self._answering:
+            task.cancel()
+
+    def _ask(self, asked: Asked) -> bool:
+        self.has_asked = True
+        question = question_of(asked.method, asked.params)
+        if question is None or not is_answerable(question, self._features):
+            return False
+        if len(self._held) + len(self._answering) >= MAX_QUESTIONS:
+            return False
+        if self._asker is not None and self._asker.is_reachable(self._client):
+            work = self._answer(self._asker, asked, question)
+            task = asyncio.get_running_loop().create_task(work)
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+            asked.on_cancel = partial(_cancel, task)
+        else:
+            self._held.append(asked)
+            asked.on_cancel = partial(self._withdraw, asked)
+        return True
+
+    def _withdraw(self, asked: Asked) -> None:
+        if asked in self._held:
+            self._held.remove(asked)
+
+    async def _answer(self, asker: ClientAsker, asked: Asked, question: Question) -> None:
+        answer = await asker.ask_client(self._client, question, ANSWER_SECONDS)
+        if isinstance(answer, Refusal):
+            asked.refuse(answer.code, answer.message, answer.data)
+            return
+        result = answer_for(question, answer, self.revision)
+        if result is None:
+            asked.refuse(REFUSED, "the question was not answered")
+        else:
+            asked.answer(result)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

@@ -1,0 +1,86 @@
+"""What a server's tool is called in the hub: the canonical `server.tool`, and the listed alias."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from dragoman.core.tool_identity import (
+    fold_name,
+    identity_of,
+    portable_names,
+    shorten,
+    tell_apart,
+)
+from dragoman.mcp.config import namespace
+
+MAX_SAFE = 64
+"""What the APIs of most models take, and no dot."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+def format_mcp_tool_name(server: str, tool: str) -> str:
+    """`mcp_{server}_{tool}`, lower case, hyphens to underscores."""
+    return f"mcp_{namespace(server)}_{tool.lower().replace('-', '_')}"
+
+
+def is_mcp_tool(name: str) -> bool:
+    return name.startswith("mcp_")
+
+
+def extract_mcp_server(tool_name: str, servers: Iterable[str]) -> str | None:
+    """The one of the known `servers` whose tool this is; the longest name that fits wins."""
+    fitting = [s for s in servers if tool_name.startswith(f"mcp_{namespace(s)}_")]
+    return max(fitting, key=len, default=None)
+
+
+def canonical_name(server: str, tool: str) -> str:
+    """`server.tool`, the identity of the tool: see `core.identity`."""
+    return identity_of(_UNSAFE.sub("_", server), tool)
+
+
+def spelled_name(server: str, tool: str) -> str:
+    """`server.tool` as the server spells the tool, in the characters that every revision takes."""
+    spelled = f"{server}.{_ascii(tool)}"
+    return shorten(_UNSAFE.sub("_", spelled), original=spelled)
+
+
+def alias_name(server: str, tool: str) -> str:
+    """`mcp_{server}_{tool}`, in characters and length that every revision takes."""
+    name = format_mcp_tool_name(server, _ascii(tool))
+    return shorten(_UNSAFE.sub("_", name), original=name)
+
+
+def safe_name(prefix: str, tool: str) -> str:
+    """`prefix_tool` as every model's API takes it."""
+    tool = _ascii(tool)
+    joined = f"{prefix}_{tool}" if prefix else tool
+    return shorten(re.sub(r"[^A-Za-z0-9_-]", "_", joined), MAX_SAFE, joined)
+
+
+def other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
+    """What it is called in each style of naming; `safe!` is its own whatever others are called."""
+    canonical = canonical_name(server, tool)
+    spelled = spelled_name(server, tool)
+    safe = safe_name(server if prefix is None else prefix, tool)
+    names = {
+        "dotted": spelled,
+        "safe": safe,
+        "safe!": tell_apart(safe, canonical, MAX_SAFE),
+    }
+    if spelled != canonical:
+        names["spelled"] = spelled
+    seed = tool if prefix == "" else alias_name(server if prefix is None else prefix, tool)
+    names |= portable_names(seed, safe, canonical)
+    if prefix == "":
+        names["dotted"] = names["seed"] = tool
+    elif prefix is not None:
+        names["dotted"] = spelled_name(prefix, tool)
+        names["seed"] = alias_name(prefix, tool)
+    return names
+
+
+def _ascii(tool: str) -> str:
+    """As it is spelled, unless nothing would be left of it in ASCII."""
+    return tool if tool.isascii() else fold_name(tool)

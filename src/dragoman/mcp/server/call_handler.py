@@ -1,0 +1,296 @@
+"""A client's requests to have something done, of every kind: to a call, through its questions, to
+the answer. Knows no transport; what is known of the client is in `Peer`, or in the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from dragoman.core.call import (
+    ABSENT,
+    LEVELS,
+    NO_UPDATES,
+    NOTHING,
+    Result,
+    Updates,
+    Wanted,
+    discard,
+)
+from dragoman.core.conversations import SESSION
+from dragoman.core.errors import HubError, InvalidInput, WorkFailed
+from dragoman.core.hub import Hub
+from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere
+from dragoman.core.tool_filter import View
+from dragoman.core.trace import Carried
+from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.errors import as_error, as_result, understood
+from dragoman.mcp.protocol.revisions import (
+    CAPABILITIES_KEY,
+    LOG_LEVEL_KEY,
+    NAMES,
+    R2506,
+    R2511,
+    R2607,
+    is_wrapped,
+    shape_result,
+)
+from dragoman.mcp.protocol.translate import mcp_from_result, meta_to_pass
+from dragoman.mcp.server import client_questions, results
+from dragoman.mcp.server.client_state import Peer, Push
+from dragoman.mcp.server.progress import DEFAULT_LEVEL, updates_of
+from dragoman.mcp.server.tasks import TaskFace, ToolTask, declared
+from dragoman.wire import rpc
+
+log = logging.getLogger(__name__)
+
+
+class Calling:
+    def __init__(
+        self, hub: Hub, question_seconds: float, tasks: TaskFace, bridge_errors: str = "auto"
+    ) -> None:
+        self.hub = hub
+        self._bridge_errors = bridge_errors
+        self._tasks = tasks
+        self._question_seconds = question_seconds
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def call(
+        self,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+        push: Push | None,
+        carried: Carried | None,
+    ) -> bytes:
+        asked = results.asked_for(kind, params, revision)
+        if isinstance(asked, str):
+            return rpc.error(id, rpc.INVALID_PARAMS, asked)
+        name, arguments = asked
+        said = _said(params, peer, revision, push)
+        if isinstance(said, str):
+            return rpc.error(id, rpc.INVALID_PARAMS, said)
+        features, level, answers, handle = said
+        updates, wanted = updates_of(params, level, revision, push)
+        # Each modern request stands alone, whatever connection it came by.
+        session = peer.client if revision < R2607 else ""
+        extra = {"_meta": meta_to_pass(params), SESSION: session}
+        try:
+            if kind == TOOL and _may_last(params, features, revision):
+                how = _how(kind, peer, revision, carried, extra, updates, wanted, features)
+                brought = answers, handle
+                made = await self._as_task(id, *asked, how, params, peer, revision, brought)
+                if isinstance(made, bytes):
+                    return made
+                result = made
+            else:
+                result = await self.hub.call(
+                    peer.principal,
+                    name,
+                    arguments,
+                    kind=kind,
+                    door=peer.door,
+                    view=peer.view,
+                    carried=carried,
+                    extra=extra,
+                    updates=updates,
+                    wanted=wanted,
+                    client=peer.client,
+                    revision=NAMES[revision],
+                    features=features,
+                    answers=answers,
+                    handle=handle,
+                )
+            if result.questions is not None:
+                if lack := client_questions.beyond(result.questions, features):
+                    raise lack
+                if revision == R2607 and kind != COMPLETION:
+                    asks = client_questions.input_required(
+                        result.questions, result.handle, features
+                    )
+                    return rpc.result(id, asks)
+                how = _how(kind, peer, revision, carried, extra, updates, wanted, features)
+                result = await self._driven(result, name, arguments, how, peer, revision, push)
+            if kind == TOOL:
+                return rpc.result(id, self._shown(result, name, peer.view, revision))
+            value = results.shown(kind, result, revision, name, fresh=answers is not None)
+            return rpc.result(id, value)
+        except HubError as error:
+            error = understood(error, revision, peer.features)
+            return self._failed(id, kind, name, error, revision, handle is not None)
+        except Exception:
+            log.exception("a call of %r crashed", name)
+            problem = f'"{name[:200]}" failed inside the hub; see its log'
+            return rpc.error(id, rpc.INTERNAL_ERROR, problem)
+
+    async def _as_task(
+        self,
+        id: rpc.Id,
+        name: str,
+        arguments: Mapping[str, Any],
+        how: dict[str, Any],
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+        brought: tuple[Mapping[str, Any] | None, str | None],
+    ) -> Result | bytes:
+        """The result of a call that may become a task, or the answer that it has become one."""
+        told, view = how.pop("updates"), peer.view
+        how["wanted"] = Wanted(progress=True, notes=how["wanted"].notes, lasting=True)
+        if revision == R2511 and peer.client:
+            how["features"] = peer.features  # what it asks goes out with `tasks/result`
+
+        async def work(
+            updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
+        ) -> Result:
+            if handle is not None and answers is None and not self._gives_up(name, view, TOOL):
+                return Result()
+            again = {**how, "updates": updates, "answers": answers, "handle": handle}
+            result = await self.hub.call(task.owner, name, arguments, **again)
+            if lack := client_questions.beyond(result.questions or NOTHING, how["features"]):
+                raise lack
+            return result
+
+        def show(result: Result, revision: int) -> dict[str, Any]:
+            return self._shown(result, name, view, revision)
+
+        task = ToolTask(peer.principal, work, show, how["features"], told, name)
+        if revision == R2607:
+            made = await self._tasks.call(task, *brought)
+            return rpc.result(id, made) if isinstance(made, dict) else made
+        if isinstance(self.hub.find(name, view).target, Nowhere):
+            return await work(discard, None, None)
+        return self._tasks.create(id, params, task, peer, revision)
+
+    async def _driven(
+        self,
+        result: Result,
+        name: str,
+        arguments: Mapping[str, Any],
+        how: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+        push: Push | None,
+    ) -> Result:
+        """Asks a client that shakes hands whatever is asked, until there is a result."""
+        if push is None or how["kind"] == COMPLETION:
+            raise WorkFailed(f'"{name[:200]}" asks something where nothing can be asked')
+        visited: list[str] = []
+        for _ in range(client_questions.ROUNDS):
+            questions = result.questions or {}
+            if lack := client_questions.beyond(questions, how["features"]):
+                raise lack
+            try:
+                answers, went = await client_questions.ask(
+                    questions, peer, revision, push, self._question_seconds
+                )
+            except BaseException:  # cancelled, too
+                self._give_up(result, name, arguments, how, peer)
+                raise
+            visited += went
+            again = {**how, "answers": answers, "handle": result.handle}
+            result = await self.hub.call(peer.principal, name, arguments, **again)
+            if result.questions is None:
+                for one in visited:
+                    push(client_questions.complete_elicitation(one))
+                return result
+        raise WorkFailed(f'"{name[:200]}" asked {client_questions.ROUNDS} times and is not done')
+
+    def _give_up(
+        self,
+        result: Result,
+        name: str,
+        arguments: Mapping[str, Any],
+        how: Mapping[str, Any],
+        peer: Peer,
+    ) -> None:
+        """Nobody will answer: what waits for that need not any longer. That too is a call, with the
+        handle and no answers at all, to a target that says that it understands this."""
+        if self._gives_up(name, peer.view, how["kind"]):
+            again = {**how, "updates": discard, "wanted": NO_UPDATES, "handle": result.handle}
+            work = self.hub.call(peer.principal, name, arguments, **again)
+            task = asyncio.get_running_loop().create_task(_quietly(work))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+    def _gives_up(self, name: str, view: View, kind: str) -> bool:
+        return getattr(self.hub.find(name, view, kind).target, "gives_up", False)
+
+    def _shown(self, result: Result, name: str, view: View, revision: int) -> dict[str, Any]:
+        """A tool's result; one that is no object may have to be shown inside of one."""
+        wrapped = False
+        if result.structured is not ABSENT and R2506 <= revision < R2607:
+            schema = self.hub.find(name, view).definition.get("outputSchema")
+            wrapped = is_wrapped(schema, revision)
+        return shape_result(mcp_from_result(result), revision, wrapped)
+
+    def _failed(
+        self, id: rpc.Id, kind: str, name: str, error: HubError, revision: int, continued: bool
+    ) -> bytes:
+        if kind == TOOL:
+            shown = as_result(error, revision, self._bridge_errors)
+            # A bad handle is no matter for a model: 2026-07-28, MRTR, such state must be rejected.
+            if shown is not None and not (continued and isinstance(error, InvalidInput)):
+                return rpc.result(id, shape_result(shown, revision))
+        return as_error(id, error, revision, name if kind == RESOURCE else None)
+
+
+def _how(
+    kind: str,
+    peer: Peer,
+    revision: int,
+    carried: Carried | None,
+    extra: Mapping[str, Any],
+    updates: Updates,
+    wanted: Wanted,
+    features: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What a call says beside what it asks for; so do the further rounds of it."""
+    return {
+        "kind": kind,
+        "door": peer.door,
+        "view": peer.view,
+        "carried": carried,
+        "extra": extra,
+        "updates": updates,
+        "wanted": wanted,
+        "client": peer.client,
+        "revision": NAMES[revision],
+        "features": features,
+    }
+
+
+async def _quietly(work: Awaitable[Any]) -> None:
+    with contextlib.suppress(HubError):
+        await work
+
+
+def _may_last(params: Mapping[str, Any], features: Mapping[str, Any], revision: int) -> bool:
+    """Whether a call may become a task: the client knows them, or in 2025-11-25 asks for one."""
+    if revision == R2607:
+        return declared(features)
+    return revision == R2511 and "task" in params
+
+
+def _said(
+    params: Mapping[str, Any], peer: Peer, revision: int, push: Push | None
+) -> tuple[Mapping[str, Any], str | None, dict[str, Any] | None, str | None] | str:
+    """What a request says beside what it asks for: what its sender can be asked, the log that it
+    wants, its answers and their handle; or what is wrong with those."""
+    if revision < R2607:
+        # Its answers come back on the session, as the questions go out before this answer.
+        features = peer.features if push is not None and peer.client else WAITS
+        return features, peer.log_level or DEFAULT_LEVEL, None, None
+    meta = params["_meta"]
+    level = meta.get(LOG_LEVEL_KEY)
+    if level is not None and level not in LEVELS:
+        return f'"{LOG_LEVEL_KEY}" must be one of {", ".join(LEVELS)}'
+    if "inputResponses" not in params and "requestState" not in params:
+        return meta[CAPABILITIES_KEY], level, None, None
+    brought = client_questions.brought_with(params)
+    return brought if isinstance(brought, str) else (meta[CAPABILITIES_KEY], level, *brought)

@@ -1,0 +1,311 @@
+"""Questions of a server, put to the client in the way of its era.
+
+A client of 2026-07-28 is answered with the questions (`InputRequiredResult`) and comes again with
+its answers. One that shakes hands is sent requests while its own waits. Which questions a client
+can be asked follows from what it declared and what its revision has words for.
+
+A client may answer a question with an error. A server that waits for the answer gets that error. A
+server of 2026-07-28 cannot be sent one: a form or an address then counts as cancelled, and a call
+that needs the client's model or folders fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any
+
+from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question, Refusal
+from dragoman.core.errors import Full, NeedsInput, TimedOut
+from dragoman.mcp.client.notifications import COMPLETED
+from dragoman.mcp.protocol.revisions import R2503, R2506, R2511, SERVER_KEY, server_info
+from dragoman.mcp.protocol.revisions import R2607 as MODERN
+from dragoman.mcp.server.client_state import Peer, Push
+from dragoman.wire import rpc
+from dragoman.wire.json import encode
+
+MAX_ASKED = 64
+"""Questions that one client may have open."""
+MAX_FEATURES = 16 * 1024
+"""Bytes of capabilities that are kept of a client; one that declares more can be asked nothing."""
+ROUNDS = 20
+"""How often one call may ask."""
+AGAIN_SECONDS = 0.1
+MAX_REASON = 2_000
+"""Characters of a client's error message that are passed on."""
+
+METHOD = {
+    FORM: "elicitation/create",
+    URL: "elicitation/create",
+    SAMPLING: "sampling/createMessage",
+    ROOTS: "roots/list",
+}
+_ACTIONS = ("accept", "decline", "cancel")
+
+# --- what a client can be asked ------------------------------------------------------------------
+
+
+def features_of(capabilities: Any, revision: int) -> Mapping[str, Any]:
+    """What a client that shakes hands declared, as far as its revision has words for it."""
+    if not isinstance(capabilities, dict) or len(encode(capabilities)) > MAX_FEATURES:
+        return NOTHING
+    features = dict(capabilities)
+    if revision < R2511:
+        if isinstance(features.get("sampling"), dict):
+            features["sampling"] = {}  # no tools, no context
+        if isinstance(features.get("elicitation"), dict):
+            features["elicitation"] = {}  # forms only
+    if revision < R2506:
+        features.pop("elicitation", None)
+    return features
+
+
+def beyond(questions: Mapping[str, Question], features: Mapping[str, Any]) -> NeedsInput | None:
+    """The error for a client whose model is asked to use tools, and has not said that it can."""
+    sampling = features.get("sampling")
+    if isinstance(sampling, dict) and isinstance(sampling.get("tools"), dict):
+        return None
+    for question in questions.values():
+        if question.kind == SAMPLING and not question.body.keys().isdisjoint(_WITH_TOOLS):
+            problem = "an answer of your model is asked for, with tools, which this client lacks"
+            return NeedsInput(problem, {"sampling": {"tools": {}}})
+    return None
+
+
+_WITH_TOOLS = frozenset({"tools", "toolChoice"})
+
+# --- the new era ---------------------------------------------------------------------------------
+
+
+def input_required(
+    questions: Mapping[str, Question], handle: str | None, features: Mapping[str, Any]
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"resultType": "input_required", "_meta": _OWN_META}
+    if questions:
+        result["inputRequests"] = {
+            key: {"method": METHOD[question.kind], "params": _body(question, MODERN, features)}
+            for key, question in questions.items()
+        }
+    if handle is not None:
+        result["requestState"] = handle
+    return result
+
+
+_OWN_META = {SERVER_KEY: server_info(MODERN)}
+
+
+def brought_with(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None] | str:
+    """The answers and the handle in a request that comes again, or what is wrong with them."""
+    answers, handle = params.get("inputResponses", {}), params.get("requestState", "")
+    if not isinstance(answers, dict) or not all(isinstance(one, dict) for one in answers.values()):
+        return '"inputResponses" must be an object of objects'
+    if not isinstance(handle, str):
+        return '"requestState" must be the text that was given'
+    return answers, handle if "requestState" in params else None
+
+
+# --- the old one ---------------------------------------------------------------------------------
+
+
+class _Request:
+    """A question as a client was asked it."""
+
+    __slots__ = ("_peer", "_push", "answer", "completed", "id", "params", "question")
+
+    def __init__(self, question: Question, peer: Peer, revision: int, push: Push) -> None:
+        self.question = question
+        self.id = token_hex(8)
+        self.params = _body(question, revision, peer.features)
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.completed = False
+        """Whether the client was told that the elicitation is complete."""
+        self._peer = peer
+        self._push = push
+        peer.asked[rpc.key_of(self.id)] = self.answer
+
+    def send(self) -> None:
+        question = self.question
+        if not self._push(rpc.request(self.id, METHOD[question.kind], self.params)):
+            raise NeedsInput(f"the client could not be asked: {question.words}")
+        if question.withdrawn is not None:
+            question.withdrawn.add_done_callback(self._withdraw)
+        if question.completed is not None and "elicitationId" in self.params:
+            question.completed.add_done_callback(self._complete)
+
+    def _complete(self, completed: asyncio.Future[None]) -> None:
+        if not self.completed and not completed.cancelled():
+            self.completed = True
+            self._push(complete_elicitation(self.params["elicitationId"]))
+
+    def _withdraw(self, withdrawn: asyncio.Future[None]) -> None:
+        self.cancel()
+        if not self.answer.done():
+            self.answer.set_result(_WITHDRAWN)
+
+    def cancel(self) -> None:
+        """Tells the client so, unless it has answered."""
+        if self._peer.asked.pop(rpc.key_of(self.id), None) is not None:
+            params = {"requestId": self.id, "reason": "the answer is not needed any more"}
+            self._push(rpc.notification("notifications/cancelled", params))
+
+    def is_visited(self, answer: dict[str, Any] | Refusal) -> bool:
+        """Whether the user went to the address of an elicitation whose end is to be told."""
+        if isinstance(answer, Refusal) or "elicitationId" not in self.params:
+            return False
+        return bool(answer["action"] == "accept")
+
+
+_WITHDRAWN: Mapping[str, Any] = {}
+
+
+def complete_elicitation(id: str) -> bytes:
+    """Tells a client of 2025-11-25 that what it was sent to an address for is done."""
+    return rpc.notification(COMPLETED, {"elicitationId": id})
+
+
+async def ask(
+    questions: Mapping[str, Question], peer: Peer, revision: int, push: Push, seconds: float
+) -> tuple[dict[str, Any], list[str]]:
+    """The answers, once all are there; and the elicitations for which the user went elsewhere.
+    There is no answer to a question that is withdrawn meanwhile: the client is told to cancel it.
+    """
+    if not questions:  # it only wants to be asked again, and not at once
+        await asyncio.sleep(AGAIN_SECONDS)
+        return {}, []
+    if len(peer.asked) + len(questions) > MAX_ASKED:
+        raise Full(f"this client has {MAX_ASKED} questions to answer first; ask again later")
+    waiting: dict[str, _Request] = {}
+    try:
+        for key, question in questions.items():
+            waiting[key] = _Request(question, peer, revision, push)
+            waiting[key].send()
+        answers: dict[str, Any] = {}
+        visited = []
+        async with asyncio.timeout(seconds):
+            for key, request in waiting.items():
+                message = await request.answer
+                if message is _WITHDRAWN:
+                    continue
+                answers[key] = answer = _answer(request.question, message)
+                if request.is_visited(answer) and not request.completed:
+                    visited.append(request.params["elicitationId"])
+        return answers, visited
+    except TimeoutError:
+        asked = "; ".join(question.words for question in questions.values())[:1000]
+        raise TimedOut(f"the client gave no answer in {seconds:g} s when asked: {asked}") from None
+    finally:
+        for request in waiting.values():
+            request.cancel()
+
+
+def deliver(message: Mapping[str, Any], peer: Peer) -> None:
+    """What a client answered to something that was pushed to it."""
+    future = peer.asked.pop(rpc.key_of(message.get("id")), None)
+    if future is not None and not future.done():
+        future.set_result(message)
+
+
+def forget(peer: Peer) -> None:
+    """The client has gone: nothing that it was asked will be answered."""
+    for future in peer.asked.values():
+        if not future.done():
+            future.set_result(None)
+    peer.asked.clear()
+
+
+def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, Any] | Refusal:
+    result = message.get("result") if message is not None else None
+    if question.withdrawn is not None and message is not None and not isinstance(result, dict):
+        return _refusal(message.get("error"))
+    if question.kind in (FORM, URL):
+        well = isinstance(result, dict) and result.get("action") in _ACTIONS
+        return result if well and isinstance(result, dict) else {"action": "cancel"}
+    if isinstance(result, dict):
+        return result
+    error = message.get("error") if message is not None else None
+    why = error.get("message") if isinstance(error, dict) else "it has gone" if not message else ""
+    raise NeedsInput(f"the client gave no answer when asked for {question.words}: {str(why)[:500]}")
+
+
+def _refusal(error: Any) -> Refusal:
+    """The error of a client as its server is sent it; an answer that is none is an error, too."""
+    if not isinstance(error, dict):
+        return Refusal(rpc.INTERNAL_ERROR, "the client gave an answer that cannot be understood")
+    code, message = error.get("code"), error.get("message")
+    return Refusal(
+        code if type(code) is int else rpc.INTERNAL_ERROR,
+        message[:MAX_REASON] if isinstance(message, str) else "the client refused",
+        error.get("data"),
+    )
+
+
+# --- what each revision is asked -----------------------------------------------------------------
+
+
+def _body(question: Question, revision: int, features: Mapping[str, Any]) -> dict[str, Any]:
+    body = dict(question.body)
+    if question.kind == SAMPLING:
+        return _sampling(body, revision, features)
+    if question.kind == URL:
+        body["mode"] = "url"
+        if revision == R2511:
+            body.setdefault("elicitationId", token_hex(16))
+        else:  # no other revision has them
+            body.pop("elicitationId", None)
+    elif question.kind == FORM and revision < R2511:
+        body.pop("mode", None)
+        if "requestedSchema" in body:
+            body["requestedSchema"] = _older_form(body["requestedSchema"])
+    return body
+
+
+def _older_form(schema: Any) -> Any:
+    """2025-06-18 has other words for choices with titles."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
+        return schema
+    properties = {name: _older_choice(one) for name, one in schema["properties"].items()}
+    kept = {key: value for key, value in schema.items() if key != "$schema"}
+    return {**kept, "properties": properties}
+
+
+def _older_choice(schema: Any) -> Any:
+    choices = schema.get("oneOf") if isinstance(schema, dict) else None
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        return schema
+    older = {key: value for key, value in schema.items() if key != "oneOf"}
+    older["enum"] = [one.get("const") for one in choices]
+    older["enumNames"] = [str(one.get("title", one.get("const"))) for one in choices]
+    return older
+
+
+def _sampling(body: dict[str, Any], revision: int, features: Mapping[str, Any]) -> dict[str, Any]:
+    if revision >= R2511:
+        sampling = features.get("sampling")
+        if not (isinstance(sampling, dict) and "context" in sampling):
+            body.pop("includeContext", None)  # 2025-11-25: only for who declares it
+        return body
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        body["messages"] = [one for message in messages for one in _older_said(message, revision)]
+    return body
+
+
+def _older_said(message: Any, revision: int) -> list[Any]:
+    """Before 2025-11-25 a message has one block of content."""
+    if not isinstance(message, dict):
+        return [message]
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else [content]
+    rest = {key: value for key, value in message.items() if key != "_meta"}
+    return [{**rest, "content": _older_block(block, revision)} for block in blocks]
+
+
+def _older_block(block: Any, revision: int) -> Any:
+    kind = str(block.get("type")) if isinstance(block, dict) else ""
+    known = {"text", "image", "audio"} if revision >= R2503 else {"text", "image"}
+    if kind in known or not isinstance(block, dict):
+        return block
+    if kind == "audio":
+        return {"type": "text", "text": f"[audio: {block.get('mimeType', 'unknown')}]"}
+    return {"type": "text", "text": encode(block).decode()}

@@ -1,0 +1,461 @@
+"""The face that MCP clients talk to, free of transports: a message in, the answer out.
+
+Shapes everything for the revision of the one who asks. Does nothing itself: calls go to
+`Hub.call`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from types import MappingProxyType
+from typing import Any
+
+from dragoman.core.call import LEVELS, Question, Refusal
+from dragoman.core.errors import HubError
+from dragoman.core.events import RootsChanged
+from dragoman.core.hub import Hub
+from dragoman.core.ports import ListRefresher, Viewer
+from dragoman.core.startup import Startup
+from dragoman.core.tasks import Tasks
+from dragoman.core.trace import carried_in
+from dragoman.mcp.protocol.elicitation import WAITS, with_waiting
+from dragoman.mcp.protocol.errors import answer_crash
+from dragoman.mcp.protocol.revisions import (
+    CAPABILITIES_KEY,
+    CLIENT_KEY,
+    MODERN,
+    MODERN_KEY,
+    NAMES,
+    NUMBERS,
+    R2503,
+    R2511,
+    R2607,
+    discover_result,
+    initialize_result,
+    knows,
+)
+from dragoman.mcp.server import client_questions, list_pages, results
+from dragoman.mcp.server.call_handler import Calling
+from dragoman.mcp.server.client_state import Peer, Push
+from dragoman.mcp.server.header_check import version_named
+from dragoman.mcp.server.introduction import Budget, Introduction
+from dragoman.mcp.server.subscriptions import Listening
+from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
+from dragoman.mcp.server.tasks import TaskFace, few_tasks
+from dragoman.wire import rpc
+
+__all__ = ["LIST_CHANGED", "Face", "Peer", "Push", "answer_batch", "revision_of", "unsupported"]
+
+UNSUPPORTED_VERSION = -32022
+LIST_CHANGED = rpc.notification("notifications/tools/list_changed")
+ROOTS_CHANGED = "notifications/roots/list_changed"
+MAX_INFO = 200
+MAX_BATCH = 100
+INSTRUCTIONS: Budget = 4_000, 16_000
+NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
+"""Of what came by a transport that has no headers."""
+NO_NAMES: frozenset[str] = frozenset()
+Begun = bytes | Coroutine[Any, Any, bytes] | None
+
+
+class Face:
+    def __init__(
+        self,
+        hub: Hub,
+        key: bytes | None = None,
+        style_of: Callable[[str], str] = lambda client: "seed",
+        question_seconds: float = 600.0,
+        tasks: Tasks | None = None,
+        task_after: float = 5.0,
+        bridge_errors: str = "auto",
+        list_aliases: bool = False,
+        instructions: Callable[[], Budget] = lambda: INSTRUCTIONS,
+    ) -> None:
+        """`key` seals cursors: without one they are good until the hub ends. `style_of` says how
+        names are written for the client that calls itself so. After `task_after` seconds a call
+        becomes a task, for a client that knows these. `instructions` says how much clients get of
+        the instructions of servers."""
+        self.hub = hub
+        self.lists = list_pages.Lists(hub, key or os.urandom(32), list_aliases)
+        self.tasks = TaskFace(
+            few_tasks() if tasks is None else tasks, task_after, question_seconds, self._permits
+        )
+        self.listening = Listening(hub, self.tasks, self.lists)
+        self.calling = Calling(hub, question_seconds, self.tasks, bridge_errors)
+        self._style_of = style_of
+        self._introduction = Introduction(hub, instructions)
+
+    def _permits(self, peer: Peer, action: str, name: str) -> bool:
+        return self.hub.may_task(peer.principal, action, name, peer.view)
+
+    async def answer(
+        self,
+        message: Any,
+        peer: Peer,
+        push: Push | None = None,
+        fields: Mapping[bytes, bytes] = NO_FIELDS,
+    ) -> bytes | None:
+        """The encoded answer; None where none is due."""
+        begun = self.begin(message, peer, push, fields)
+        return begun if begun is None or isinstance(begun, bytes) else await begun
+
+    def begin(
+        self,
+        message: Any,
+        peer: Peer,
+        push: Push | None = None,
+        fields: Mapping[bytes, bytes] = NO_FIELDS,
+    ) -> Begun:
+        """Bytes are the answer; None, that none is due (a notification, or the client's answer to
+        what was pushed to it, which has reached who waits for it by now). What takes time (calls,
+        reads, subscriptions) is still to be awaited; cancelling that ends it. `fields` are the
+        headers that the message came with."""
+        problem = rpc.flaw(message)
+        if problem is not None:
+            return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
+        try:
+            if "id" not in message or "method" not in message:
+                if "method" not in message:
+                    client_questions.deliver(message, peer)
+                elif message["method"] == ROOTS_CHANGED and peer.client:
+                    self.hub.bus.emit(RootsChanged(peer.client))
+                return None
+            id, method = message["id"], message["method"]
+            params = message.get("params") or {}
+            revision = revision_of(params, peer)
+            if revision is None:
+                return unsupported(id, params["_meta"][MODERN_KEY])
+            if revision == R2607 and (problem := _lacking(params)):
+                return rpc.error(id, rpc.INVALID_PARAMS, problem)
+            if not knows(revision, method):
+                problem = f'method "{method[:100]}" is not known here'
+                return rpc.error(id, rpc.METHOD_NOT_FOUND, problem)
+            kind = results.METHODS.get(method)
+            if kind is not None:
+                carried = carried_in(fields, _beside(params))
+                return self.calling.call(id, kind, params, peer, revision, push, carried)
+            return self._other(id, method, params, peer, revision, push)
+        except Exception:
+            answer = answer_crash(rpc.id_of(message))
+            return answer if "id" in message and "method" in message else None
+
+    def _other(
+        self,
+        id: rpc.Id,
+        method: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+        push: Push | None,
+    ) -> Begun:
+        kind = list_pages.METHODS.get(method)
+        if kind is not None:
+            startup = self.hub.startup
+            if startup is not None and not startup.is_settled:
+                return self._list_when_settled(startup, id, kind, params, peer, revision)
+            refresher = self.hub.refresher
+            if refresher is not None and "cursor" not in params and refresher.is_stale(kind):
+                return self._list_again(refresher, id, kind, params, peer, revision)
+            return self._list_to(id, kind, params, peer, revision)
+        if method == "initialize":
+            return self._introduce(id, _shaken(params, peer), peer)
+        if method == "server/discover":
+            return self._introduce(id, discover_result(), peer)
+        if method == "logging/setLevel":
+            return _set_level(id, params, peer)
+        if method == "resources/subscribe":
+            return self.listening.follow(id, params, peer, revision)
+        if method == "resources/unsubscribe":
+            return self.listening.unfollow(id, params, peer)
+        if method == "subscriptions/listen":
+            return self.listening.listen(id, params, peer, push)
+        if method in TASK_METHODS:
+            features = params["_meta"][CAPABILITIES_KEY] if revision == R2607 else peer.features
+            return self.tasks.begin(id, method, params, peer, revision, features, push)
+        return rpc.result(id, {})  # ping
+
+    def _introduce(self, id: rpc.Id, result: dict[str, Any], peer: Peer) -> Begun:
+        """Adds what the servers behind the hub say of themselves."""
+        startup = self.hub.startup
+        if startup is not None and not startup.is_settled:
+            return self._introduce_when_settled(startup, id, result, peer)
+        return rpc.result(id, self._with_servers(result, peer))
+
+    async def _introduce_when_settled(
+        self, startup: Startup, id: rpc.Id, result: dict[str, Any], peer: Peer
+    ) -> bytes:
+        """A client reads instructions once, so they are worth the wait that its first list takes
+        anyway."""
+        await startup.wait()
+        return rpc.result(id, self._with_servers(result, peer))
+
+    def _with_servers(self, result: dict[str, Any], peer: Peer) -> dict[str, Any]:
+        seen_by = peer.principal, peer.view, peer.door
+        if text := self._introduction.instructions(*seen_by):
+            result["instructions"] = text
+        version = result.get("protocolVersion", NAMES[R2607])
+        extensions = self._introduction.extensions(*seen_by)
+        if extensions and NUMBERS[version] >= R2511:
+            able = result["capabilities"]
+            able["extensions"] = {**extensions, **able.get("extensions", {})}
+        return result
+
+    async def _list_when_settled(
+        self,
+        startup: Startup,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+    ) -> bytes:
+        """Many clients list once and never again: the first list after a start is worth a wait."""
+        await startup.wait()
+        return await self._list_prepared(id, kind, params, peer, revision)
+
+    async def _list_again(
+        self,
+        refresher: ListRefresher,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+    ) -> bytes:
+        await refresher.refresh(kind)
+        return await self._list_prepared(id, kind, params, peer, revision)
+
+    def _list_to(
+        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        """What this client is listed; what servers list to such clients may have to be found out
+        first."""
+        visibility = self.hub.visibility
+        if visibility is None:
+            return self._list(id, kind, params, peer, revision, NO_NAMES)
+        viewer = _viewer_of(params, peer, revision)
+        pending = visibility.prepare(kind, viewer)
+        if pending is None:
+            hidden = visibility.hidden(kind, viewer)
+            return self._list(id, kind, params, peer, revision, hidden)
+        return self._list_after(pending, id, kind, params, peer, revision)
+
+    async def _list_prepared(
+        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int
+    ) -> bytes:
+        begun = self._list_to(id, kind, params, peer, revision)
+        return begun if isinstance(begun, bytes) else await begun
+
+    async def _list_after(
+        self,
+        pending: Awaitable[None],
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+    ) -> bytes:
+        await pending
+        hidden, visibility = NO_NAMES, self.hub.visibility
+        if visibility is not None:
+            hidden = visibility.hidden(kind, _viewer_of(params, peer, revision))
+        return self._list(id, kind, params, peer, revision, hidden)
+
+    def _list(
+        self,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+        hidden: frozenset[str],
+    ) -> bytes:
+        style = self._style_of(peer.info if revision < R2607 else _name_in(params))
+        cursor = params.get("cursor")
+        caller, view = peer.principal, peer.view
+        page = self.lists.page(kind, cursor, caller, view, revision, style, peer.door, hidden)
+        if page is None:
+            return rpc.error(id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here')
+        return rpc.result_encoded(id, page)
+
+    # --- questions that belong to no call ------------------------------------------------------
+
+    def is_reachable(self, client: str) -> bool:
+        """Whether the client of that session can be asked something now."""
+        peer = self.listening.find(client)
+        return peer is not None and peer.reachable and not peer.left
+
+    async def ask_client(
+        self, client: str, question: Question, seconds: float
+    ) -> Mapping[str, Any] | Refusal | None:
+        """What the client answers; None if it does not."""
+        peer = self.listening.find(client)
+        if peer is None:
+            return None
+
+        def push(message: bytes) -> bool:
+            peer.tell(message)
+            return True
+
+        try:
+            answers, _ = await client_questions.ask(
+                {"": question}, peer, peer.revision, push, seconds
+            )
+        except HubError:
+            return None
+        return answers.get("")
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def join(self, peer: Peer) -> None:
+        """A client that shakes hands is ready: from now on it is told of changes (`peer.tell`)."""
+        self.listening.join(peer)
+
+    def leave(self, peer: Peer) -> None:
+        """The session is over, joined or not: what was kept for it goes."""
+        self.listening.leave(peer)
+
+    def close(self) -> None:
+        """Ends every `subscriptions/listen` with its result; nothing is told any more."""
+        self.listening.close()
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def revision_of(params: Mapping[str, Any], peer: Peer) -> int | None:
+    """The revision a request is of; None for one that is unknown."""
+    meta = params.get("_meta")
+    version = meta.get(MODERN_KEY) if isinstance(meta, dict) else None
+    if version is None:
+        return peer.revision
+    return NUMBERS[version] if version in MODERN else None
+
+
+def _beside(params: Mapping[str, Any]) -> dict[str, Any] | None:
+    meta = params.get("_meta")
+    return meta if isinstance(meta, dict) else None
+
+
+def _lacking(params: Mapping[str, Any]) -> str | None:
+    """What every request of the new era must say of its sender."""
+    meta = params.get("_meta")
+    if not isinstance(meta, dict) or MODERN_KEY not in meta:
+        return f'"_meta" needs "{MODERN_KEY}"'
+    if not isinstance(meta.get(CAPABILITIES_KEY), dict):
+        return f'"_meta" needs "{CAPABILITIES_KEY}"'
+    return None
+
+
+def _viewer_of(params: Mapping[str, Any], peer: Peer, revision: int) -> Viewer:
+    features: Mapping[str, Any] = peer.features if peer.client else WAITS
+    if revision == R2607:
+        features = params["_meta"][CAPABILITIES_KEY]
+    return Viewer(peer.principal, peer.client, peer.door, NAMES[revision], features)
+
+
+def unsupported(id: rpc.Id, requested: Any) -> bytes:
+    requested = str(requested)[:40]
+    return rpc.error(
+        id,
+        UNSUPPORTED_VERSION,
+        f"revision {requested!r} is not spoken here, or not asked for like this",
+        {"supported": list(NAMES), "requested": requested},
+    )
+
+
+def _shaken(params: Mapping[str, Any], peer: Peer) -> dict[str, Any]:
+    """The answer to `initialize`, and what is kept of it."""
+    result = initialize_result(params)
+    peer.revision = NUMBERS[result["protocolVersion"]]
+    features = client_questions.features_of(params.get("capabilities"), peer.revision)
+    peer.features = with_waiting(features)
+    peer.info = _named(params.get("clientInfo"))
+    return result
+
+
+def _name_in(params: Mapping[str, Any]) -> str:
+    meta = params.get("_meta")
+    return _named(meta.get(CLIENT_KEY)) if isinstance(meta, dict) else ""
+
+
+def _named(client: Any) -> str:
+    name = client.get("name") if isinstance(client, dict) else None
+    return name[:MAX_INFO] if isinstance(name, str) else ""
+
+
+def _set_level(id: rpc.Id, params: Mapping[str, Any], peer: Peer) -> bytes:
+    level = params.get("level")
+    if level not in LEVELS:
+        return rpc.error(id, rpc.INVALID_PARAMS, f'"level" must be one of {", ".join(LEVELS)}')
+    peer.log_level = level
+    return rpc.result(id, {})
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+async def answer_batch(
+    face: Face,
+    messages: list[Any],
+    peer: Peer,
+    push: Push | None = None,
+    running: MutableMapping[Any, Callable[[], Any]] | None = None,
+    fields: Mapping[bytes, bytes] = NO_FIELDS,
+) -> bytes | None:
+    """2025-03-26 alone has batches; from a client of another revision a list is no message.
+    `running` is given how to cancel each request that takes time, by the key of its id."""
+    if peer.revision != R2503 or not messages:
+        return rpc.error(None, rpc.INVALID_REQUEST, "a message is a JSON object, not a list")
+    if len(messages) > MAX_BATCH:
+        return rpc.error(None, rpc.INVALID_REQUEST, f"a batch holds at most {MAX_BATCH} messages")
+    answers = await asyncio.gather(
+        *(_answer_one(face, item, peer, push, running, fields) for item in messages)
+    )
+    due = [answer for answer in answers if answer is not None]
+    return b"[" + b",".join(due) + b"]" if due else None
+
+
+async def _answer_one(
+    face: Face,
+    message: Any,
+    peer: Peer,
+    push: Push | None,
+    running: MutableMapping[Any, Callable[[], Any]] | None,
+    fields: Mapping[bytes, bytes],
+) -> bytes | None:
+    if isinstance(message, dict) and message.get("method") == "initialize":
+        problem = "initialize must not be part of a batch; send it by itself"
+        return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
+    if version_named(message) is not None and "id" in message:
+        # Its headers have to say what it is, and nobody has looked at those.
+        problem = "2026-07-28 has no batches; send this request by itself"
+        return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
+    begun = face.begin(message, peer, push, fields)
+    if begun is None or isinstance(begun, bytes):
+        return begun
+    if running is None:
+        try:
+            return await begun
+        except Exception:
+            return answer_crash(message["id"])
+    key = rpc.key_of(message["id"])
+    if key in running:
+        begun.close()
+        problem = "a request with this id is still under way"
+        return rpc.error(message["id"], rpc.INVALID_REQUEST, problem)
+    task = asyncio.ensure_future(begun)
+    running[key] = task.cancel
+    try:
+        await asyncio.wait([task])
+    finally:
+        task.cancel()  # with the batch
+        del running[key]
+    if task.cancelled():
+        return None
+    try:
+        return task.result()
+    except Exception:
+        return answer_crash(message["id"])

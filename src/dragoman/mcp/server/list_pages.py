@@ -1,0 +1,204 @@
+"""The four lists, as a client sees them: encoded once for all who see the same in the same words,
+and kept until that catalog changes or is judged in another way.
+
+A list is one page unless it would pass the size of a message. A cursor names the last entry that
+was given, so that it holds while entries come and go; it is sealed, so that nobody makes one up.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from dragoman.core.hub import Hub
+from dragoman.core.principal import Principal
+from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
+from dragoman.core.tool_filter import View
+from dragoman.mcp.protocol.revisions import list_tail, shape_prompt, shape_resource, shape_tool
+from dragoman.mcp.protocol.translate import with_ui_addresses
+from dragoman.wire.json import encode
+
+PAGE_BYTES = 8 * 1024 * 1024
+MAX_KEPT = 64
+"""Forms of one list that are kept; in use there are a few."""
+MAX_SIGHTS = 10_000
+MAC_BYTES = 16
+
+METHODS = {
+    "tools/list": TOOL,
+    "prompts/list": PROMPT,
+    "resources/list": RESOURCE,
+    "resources/templates/list": TEMPLATE,
+}
+_MEMBER = {
+    TOOL: b"tools",
+    PROMPT: b"prompts",
+    RESOURCE: b"resources",
+    TEMPLATE: b"resourceTemplates",
+}
+_SHAPE: Mapping[str, Callable[[Mapping[str, Any], int], dict[str, Any]]] = {
+    TOOL: shape_tool,
+    PROMPT: shape_prompt,
+    RESOURCE: shape_resource,
+    TEMPLATE: shape_resource,
+}
+_NAMED = {TOOL: "name", PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"}
+"""The member that a client calls it by."""
+
+Pages = list[tuple[str, bytes]]
+"""Encoded results, each with the name of its last entry."""
+Names = tuple[str, ...]
+Sight = tuple[Principal, str, View]
+"""Who looks, by which door, at what."""
+
+
+class Lists:
+    def __init__(self, hub: Hub, key: bytes, aliases: bool = False) -> None:
+        """`aliases`: whether what has an alias is listed by that too."""
+        self._hub = hub
+        self._aliases = aliases
+        self._key = hmac.digest(key, b"cursors of lists", "sha256")
+        self._kept: dict[str, dict[tuple[Hashable, ...], tuple[Pages, Names]]] = {
+            kind: {} for kind in _MEMBER
+        }
+        self._sights: dict[str, OrderedDict[Sight, Names]] = {
+            kind: OrderedDict() for kind in _MEMBER
+        }
+        """What each was shown last."""
+        self._kept_of: dict[str, Hashable] = {}
+        self._refers = -1, False
+        """At which version of the catalog it was found out whether tools name resources."""
+
+    def page(
+        self,
+        kind: str,
+        cursor: Any,
+        caller: Principal,
+        view: View,
+        revision: int,
+        style: str,
+        door: str = "",
+        hidden: frozenset[str] = frozenset(),
+    ) -> bytes | None:
+        """The encoded result; None for a cursor that is none of ours. `hidden` are canonical names
+        that this client is not shown."""
+        pages = self.pages(kind, caller, view, revision, style, door, hidden)
+        if cursor is None:
+            return pages[0][1]
+        after = self._opened(cursor, kind)
+        if after is None:
+            return None
+        return next((page for last, page in pages if last > after), pages[-1][1])
+
+    def pages(
+        self,
+        kind: str,
+        caller: Principal,
+        view: View,
+        revision: int,
+        style: str,
+        door: str = "",
+        hidden: frozenset[str] = frozenset(),
+    ) -> Pages:
+        judge = self._hub.authorizer
+        version = self._version(kind), judge.version
+        kept = self._kept[kind]
+        if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
+            kept.clear()
+            self._kept_of[kind] = version
+        key = (judge.group(caller), door, view, revision, style, hidden)
+        found = kept.get(key)
+        if found is None:
+            tools = self._hub.tools(caller, view, kind, door, hidden)
+            entries = [
+                (tool.name, encode(self._shown(tool, name, kind, revision)))
+                for tool in tools
+                for name in self._names(tool, kind, style)
+            ]
+            pages = self._paged(kind, entries, list_tail(revision))
+            found = kept[key] = pages, tuple(tool.name for tool in tools)
+        sights = self._sights[kind]
+        sights[caller, door, view] = found[1]
+        if len(sights) > MAX_SIGHTS:
+            sights.popitem(last=False)
+        return found[0]
+
+    def _version(self, kind: str) -> Hashable:
+        """Of all that a list is made from. The address of a tool's user interface depends on which
+        resources there are; most hubs have no such tool."""
+        catalog = self._hub.catalogs[kind]
+        if kind != TOOL:
+            return catalog.version
+        if self._refers[0] != catalog.version:
+            self._refers = catalog.version, any(tool.resources for tool in catalog.tools())
+        if not self._refers[1]:
+            return catalog.version
+        return tuple(one.version for one in self._hub.catalogs.values())
+
+    def differs(self, kind: str, caller: Principal, door: str, view: View) -> bool:
+        """Whether it would see something else than the last time, which at first was nothing."""
+        before = self._sights[kind].get((caller, door, view), ())
+        tools = self._hub.tools(caller, view, kind, door)
+        return before != tuple(tool.name for tool in tools)
+
+    def _names(self, tool: Tool, kind: str, style: str) -> Iterator[str]:
+        shown = self._hub.catalogs[kind].shown(tool, style)
+        yield shown
+        alias = tool.other_names.get("alias", shown) if self._aliases else shown
+        if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
+            yield alias
+
+    def _shown(self, tool: Tool, shown: str, kind: str, revision: int) -> dict[str, Any]:
+        said = tool.definition
+        if tool.resources:
+            said = with_ui_addresses(said, partial(self._hub.readable_address, tool.target))
+        definition = {"name": shown, **said, _NAMED[kind]: shown}
+        if tool.description:
+            definition["description"] = tool.description
+        elif definition.get("description") is None:
+            definition.pop("description", None)
+        return _SHAPE[kind](definition, revision)
+
+    def _paged(self, kind: str, entries: Pages, tail: Mapping[str, Any]) -> Pages:
+        pages: Pages = []
+        start = size = 0
+        for index, (_, entry) in enumerate(entries):
+            if size + len(entry) > PAGE_BYTES and index > start:
+                last = entries[index - 1][0]
+                rest = {**tail, "nextCursor": self._sealed(last, kind)}
+                pages.append((last, _page(kind, entries[start:index], rest)))
+                start, size = index, 0
+            size += len(entry) + 1
+        pages.append((entries[-1][0] if entries else "", _page(kind, entries[start:], tail)))
+        return pages
+
+    # --- cursors -----------------------------------------------------------------------------
+
+    def _sealed(self, name: str, kind: str) -> str:
+        body = name.encode()
+        return base64.urlsafe_b64encode(self._mac(body, kind) + body).decode()
+
+    def _opened(self, cursor: Any, kind: str) -> str | None:
+        if not isinstance(cursor, str):
+            return None
+        try:
+            raw = base64.b64decode(cursor, b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        mac, body = raw[:MAC_BYTES], raw[MAC_BYTES:]
+        return body.decode() if hmac.compare_digest(mac, self._mac(body, kind)) else None
+
+    def _mac(self, body: bytes, kind: str) -> bytes:
+        return hmac.digest(self._key, kind.encode() + b"\n" + body, "sha256")[:MAC_BYTES]
+
+
+def _page(kind: str, entries: Pages, rest: Mapping[str, Any]) -> bytes:
+    members = encode(rest)[1:] if rest else b"}"
+    joined = b",".join(entry for _, entry in entries)
+    comma = b"," if rest else b""
+    return b'{"' + _MEMBER[kind] + b'":[' + joined + b"]" + comma + members

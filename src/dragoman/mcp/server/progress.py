@@ -1,0 +1,102 @@
+"""What a client hears of a call before its end: progress and the server's log, if it asked for it.
+
+Pure, and free where nothing is said: a call that nobody wants to hear of is given nothing to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from dragoman.core.call import (
+    LEVELS,
+    NO_UPDATES,
+    Artifact,
+    Note,
+    Progress,
+    Update,
+    Updates,
+    Wanted,
+    discard,
+)
+from dragoman.mcp.protocol.revisions import R2503
+from dragoman.mcp.server.client_state import Push
+from dragoman.wire import rpc
+
+MAX_WORDS = 4_000
+"""Of a piece of an artifact that is told as progress."""
+DEFAULT_LEVEL = "info"
+"""What a client that shakes hands hears of a server's log before it has said what it wants."""
+_GRAVITY = {level: number for number, level in enumerate(LEVELS)}
+
+
+def is_wanted(note: Note, level: str) -> bool:
+    """Whether somebody who asked for that level wants the note."""
+    return _GRAVITY.get(note.level, -1) >= _GRAVITY[level]
+
+
+def updates_of(
+    params: Mapping[str, Any], level: str | None, revision: int, push: Push | None
+) -> tuple[Updates, Wanted]:
+    """Where the updates of a call go, and which are wanted: what was asked for can be pushed."""
+    if push is None:
+        return discard, NO_UPDATES
+    meta = params.get("_meta")
+    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    wanted = _wanted(isinstance(token, str | int), level)
+    if wanted is NO_UPDATES:
+        return discard, wanted
+
+    reached: float = 0
+    pieces = 0
+    first: Artifact | None = None
+
+    def update(told: Update) -> None:
+        nonlocal reached, pieces, first
+        if isinstance(told, Progress):
+            if wanted.progress:
+                reached = told.progress
+                if pieces:  # progress only ever increases
+                    told = replace(told, progress=reached + pieces, total=None)
+                push(_progress(token, told, revision))
+        elif isinstance(told, Note) and level is not None and is_wanted(told, level):
+            push(encode_note(told))
+        elif isinstance(told, Artifact):
+            # Whether the first is a piece is known with the second: one that comes whole is the
+            # result, which follows.
+            for piece in (first, told) if wanted.progress and told.append else ():
+                if piece is not None and piece.id == told.id:
+                    pieces += 1
+                    words = Progress(progress=reached + pieces, message=_text_of(piece))
+                    push(_progress(token, words, revision))
+            first = None if told.append else told
+
+    return update, wanted
+
+
+@lru_cache(maxsize=32)
+def _wanted(progress: bool, notes: str | None) -> Wanted:
+    return Wanted(progress=progress, notes=notes) if progress or notes is not None else NO_UPDATES
+
+
+def _text_of(piece: Artifact) -> str | None:
+    texts = [one["text"] for one in piece.content if isinstance(one.get("text"), str)]
+    return "".join(texts)[:MAX_WORDS] or piece.name or None
+
+
+def _progress(token: Any, told: Progress, revision: int) -> bytes:
+    params: dict[str, Any] = {"progressToken": token, "progress": told.progress}
+    if told.total is not None:
+        params["total"] = told.total
+    if told.message is not None and revision >= R2503:
+        params["message"] = told.message
+    return rpc.notification("notifications/progress", params)
+
+
+def encode_note(told: Note) -> bytes:
+    params: dict[str, Any] = {"level": told.level, "data": told.data}
+    if told.logger is not None:
+        params["logger"] = told.logger
+    return rpc.notification("notifications/message", params)

@@ -1,0 +1,488 @@
+"""The hub's tasks as MCP clients see them, in both forms there are.
+
+2026-07-28 has an extension (SEP-2663): a client that declares it may be given a task instead of a
+result, which the hub does for a call whose server made a task of it, and for one that takes long.
+In 2025-11-25 the client asks for a task with the call, and has one of any tool. What runs behind
+either is the same: `core.tasks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from dragoman.core.call import Progress, Result, Update, Updates, discard
+from dragoman.core.errors import AuthorizationError, Full, HubError, NotFound
+from dragoman.core.ports import TASK_CANCEL, TASK_READ
+from dragoman.core.principal import Principal
+from dragoman.core.tasks import (
+    CANCELLED,
+    COMPLETED,
+    INPUT_REQUIRED,
+    WORKING,
+    Task,
+    Tasks,
+    Work,
+    no_task,
+)
+from dragoman.mcp.protocol.errors import MISSING_CAPABILITY, as_error, as_result, understood
+from dragoman.mcp.protocol.revisions import (
+    R2607,
+    RELATED_KEY,
+    TASKS,
+    shape_members,
+    shape_result,
+)
+from dragoman.mcp.server import client_questions
+from dragoman.mcp.server.client_state import Peer, Push
+from dragoman.wire import rpc
+from dragoman.wire.json import decode
+
+METHODS = frozenset({"tasks/get", "tasks/update", "tasks/cancel", "tasks/result", "tasks/list"})
+POLL_MS = 1_000
+PAGE = 50
+MAX_LISTENED = 100
+MAX_TTL_MS = 10**12
+MAX_WAITING = 32
+"""Requests that wait for the end of one task; with one more the oldest is answered: up to
+2025-11-25 whoever hangs up has not cancelled, and may ask again."""
+RETRY_SECONDS = 1.0
+"""When somebody is told again who did not read."""
+
+Show = Callable[[Result, int], dict[str, Any]]
+"""A result of the tool in the words of a revision."""
+Tell = Callable[[str, Mapping[str, Any]], bool]
+"""Sends a notification: its method and its parameters. False when it could not be sent."""
+
+
+class ToolTask(Task):
+    """A call of a tool by an MCP client."""
+
+    def __init__(
+        self,
+        owner: Principal,
+        work: Work,
+        show: Show,
+        features: Mapping[str, Any],
+        updates: Updates = discard,
+        tool: str = "",
+    ) -> None:
+        super().__init__(owner, work)
+        self.tool = tool
+        """What was called, by the name it was asked by."""
+        self.show = show
+        self.features = features
+        """What its client can be asked."""
+        self.updates = updates
+        """Where the client hears of the call, as long as it may."""
+
+    def _update(self, update: Update) -> None:
+        super()._update(update)
+        self.updates(update)
+
+
+def declared(capabilities: Any) -> bool:
+    """Whether a request of the new era says that its sender knows tasks."""
+    extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
+    return isinstance(extensions, dict) and isinstance(extensions.get(TASKS), dict)
+
+
+def few_tasks() -> Tasks:
+    """Where nobody has said how many."""
+    return Tasks(most=100, most_each=100, ttl=7_200.0)
+
+
+Permits = Callable[[Peer, str, str], bool]
+"""Whether the client may do that with a task of its own that came of calling what is called so."""
+
+
+class TaskFace:
+    def __init__(
+        self, tasks: Tasks, after: float, question_seconds: float, permits: Permits
+    ) -> None:
+        self._tasks = tasks
+        self._permits = permits
+        self._after = after
+        """Seconds until a call becomes a task."""
+        self._question_seconds = question_seconds
+        self._asking: set[str] = set()
+        self._waiting: dict[str, dict[asyncio.Future[bool], None]] = {}
+        """Who waits for the end of each task, the oldest first."""
+
+    # --- making them ---------------------------------------------------------------------------
+
+    async def call(
+        self, task: ToolTask, answers: Mapping[str, Any] | None, handle: str | None
+    ) -> Result | dict[str, Any]:
+        """The result of a call by a client that declares the extension, or the task it became.
+        The answers and the handle are those that the request brought."""
+        task.start(answers, handle)
+        try:
+            kept = not await task.until(_settled, self._after) or task.state == WORKING
+            if kept:
+                try:
+                    self._tasks.keep(task)
+                except Full:  # no room: it has to wait
+                    kept = False
+                    await task.until(lambda task: task.state != WORKING)
+        except asyncio.CancelledError as error:
+            task.cancel(*error.args)
+            raise
+        if kept:
+            task.updates = discard
+            members = shape_members(_modern(task), R2607)
+            return {**members, "resultType": "task"}
+        if task.error is not None:
+            raise task.error
+        result = task.result or task.asked
+        if result is None:
+            raise Full("the call was stopped: the hub is going down")
+        return result
+
+    def create(
+        self, id: rpc.Id, params: Mapping[str, Any], task: ToolTask, peer: Peer, revision: int
+    ) -> bytes:
+        """2025-11-25: a call that is to be a task."""
+        wanted = params.get("task")
+        ttl = wanted.get("ttl") if isinstance(wanted, dict) else None
+        if isinstance(ttl, bool) or not isinstance(ttl, int | float | None):
+            return rpc.error(id, rpc.INVALID_PARAMS, '"ttl" of a task is a number of milliseconds')
+        try:
+            self._tasks.keep(task, None if ttl is None else min(ttl, MAX_TTL_MS) / 1000)
+        except Full as error:
+            return as_error(id, error, revision)
+        meta = params.get("_meta")
+        token = meta.get("progressToken") if isinstance(meta, dict) else None
+        if isinstance(token, str | int):
+            task.updates = _progress_to(peer, token, task.id)
+        told = task.state
+
+        def tell() -> None:
+            nonlocal told
+            if task.state != told:
+                told = task.state
+                peer.tell(rpc.notification("notifications/tasks/status", _legacy(task, revision)))
+
+        task.watch(tell)
+        created = _legacy(task, revision)
+        task.start()
+        return rpc.result(id, {"task": created})
+
+    # --- tasks/... -----------------------------------------------------------------------------
+
+    def begin(
+        self,
+        id: rpc.Id,
+        method: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        revision: int,
+        features: Mapping[str, Any],
+        push: Push | None,
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        """`features` are the capabilities that the client declared."""
+        if revision >= R2607 and not declared(features):
+            return missing(id)
+        if method == "tasks/list":
+            return self._list(id, params, peer, revision)
+        try:
+            task = self.find(peer, params.get("taskId"))
+        except HubError as error:
+            return as_error(id, error, revision)
+        if method == "tasks/result":
+            return self._result(id, task, peer, revision, push)
+        if method == "tasks/get":
+            if revision < R2607:
+                return rpc.result(id, _legacy(task, revision))
+            return rpc.result(id, shape_members(detailed(task, features), revision))
+        if method == "tasks/update":
+            brought = client_questions.brought_with(
+                {"inputResponses": params.get("inputResponses")}
+            )
+            if isinstance(brought, str):
+                return rpc.error(id, rpc.INVALID_PARAMS, brought)
+            task.answer(brought[0])
+        elif not self._permits(peer, TASK_CANCEL, task.tool):
+            refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
+            return as_error(id, refused, revision)
+        elif not task.cancel() and revision < R2607:
+            problem = f'the task cannot be cancelled: it is "{_legacy(task, revision)["status"]}"'
+            return rpc.error(id, rpc.INVALID_PARAMS, problem)
+        elif revision < R2607:
+            return rpc.result(id, _legacy(task, revision))
+        return rpc.result(id, shape_members({}, revision))
+
+    def find(self, peer: Peer, id: Any) -> ToolTask:
+        task = self._tasks.find(peer.principal, id)
+        if not isinstance(task, ToolTask):
+            raise NotFound(f'task "{task.id}" is none of an MCP client')
+        if not self._permits(peer, TASK_READ, task.tool):
+            raise no_task(task.id)
+        return task
+
+    def _list(self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: int) -> bytes:
+        tasks = [
+            task
+            for task in self._tasks.of(peer.principal)
+            if isinstance(task, ToolTask) and self._permits(peer, TASK_READ, task.tool)
+        ]
+        start, cursor = 0, params.get("cursor")
+        if cursor is not None:
+            places = [place for place, task in enumerate(tasks) if task.id == cursor]
+            if not places:
+                problem = '"cursor" is none that was given out here, or its task is gone'
+                return rpc.error(id, rpc.INVALID_PARAMS, problem)
+            start = places[0]
+        page: dict[str, Any] = {
+            "tasks": [_legacy(task, revision) for task in tasks[start : start + PAGE]]
+        }
+        if len(tasks) > start + PAGE:
+            page["nextCursor"] = tasks[start + PAGE].id
+        return rpc.result(id, page)
+
+    async def _result(
+        self, id: rpc.Id, task: ToolTask, peer: Peer, revision: int, push: Push | None
+    ) -> bytes:
+        """Waits for the end, and meanwhile asks the client what the task asks."""
+        while not task.finished:
+            asks = task.state == INPUT_REQUIRED and task.id not in self._asking
+            if asks and push is not None and peer.client:
+                await self._ask(task, peer, revision, push)
+            elif not await self._moved(task):
+                many = Full(f"{MAX_WAITING} newer requests wait for the end of this task")
+                return as_error(id, many, revision)
+        member, value = outcome(task, revision)
+        if member == "error":
+            return rpc.error(id, value["code"], value["message"], value.get("data"))
+        meta = value.get("_meta")
+        related = {RELATED_KEY: {"taskId": task.id}}
+        value["_meta"] = {**meta, **related} if isinstance(meta, dict) else related
+        return rpc.result(id, value)
+
+    async def _ask(self, task: ToolTask, peer: Peer, revision: int, push: Push) -> None:
+        questions = {
+            name: replace(question, body=_related_to(task, question.body))
+            for name, question in task.questions.items()
+        }
+        self._asking.add(task.id)
+        try:
+            answers, _ = await client_questions.ask(
+                questions, peer, revision, push, self._question_seconds
+            )
+        except HubError as error:
+            task.fail(error)
+        else:
+            task.answer(answers)
+        finally:
+            self._asking.discard(task.id)
+            for turn in self._waiting.get(task.id, ()):  # it may be another's turn to be asked
+                _settle(turn, True)
+
+    async def _moved(self, task: ToolTask) -> bool:
+        """Waits until there is something to be done for it; False where others wait instead."""
+        state = task.state
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if task.state != state:
+                _settle(turn, True)
+
+        waiting = self._waiting.setdefault(task.id, {})
+        if len(waiting) >= MAX_WAITING:
+            oldest = next(iter(waiting))
+            del waiting[oldest]
+            _settle(oldest, False)
+        waiting[turn] = None
+        stop = task.watch(look)
+        try:
+            return await turn
+        finally:
+            stop()
+            waiting.pop(turn, None)
+            if not waiting and self._waiting.get(task.id) is waiting:
+                del self._waiting[task.id]
+
+    # --- subscriptions/listen --------------------------------------------------------------------
+
+    def watching(
+        self, ids: Iterable[str], peer: Peer, features: Mapping[str, Any], tell: Tell
+    ) -> Watching:
+        """Of those of the ids that are this client's."""
+        found: list[ToolTask] = []
+        for id in dict.fromkeys(ids):
+            with contextlib.suppress(NotFound):
+                found.append(self.find(peer, id))
+        return Watching(found, features, tell)
+
+
+class Watching:
+    """The tasks that one request to listen is told of: how they are when it begins, and whenever
+    they have moved. To whoever does not read is told later how they are by then."""
+
+    def __init__(self, tasks: list[ToolTask], features: Mapping[str, Any], tell: Tell) -> None:
+        self._tasks = tasks
+        self._features = features
+        self._tell = tell
+        self._told: dict[str, tuple[str, ...]] = {}
+        self._stops: list[Callable[[], None]] = []
+        self._retrying: asyncio.TimerHandle | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        return [task.id for task in self._tasks]
+
+    def begin(self) -> None:
+        for task in self._tasks:
+            self._stops.append(task.watch(partial(self._look, task)))
+            self._look(task)
+
+    def stop(self) -> None:
+        for stop in self._stops:
+            stop()
+        if self._retrying is not None:
+            self._retrying.cancel()
+
+    def _look(self, task: ToolTask) -> None:
+        now = task.state, *task.questions
+        if self._told.get(task.id) == now:
+            return
+        if self._tell("notifications/tasks", detailed(task, self._features)):
+            self._told[task.id] = now
+        elif self._retrying is None:
+            loop = asyncio.get_running_loop()
+            self._retrying = loop.call_later(RETRY_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._retrying = None
+        for task in self._tasks:
+            self._look(task)
+
+
+def listening_flaw(wanted: Mapping[str, Any]) -> str | None:
+    """What is wrong with the ids of tasks in what a client would like to hear of."""
+    ids = wanted.get("taskIds", [])
+    if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+        return '"taskIds" must be a list of ids'
+    return f'"taskIds" may hold {MAX_LISTENED} ids' if len(ids) > MAX_LISTENED else None
+
+
+def missing(id: rpc.Id) -> bytes:
+    """For a client that has not said that it knows tasks."""
+    problem = f'this needs the extension "{TASKS}", which the request does not declare'
+    required: dict[str, Any] = {"extensions": {TASKS: {}}}
+    return rpc.error(id, MISSING_CAPABILITY, problem, {"requiredCapabilities": required})
+
+
+def _settle(turn: asyncio.Future[bool], true: bool) -> None:
+    if not turn.done():
+        turn.set_result(true)
+
+
+def _settled(task: Task) -> bool:
+    return task.lasting or task.state != WORKING
+
+
+def _related_to(task: Task, body: Mapping[str, Any]) -> dict[str, Any]:
+    meta = body.get("_meta")
+    known = meta if isinstance(meta, dict) else {}
+    return {**body, "_meta": {**known, RELATED_KEY: {"taskId": task.id}}}
+
+
+def _progress_to(peer: Peer, token: str | int, id: str) -> Updates:
+    """2025-11-25: the token of the request is good as long as the task is."""
+
+    def update(update: Update) -> None:
+        if not isinstance(update, Progress):
+            return
+        told: dict[str, Any] = {"progressToken": token, "progress": update.progress}
+        if update.total is not None:
+            told["total"] = update.total
+        if update.message is not None:
+            told["message"] = update.message
+        told["_meta"] = {RELATED_KEY: {"taskId": id}}
+        peer.tell(rpc.notification("notifications/progress", told))
+
+    return update
+
+
+# --- what they look like -------------------------------------------------------------------------
+
+
+def outcome(task: ToolTask, revision: int) -> tuple[str, dict[str, Any]]:
+    """What a finished task came to: `result` or `error`, as the call itself would have said it."""
+    if task.state == COMPLETED and task.result is not None:
+        return "result", task.show(task.result, revision)
+    if task.state == CANCELLED:
+        return "error", {"code": rpc.INTERNAL_ERROR, "message": "the task was cancelled"}
+    if not isinstance(task.error, HubError):
+        problem = "the call failed inside the hub; see its log"
+        return "error", {"code": rpc.INTERNAL_ERROR, "message": problem}
+    error = understood(task.error, revision, task.features)
+    shown = as_result(error, revision)
+    if shown is not None:
+        return "result", shape_result(shown, revision)
+    return "error", decode(as_error(0, error, revision))["error"]
+
+
+def _modern(task: Task) -> dict[str, Any]:
+    """2026-07-28: what any answer says of a task."""
+    members: dict[str, Any] = {
+        "taskId": task.id,
+        "status": task.state,
+        "createdAt": _when(task.created),
+        "lastUpdatedAt": _when(task.updated),
+        "ttlMs": round(task.ttl * 1000),
+        "pollIntervalMs": POLL_MS,
+    }
+    if task.message:
+        members["statusMessage"] = task.message
+    return members
+
+
+def detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, Any]:
+    """2026-07-28: the task with what it came to, or asks."""
+    members = _modern(task)
+    if task.state == INPUT_REQUIRED:
+        asked = client_questions.input_required(task.questions, None, features)
+        members["inputRequests"] = asked["inputRequests"]
+    elif task.finished and task.state != CANCELLED:
+        member, value = outcome(task, R2607)
+        # What went wrong with a tool is its result: only what is a JSON-RPC error has failed.
+        members["status"] = "completed" if member == "result" else "failed"
+        members[member] = value
+    return members
+
+
+def _legacy(task: ToolTask, revision: int) -> dict[str, Any]:
+    """2025-11-25: a task; a tool that says that it failed is a failed one."""
+    members: dict[str, Any] = {
+        "taskId": task.id,
+        "status": task.state,
+        "createdAt": _when(task.created),
+        "lastUpdatedAt": _when(task.updated),
+        "ttl": round(task.ttl * 1000),
+        "pollInterval": POLL_MS,
+    }
+    message = task.message
+    if task.result is not None and task.result.failed:
+        members["status"] = "failed"
+        message = message or _first_text(task.result)
+    if message:
+        members["statusMessage"] = message
+    return members
+
+
+def _first_text(result: Result) -> str:
+    for block in result.content:
+        if isinstance(block, dict) and isinstance(block.get("text"), str):
+            return str(block["text"])[:300]
+    return ""
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

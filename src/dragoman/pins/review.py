@@ -1,0 +1,573 @@
+"""Looks at every definition before anybody else does: what has changed since it was approved is
+held until somebody approves it.
+
+`Pins.review` is what a catalog asks, `Pins.card` what the registry asks of an agent's card. What
+was seen is recognised by a hash of the whole definition as it came, which costs next to nothing;
+only what differs from that is compared in earnest. What cannot be read or recorded is held.
+Knows nothing of where definitions come from and where they go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from dragoman.core.catalog import Reviewed, choose_spellings
+from dragoman.core.errors import Full, HubError
+from dragoman.core.ports import Pin, PinChange, PinDecision, PinStore
+from dragoman.core.tool import PROMPT, TEMPLATE, TOOL, Tool
+from dragoman.core.tool_identity import fold_name
+from dragoman.pins.digest import (
+    ADDRESSED,
+    CARD,
+    LASTING,
+    SCHEME,
+    SKILL,
+    card_members,
+    digest,
+    members,
+    with_measures,
+    without_measures,
+)
+from dragoman.pins.sanitize import (
+    EXACT,
+    MAX_DESCRIPTION,
+    SHOWN,
+    clean,
+    clean_text,
+    hidden,
+    is_short,
+    shorten,
+    shorten_text,
+)
+from dragoman.wire.json import Malformed, decode_reply, encode
+
+log = logging.getLogger(__name__)
+
+OFF, FIRST, STRICT = "off", "first", "strict"
+"""Modes: nothing is held; what was never seen is approved. In any other nothing is by itself."""
+HOLD = "hold"
+"""What is done with additions: the other is "show"."""
+APPROVE, REJECT, FORGET = "approve", "reject", "forget"
+FIRST_SIGHT, ADDITION = "first sight", "first sight, added later"
+"""Who approves what is approved without anybody looking at it: what is in the first list of a
+target, and what comes later."""
+MAX_PINS, MAX_BYTES = 50_000, 128 * 1024 * 1024
+"""Of one target; resources and templates have as much room beside the rest, and none of its."""
+MAX_REMEMBERED = 1_000
+MAX_SAID = 10
+"""Lines in the log about one review."""
+
+ModeOf = Callable[[str], str]
+Told = Callable[[str, str, str], None]
+"""Hears of a target, of what was seen, and why."""
+Key = tuple[str, str]
+"""A kind, and the identity of one of that kind within its target."""
+
+
+class Seen(NamedTuple):
+    """A definition that is offered now."""
+
+    target: str
+    kind: str
+    id: str
+    name: str
+    mark: bytes
+    spelling: str
+    pinned: Callable[[int], dict[str, Any]]
+    """What is pinned of it, in a scheme."""
+    added: bool = False
+    """Whether it was not in the first list of its target."""
+
+    @property
+    def key(self) -> Key:
+        return self.kind, self.id
+
+    def unseen(self) -> Pin:
+        """The pin of one that was never seen."""
+        return Pin(
+            self.target, self.kind, self.id, self.name, spelling=self.spelling, scheme=SCHEME
+        )
+
+
+class Known:
+    """The pins of one target."""
+
+    def __init__(self, pins: Sequence[Pin], listed: Collection[str] = ()) -> None:
+        self.pins: dict[Key, Pin] = {}
+        self.listed = set(listed)
+        """The kinds of which it has given a list."""
+        self._count, self._bytes = Counter[bool](), Counter[bool]()
+        """Of what has an address, and of all else."""
+        for pin in pins:
+            self.put(pin)
+
+    def put(self, pin: Pin) -> None:
+        old = self.pins.get((pin.kind, pin.id))
+        addressed = pin.kind in ADDRESSED
+        self._bytes[addressed] += pin.size + pin.held_size
+        if old is not None:
+            self._bytes[addressed] -= old.size + old.held_size
+        self._count[addressed] += old is None
+        self.pins[pin.kind, pin.id] = pin
+
+    def has_spelling(self, tool: Tool) -> bool:
+        """Whether the tool is spelled as it was when it was approved."""
+        pin = self.pins.get(key_of(tool))
+        return pin is not None and bool(pin.mark) and pin.spelling == tool.remote_name
+
+    def has_room(self, key: Key, size: int) -> bool:
+        addressed = key[0] in ADDRESSED
+        return self._count[addressed] + (key not in self.pins) <= MAX_PINS and (
+            self._bytes[addressed] + size <= MAX_BYTES
+        )
+
+
+class Judged(NamedTuple):
+    why: str | None
+    """It is held; None where it is not."""
+    change: PinChange | None = None
+    new: bool = False
+    """Whether it is seen for the first time; then it is offered only if that is stored."""
+
+
+class Pins:
+    def __init__(
+        self,
+        store: PinStore,
+        mode_of: ModeOf,
+        clock: Callable[[], float] = time.time,
+        told: Told = lambda target, name, why: None,
+        holds_additions: Callable[[str], bool] = lambda target: False,
+        told_added: Told = lambda target, name, why: None,
+    ) -> None:
+        """`mode_of` is asked for the mode of a target at every review, `holds_additions` whether
+        what it adds to its first list is held; `told` hears of what is held that was not before,
+        and `told_added` of what was added and is offered."""
+        self._told = told
+        self._holds_additions = holds_additions
+        self._told_added = told_added
+        self.store = store
+        self.clock = clock
+        self.mode_of = mode_of
+        self._known: dict[str, Known] = {}
+        """By target, from its first review on."""
+        self.unreviewed: dict[str, str] = {}
+        """The targets of which something is not offered because the store failed, and why. Who
+        reviews them again takes them out."""
+        self._waiting: dict[tuple[str, str], dict[Key, bytes]] = {}
+        """What was held in the last review of a target's list of a kind, and its mark."""
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    def review(self, target: str, tools: Sequence[Tool], kind: str = TOOL) -> Reviewed:
+        """For a catalog of `kind`: what may be offered, and why the rest is held. A resource or
+        template whose text has changed is offered with the text that was approved."""
+        mode = self.mode_of(target)
+        self._waiting.pop((target, kind), None)
+        if mode == OFF:
+            tools, remarks = choose_spellings(tools, lambda tool: False)
+            shown = [_shown(tool, encode(tool.definition), remarks) for tool in tools]
+            return Reviewed(shown, {}, remarks)
+        try:
+            known = self._of(target)
+        except HubError as error:
+            self.unreviewed[target] = str(error)
+            return Reviewed([], {tool.name: _unsure(tool.name, error) for tool in tools})
+        tools, remarks = choose_spellings(tools, known.has_spelling)
+        review = _Review(target, mode, kind in known.listed, _skills(tools), remarks)
+        for tool in tools:
+            self._look_at(tool, known, review)
+        self._waiting[target, kind] = review.waiting
+        self._say(review)
+        if problem := self._saved(target, review.changes, kind):
+            review.held |= {name: _unsure(name, problem) for name in review.new}
+            admitted = [tool for tool in review.admitted if tool.name not in review.new]
+            return Reviewed(_as_admitted(admitted), review.held, remarks)
+        return Reviewed(_as_admitted(review.admitted), review.held, remarks)
+
+    def _look_at(self, tool: Tool, known: Known, review: _Review) -> None:
+        skill = review.skills.get(tool.bridged.skill_id) if tool.bridged is not None else None
+        kind = kind_of(tool)
+        said: Any = tool.definition if skill is None else [tool.definition, skill]
+        if kind in ADDRESSED:
+            said = without_measures(tool.definition)
+        data = encode(said)
+        if tool.agent is None or kind == SKILL:  # an agent as such is its card
+            mark = hashlib.sha256(data).digest()
+            key = key_of(tool)
+            pin = known.pins.get(key)
+            if pin is None or pin.mark != mark or pin.held_mark or pin.scheme != SCHEME:
+                seen = _seen(review, kind, tool, mark, skill)
+                judged = self._judged(pin, seen, review.mode)
+                if judged.change is not None:
+                    review.changes.append(judged.change)
+                if judged.why is not None:
+                    review.why[tool.name] = judged.why
+                    review.waiting[key] = mark
+                    now = known.pins.get(key)
+                    shows = kind in LASTING and (now is None or bool(now.mark))
+                    if not shows or review.mode == STRICT:
+                        review.held[tool.name] = judged.why
+                        return
+                    tool = self._as_approved(tool, now)
+                    data = encode(tool.definition)
+                elif judged.new:
+                    review.new.add(tool.name)
+        if kind in ADDRESSED:
+            measured = with_measures(without_measures(tool.definition), tool.definition)
+            if measured != tool.definition:
+                tool = replace(tool, definition=measured)
+        review.admitted.append(_shown(tool, data, review.remarks))
+
+    def _as_approved(self, tool: Tool, pin: Pin | None) -> Tool:
+        """With the text that was approved; where there is none or it cannot be read, a resource
+        with its address alone, and instructions without a word."""
+        member = "uriTemplate" if tool.kind == TEMPLATE else "uri"
+        said: dict[str, Any] = {}
+        if tool.kind in ADDRESSED:
+            said = {member: tool.remote_name, "name": tool.remote_name}
+        try:
+            body = self.store.bodies(pin)[0] if pin is not None and pin.mark else b""
+            said = decode_reply(body) if body else said
+        except (HubError, Malformed) as error:
+            log.error('what was approved of "%s" cannot be read: %s', tool.name, error)
+        definition = with_measures(said, tool.definition)
+        return replace(
+            tool, definition=definition, description=str(definition.get("description") or "")
+        )
+
+    def is_offered(self, pin: Pin) -> bool:
+        """Whether what is held of it was in the last list of its target."""
+        kind = CARD if pin.kind == CARD else TOOL if pin.kind == SKILL else pin.kind
+        waiting = self._waiting.get((pin.target, kind), {})
+        return bool(pin.held_mark) and waiting.get((pin.kind, pin.id)) == pin.held_mark
+
+    def card(self, agent: str, card: Mapping[str, Any], mode: str) -> str | None:
+        """Why an agent's card is held; None where it is not."""
+        self._waiting.pop((agent, CARD), None)
+        if mode == OFF:
+            return None
+        mark = hashlib.sha256(encode(card)).digest()
+        seen = Seen(agent, CARD, "", agent, mark, "", lambda scheme: card_members(card, scheme))
+        try:
+            pin = self._of(agent).pins.get(seen.key)
+        except HubError as error:
+            self.unreviewed[agent] = str(error)
+            return _unsure(agent, error)
+        if pin is not None and pin.mark == mark and not pin.held_mark and pin.scheme == SCHEME:
+            return None
+        judged = self._judged(pin, seen, mode)
+        review = _Review(agent, mode)
+        if judged.change is not None:
+            review.changes.append(judged.change)
+        if judged.why is not None:
+            review.why[agent] = judged.why
+            self._waiting[agent, CARD] = {seen.key: mark}
+            self._waiting.pop((agent, TOOL), None)  # its skills are not what this card says
+        self._say(review)
+        problem = self._saved(agent, review.changes)
+        if problem is not None and judged.new:
+            return _unsure(agent, problem)
+        return judged.why
+
+    def _say(self, review: _Review) -> None:
+        held = [one.pin.name for one in review.changes if one.held is not None]
+        added = [one.pin.name for one in review.changes if one.pin.approved_by == ADDITION]
+        for name in held[:MAX_SAID]:
+            log.warning('"%s": %s', review.target, review.why[name])
+            self._told(review.target, name, review.why[name])
+        for name in [one for one in added if one in review.new][:MAX_SAID]:
+            why = f'"{name}" was added since "{review.target}" was first listed; it is offered'
+            log.warning("%s", why)
+            self._told_added(review.target, name, why)
+        for names, done in ((held, "held"), (added, "new")):
+            if len(names) > MAX_SAID:
+                log.warning('"%s": %d more are %s', review.target, len(names) - MAX_SAID, done)
+
+    # --- one definition ---------------------------------------------------------------------------
+
+    def _judged(self, pin: Pin | None, seen: Seen, mode: str) -> Judged:
+        """Of one that is not what was seen last."""
+        try:
+            judged = self._compared(pin, seen, mode)
+        except (HubError, Malformed) as error:
+            if isinstance(error, HubError):
+                self.unreviewed[seen.target] = str(error)
+            judged = Judged(_unsure(seen.name, error))
+        if judged.change is not None:
+            self._known[seen.target].put(judged.change.pin)
+        return judged
+
+    def _compared(self, pin: Pin | None, seen: Seen, mode: str) -> Judged:
+        pinned = seen.pinned(SCHEME)
+        body = encode(pinned)
+        named = EXACT if seen.kind in (TOOL, PROMPT) else SHOWN
+        secretive = hidden(body) and hidden(encode(clean(pinned, named)))  # where that must stay
+        if pin is not None and pin.mark:
+            if pin.held_mark == seen.mark and pin.scheme == SCHEME:
+                return Judged(why_held(pin, secretive))
+            if pin.mark == seen.mark or self._is(pin, 0, seen):
+                same = _nothing_held(pin, name=seen.name, mark=seen.mark)
+                if pin.scheme == SCHEME:
+                    return Judged(None, PinChange(same))
+                same = replace(same, scheme=SCHEME, size=len(body))
+                return Judged(None, PinChange(same, approved=body))
+        elif (
+            mode == FIRST
+            and not secretive
+            and not (pin and pin.rejected_by)
+            and not (seen.added and self._holds_additions(seen.target))
+        ):
+            if not self._known[seen.target].has_room(seen.key, len(body)):
+                return Judged(_no_room(seen))
+            made = replace(
+                seen.unseen(), mark=seen.mark, approved_at=self.clock(), size=len(body),
+                approved_by=ADDITION if seen.added else FIRST_SIGHT,
+            )  # fmt: skip
+            return Judged(None, PinChange(made, approved=body), new=True)
+        held, stored = self._held(pin or seen.unseen(), seen, pinned, body)
+        if held is None:
+            return Judged(_no_room(seen))
+        why = why_held(held, secretive)
+        return Judged(why, PinChange(held, held=stored) if held is not pin else None)
+
+    def _held(
+        self, pin: Pin, seen: Seen, pinned: dict[str, Any], body: bytes
+    ) -> tuple[Pin | None, bytes | None]:
+        """The pin with what is offered in its place, and what is new to be stored of that. No pin
+        where there is no room."""
+        if pin.held_mark and (pin.held_mark == seen.mark or self._is(pin, 1, seen)):
+            if pin.scheme == SCHEME or self.store.bodies(pin)[1] == body:
+                same = pin.held_mark == seen.mark
+                return (pin if same else replace(pin, held_mark=seen.mark)), None
+            return replace(pin, held_mark=seen.mark, held_size=len(body)), body
+        if not self._known[seen.target].has_room(seen.key, len(body)):
+            return None, None
+        by, at = self._rejected(pin, {digest(pinned), digest(seen.pinned(1))})
+        pin = replace(
+            pin, name=seen.name, held_mark=seen.mark, held_at=self.clock(),
+            rejected_at=at, rejected_by=by, held_size=len(body),
+        )  # fmt: skip
+        return pin, body
+
+    def _is(self, pin: Pin, which: int, seen: Seen) -> bool:
+        """Whether what is stored of it, approved (0) or held (1), says the same. A pin of an older
+        scheme is compared by what was pinned then."""
+        body = self.store.bodies(pin)[which]
+        if not body:
+            return False
+        code = digest(decode_reply(body))
+        return any(code == digest(seen.pinned(one)) for one in {pin.scheme, SCHEME})
+
+    def _rejected(self, pin: Pin, codes: Collection[str]) -> tuple[str, float]:
+        """Whether somebody has said no to exactly this before, and nobody yes since."""
+        for decision in self.store.decisions(pin, MAX_REMEMBERED):
+            if decision.digest in codes:
+                return (decision.by, decision.at) if decision.action == REJECT else ("", 0.0)
+        return "", 0.0
+
+    # --- what is stored ---------------------------------------------------------------------------
+
+    def keep(self, changes: Sequence[PinChange], decisions: Sequence[PinDecision]) -> None:
+        """What people have decided."""
+        self.store.save(changes, decisions)
+        for change in changes:
+            self._of(change.pin.target).put(change.pin)
+
+    def forget(self, target: str, decision: PinDecision) -> None:
+        self.store.forget(target, decision)
+        self._known.pop(target, None)
+
+    def _of(self, target: str) -> Known:
+        known = self._known.get(target)
+        if known is None:
+            pins = self.store.load(target)
+            known = self._known[target] = Known(pins, self.store.listed(target))
+        return known
+
+    def _saved(self, target: str, changes: Sequence[PinChange], kind: str = "") -> Full | None:
+        """Together, and that a list of `kind` was given; why not, where they are not."""
+        first = bool(kind) and kind not in self._known[target].listed
+        if not changes and not first:
+            return None
+        try:
+            self.store.save(changes, (), (target, kind) if first else None)
+            self._known[target].listed |= {kind} - {""}
+        except Full as error:
+            log.error('what "%s" offers could not be recorded: %s', target, error)
+            del self._known[target]  # it has what is not stored
+            self.unreviewed[target] = str(error)
+            return error
+        return None
+
+
+def _nothing_held(pin: Pin, **more: Any) -> Pin:
+    return replace(
+        pin, held_mark=b"", held_at=0.0, held_size=0, rejected_at=0.0, rejected_by="", **more
+    )
+
+
+def approved(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:
+    """With what is held, which says `said`, in the place of what was approved."""
+    spelling = said.get("id" if pin.kind == SKILL else "name", "") if pin.kind != CARD else ""
+    if pin.kind in LASTING:
+        spelling = pin.spelling
+    return _nothing_held(
+        pin, mark=pin.held_mark, size=pin.held_size, approved_at=at, approved_by=by,
+        spelling=spelling, scheme=SCHEME,
+    )  # fmt: skip
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def date(when: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(when))
+
+
+def why_held(pin: Pin, secretive: bool = False) -> str:
+    its = "its card" if pin.kind == CARD else "it"
+    if pin.rejected_by:
+        why = f"what {its} says was rejected on {date(pin.rejected_at)} by {pin.rejected_by}"
+    elif pin.mark and pin.kind in LASTING:
+        why = f"its text has changed since that was approved on {date(pin.approved_at)}"
+    elif pin.mark:
+        why = f"{its} has changed since it was approved on {date(pin.approved_at)}"
+    elif secretive:
+        why = f"{its} has characters that nobody sees, in places where they cannot be taken out"
+    else:
+        why = f"{its} was not approved yet"
+    name = shlex.quote(pin.name)
+    return (
+        f'"{pin.name}" is held: {why}; see `dragoman pins diff {name}`, approve it with '
+        f"`dragoman pins approve {name}`"
+    )
+
+
+def _unsure(name: str, problem: Exception) -> str:
+    return f'"{name}" is held: whether it has changed cannot be told: {problem}'
+
+
+def _no_room(seen: Seen) -> str:
+    # What nobody can compare again is not approved: so no flood washes away what was.
+    return (
+        f'"{seen.name}" is held: "{seen.target}" has offered more different things than are kept '
+        f"of one target; if that is right, begin anew with "
+        f"`dragoman pins forget {shlex.quote(seen.target)}`"
+    )
+
+
+# --- what is offered ------------------------------------------------------------------------------
+
+
+class _Review:
+    """What one review has come to so far."""
+
+    def __init__(
+        self,
+        target: str,
+        mode: str,
+        again: bool = False,
+        skills: Mapping[str, Any] | None = None,
+        remarks: list[str] | None = None,
+    ) -> None:
+        """`again`: the target has given such a list before."""
+        self.target, self.mode, self.again = target, mode, again
+        self.skills = skills or {}
+        self.remarks = remarks if remarks is not None else []
+        self.admitted: list[Tool] = []
+        self.held: dict[str, str] = {}
+        self.why: dict[str, str] = {}
+        """Of all that waits for a decision, though it be offered with another text."""
+        self.waiting: dict[Key, bytes] = {}
+        self.changes: list[PinChange] = []
+        self.new: set[str] = set()
+
+
+def kind_of(tool: Tool) -> str:
+    """The kind under which it is pinned."""
+    return SKILL if tool.bridged is not None else tool.kind
+
+
+def key_of(tool: Tool) -> Key:
+    return kind_of(tool), _id_of(tool)
+
+
+def _id_of(tool: Tool) -> str:
+    return tool.remote_name if tool.kind in ADDRESSED else fold_name(tool.remote_name)
+
+
+def _seen(review: _Review, kind: str, tool: Tool, mark: bytes, skill: Any) -> Seen:
+    return Seen(
+        review.target,
+        kind,
+        _id_of(tool),
+        tool.name,
+        mark,
+        tool.remote_name,
+        lambda scheme: members(kind, tool.definition, skill, scheme),
+        review.again,
+    )
+
+
+def _skills(tools: Sequence[Tool]) -> dict[str, Any]:
+    """What the agent among them says of its skills, by their ids."""
+    return {
+        skill["id"]: skill
+        for tool in tools
+        if tool.agent is not None and tool.bridged is None
+        for skill in tool.agent.skills
+        if isinstance(skill.get("id"), str)
+    }
+
+
+def _shown(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
+    """As models may read it; the same object where there is nothing to clean or to cut. `data` is
+    all that the far side says of it."""
+    if tool.agent is None and tool.bridged is None and not hidden(data) and is_short(data):
+        return tool
+    named = SHOWN if tool.kind in ADDRESSED else EXACT
+    facts, description = tool.agent, clean_text(tool.description)
+    definition = shorten(clean(tool.definition, named))
+    # What the hub puts before a description does not count.
+    most = MAX_DESCRIPTION + max(0, len(tool.description) - len(_said(tool)))
+    short = shorten_text(description, most)
+    if len(short) == most and short != description:
+        remarks.append(
+            f'the description of {tool.kind} "{tool.name}" is shown cut: it has '
+            f"{len(description)} characters, and {MAX_DESCRIPTION} are shown"
+        )
+    if facts is not None:
+        about = shorten_text(clean_text(facts.description), MAX_DESCRIPTION)
+        skills = [shorten(skill) for skill in clean(list(facts.skills), SHOWN)]
+        if (about, skills) != (facts.description, list(facts.skills)):
+            facts = replace(facts, description=about, skills=skills)
+    if (short, definition, facts) == (tool.description, tool.definition, tool.agent):
+        return tool
+    return replace(tool, description=short, definition=definition, agent=facts)
+
+
+def _said(tool: Tool) -> str:
+    said = tool.definition.get("description")
+    return said if isinstance(said, str) else ""
+
+
+def _as_admitted(admitted: list[Tool]) -> list[Tool]:
+    """An agent's own list of its skills has those that are admitted: neither what is held, nor what
+    nobody has looked at because it is no tool."""
+    ids = {tool.bridged.skill_id for tool in admitted if tool.bridged is not None}
+    found = []
+    for tool in admitted:
+        if tool.agent is not None:
+            left = [skill for skill in tool.agent.skills if skill.get("id") in ids]
+            if len(left) < len(tool.agent.skills):
+                tool = replace(tool, agent=replace(tool.agent, skills=left))
+        found.append(tool)
+    return found

@@ -1,0 +1,113 @@
+"""Asks Cedar, and takes everything but a clean yes for a no."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+from dragoman.core.ports import Decision
+from dragoman.core.urls import render_uri
+from dragoman.policy.entities import What, Who, reference, slice_of, written
+from dragoman.policy.policy_set import ACTIONS, Policy, Snapshot, action_uid
+
+log = logging.getLogger(__name__)
+
+MAX_SLICES = 2_048
+MAX_ERROR = 300
+_ACTION_UIDS = {action: action_uid(action) for action in ACTIONS}
+
+
+class Judge:
+    """Of one snapshot. Keeps what it has prepared of entities, and no decisions."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        import cedarpy  # here: it takes longer to load than all the rest of the hub's start
+
+        self.snapshot = snapshot
+        self._ask = cedarpy.is_authorized
+        self._prepare = cedarpy.Entities.from_json_str
+        self._allow = cedarpy.Decision.Allow
+        self._deny = cedarpy.Decision.Deny
+        self._slices: dict[tuple[Who, What], Any] = {}
+
+    def decide(self, who: Who, action: str, what: What, context: str) -> Decision:
+        decision = self._by(self.snapshot.all, who, action, what, context)
+        if decision.allowed and what.plain is not None and what.plain in self.snapshot.read.uids:
+            return self._narrowed(decision, who, action, what, context)
+        return decision
+
+    def _narrowed(
+        self, permitted: Decision, who: Who, action: str, what: What, context: str
+    ) -> Decision:
+        """A policy names the tool that is called as this prompt, resource or template is. What it
+        forbids of that is forbidden of this too, and a permit that excepts it excepts this."""
+        assert what.plain is not None
+        plain = replace(what, uid=what.plain, plain=None)
+        decision = self._by(self.snapshot.all, who, action, plain, context)
+        if decision.errors or (not decision.allowed and decision.policies):
+            return decision
+        excepting = {one.id for one in self.snapshot.policies if what.plain in one.read.tested}
+        also = decision.policies if decision.allowed else ()
+        if any(id not in excepting or id in also for id in permitted.policies):
+            return permitted
+        return Decision(False, (), self.snapshot.hash)
+
+    def shadow(self, who: Who, action: str, what: What, context: str) -> Decision:
+        """Only the guardrails decide; what all would have said is beside it."""
+        would = self.decide(who, action, what, context)
+        held = self._by(self.snapshot.guardrails, who, action, what, context)
+        return Decision(held.allowed, held.policies, held.snapshot, held.errors, would)
+
+    def alone(self, policy: Policy, who: Who, action: str, what: What, context: str) -> Decision:
+        """What one policy would say alone: it is among `policies` where it applies."""
+        from cedarpy import PolicySet
+
+        form = {"staticPolicies": {"policy0": policy.form}, "templates": {}, "templateLinks": []}
+        alone = PolicySet.from_json_str(json.dumps(form))
+        decision = self._by(alone, who, action, what, context)
+        if policy.effect == "forbid" and what.plain is not None and not decision.policies:
+            return self._by(alone, who, action, replace(what, uid=what.plain), context)
+        return decision
+
+    def _by(self, policies: Any, who: Who, action: str, what: What, context: str) -> Decision:
+        try:
+            request = {
+                "principal": reference(who.uid),
+                "action": _ACTION_UIDS[action],
+                "resource": reference(what.uid),
+                "context": context,
+            }
+            # With the schema: a context of the wrong type would else only skip a policy.
+            result = self._ask(request, policies, self._entities(who, what), self.snapshot.schema)
+            said, answer = result.diagnostics, result.decision
+        except Exception as error:
+            return self._undecided(who, action, what, [f"{type(error).__name__}: {error}"])
+        errors = said.errors
+        if errors or (answer is not self._allow and answer is not self._deny):
+            return self._undecided(who, action, what, errors or ["there was no decision"])
+        names = said.id_annotations_by_reason
+        reasons = tuple(sorted([names.get(one, one) for one in said.reasons]))
+        return Decision(answer is self._allow, reasons, self.snapshot.hash)
+
+    def _entities(self, who: Who, what: What) -> Any:
+        found = self._slices.get((who, what))
+        if found is None:
+            if len(self._slices) >= MAX_SLICES:
+                self._slices.clear()
+            text = json.dumps(slice_of(who, what))
+            found = self._prepare(text, self.snapshot.schema)
+            if what.short:
+                self._slices[who, what] = found
+        return found
+
+    def _undecided(self, who: Who, action: str, what: What, errors: list[str]) -> Decision:
+        said = tuple(error[:MAX_ERROR] for error in errors[:8])
+        kind, name = what.uid
+        name = render_uri(name) if "://" in name else name
+        log.warning(
+            "denied, for it could not be decided: %s %s %s: %s",
+            written(who.uid), action, written((kind, name)), "; ".join(said),
+        )  # fmt: skip
+        return Decision(False, (), self.snapshot.hash, said)

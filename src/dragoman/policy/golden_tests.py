@@ -1,0 +1,183 @@
+"""Golden decisions: what a set of policies must say, written beside it as `[[tests]]` in a TOML
+file. A set that says something else does not come into force.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
+from dragoman.core.principal import Principal
+from dragoman.core.tool import TOOL, TRUSTED, TargetFacts
+from dragoman.policy.analysis import VOLATILE
+from dragoman.policy.cedar import Judge
+from dragoman.policy.context import Context, context_from_words
+from dragoman.policy.entities import (
+    AGENT,
+    REMOTE_AGENT,
+    SERVER,
+    What,
+    Who,
+    what,
+    what_from_org,
+    what_from_target,
+    who_from_caller,
+)
+from dragoman.policy.ids import catalog_kind, entity_id, fold_entity_id, split_id
+
+MAX_TESTS = 2_000
+PERMIT, DENY = "permit", "deny"
+
+
+class On(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is called: attributes of it and of its server or agent."""
+
+    org: str = "default"
+    target: str = ""
+    """The name of its server or agent; what stands before the first dot, unless said."""
+    type: Literal["", "Server", "RemoteAgent", "Agent"] = ""
+    kind: str = TOOL
+    trust: int = TRUSTED
+    transport: str = ""
+    pinned: bool = True
+    signed_card: bool = False
+    healthy: bool = True
+    sink: list[str] = []
+    source: list[str] = []
+    destructive: bool = False
+    digest_ok: bool = True
+
+
+class Test(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    expect: Literal["permit", "deny"]
+    caller: str = ""
+    """`key:ci`, as in the audit."""
+    agent: str = ""
+    """In the place of a caller: the target whose credential is used."""
+    agent_trust: int = TRUSTED
+    org: str = "default"
+    roles: list[str] = []
+    scopes: list[str] = []
+    owner: str = ""
+    action: Literal["call", "list", "a2a_discover", "task_read", "task_cancel", "admin"] = "call"
+    tool: str = ""
+    skill: str = ""
+    resource: On = On()
+    context: dict[str, Any] = {}
+    by: list[str] = []
+    """Ids that must be among those of the policies which decide."""
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    tests: list[Test] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    name: str
+    file: str
+    passed: bool
+    words: str
+    """What was expected and what came; empty where it passed."""
+
+
+def tests_in(text: str) -> list[Test]:
+    """Raises ValueError for what is no such file."""
+    found = msgspec.convert(tomllib.loads(text), _File).tests
+    if len(found) > MAX_TESTS:
+        raise ValueError(f"it has {len(found)} tests and may have {MAX_TESTS}")
+    return found
+
+
+def run(judge: Judge, file: str, tests: list[Test]) -> Iterator[Outcome]:
+    for test in tests:
+        try:
+            words = _difference(test, _decided(judge, test))
+        except (InvalidInput, LookupError) as error:
+            words = str(error)
+        yield Outcome(test.name, file, not words, words)
+
+
+def _decided(judge: Judge, test: Test) -> Decision:
+    who, on = _who(test), _what(test)
+    if test.action == "call":
+        first = Context(max_depth=5, scopes=who.scopes)
+        context = context_from_words(test.context, first).written(VOLATILE, on.name)
+        return judge.decide(who, on.action, on, context)
+    if test.action in (TASK_READ, TASK_CANCEL):
+        owner = "true" if test.context.get("owner") is True else "false"
+        return judge.decide(who, test.action, on, f'{{"owner":{owner}}}')
+    return judge.decide(who, test.action, on, "{}")
+
+
+def _difference(test: Test, came: Decision) -> str:
+    said = PERMIT if came.allowed else DENY
+    by = f" by {', '.join(came.policies)}" if came.policies else ""
+    if came.errors:
+        by = f" after an error: {came.errors[0]}"
+    if said != test.expect:
+        return f"expected {test.expect}, and it is {said}{by}"
+    missing = [id for id in test.by if id not in came.policies]
+    if missing:
+        return f"expected {said} by {', '.join(missing)}, and it is {said}{by}"
+    return ""
+
+
+def _who(test: Test) -> Who:
+    if bool(test.caller) == bool(test.agent):
+        raise InvalidInput("a test names either a caller or an agent")
+    kind, _, id = test.caller.partition(":")
+    caller = Principal(
+        kind,
+        id or kind,
+        test.org,
+        roles=tuple(test.roles),
+        scopes=tuple(test.scopes),
+        behalf=test.owner,
+        serves=test.agent,
+    )
+    return who_from_caller(caller, TargetFacts(type=AGENT, org=test.org, trust=test.agent_trust))
+
+
+def _what(test: Test) -> What:
+    if test.action == ADMIN:
+        return what_from_org(test.resource.org)
+    if bool(test.tool) == bool(test.skill):
+        raise InvalidInput(f'a test of "{test.action}" names either a tool or a skill')
+    on = test.resource
+    kind, name = split_id(test.tool or test.skill)
+    if kind == TOOL:
+        kind = on.kind
+    about = catalog_kind(kind, {})
+    name = split_id(fold_entity_id(entity_id(about, name)))[1]
+    facts = TargetFacts(
+        type=REMOTE_AGENT if test.skill else on.type or SERVER,
+        org=on.org,
+        trust=on.trust,
+        transport=on.transport,
+        signed=on.signed_card,
+        healthy=on.healthy,
+        pinned=on.pinned,
+    )
+    target = on.target or name.partition(".")[0]
+    if test.action == A2A_DISCOVER:
+        return what_from_target(target, facts)
+    return what(
+        name,
+        target,
+        facts,
+        kind=kind,
+        about=about,
+        sink=frozenset(on.sink),
+        source=frozenset(on.source),
+        destructive=on.destructive,
+        digest_ok=on.digest_ok,
+    )

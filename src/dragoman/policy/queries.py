@@ -1,0 +1,279 @@
+"""Questions about policies: why, who, what, and what would be under others. Nothing is done by
+asking, and all is judged by the code that judges calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dragoman.core.errors import InvalidInput
+from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_CANCEL, TASK_READ, Decision
+from dragoman.core.principal import Principal
+from dragoman.core.tool import Tool
+from dragoman.core.tool_identity import fold_id
+from dragoman.policy.analysis import VOLATILE
+from dragoman.policy.cedar import Judge
+from dragoman.policy.context import Context, context_from_words
+from dragoman.policy.engine import Policies
+from dragoman.policy.entities import LIST, What, Who, written
+from dragoman.policy.policy_set import CALLS, Policy
+
+PERMIT, DENY = "permit", "deny"
+CALL = "call"
+"""The call that fits the tool: `mcp_call` or `a2a_invoke`."""
+NOTHING: Mapping[str, Any] = {}
+MAX_FLIPS = 1_000
+
+Record = Mapping[str, Any]
+
+
+def explain(
+    policies: Policies,
+    caller: Principal,
+    action: str,
+    tool: Tool | None,
+    context: Mapping[str, Any] = NOTHING,
+) -> dict[str, Any]:
+    """Which policies decide, which would have, and by which attributes."""
+    snapshot = policies.snapshot
+    try:
+        who, what = policies.who(caller), _resource(policies, caller, action, tool)
+    except LookupError as error:
+        raise InvalidInput(f"nothing can be said of this: {error}") from error
+    action = _action(action, what)
+    said = _context(policies, caller, action, context)
+    text = said.written(VOLATILE, what.name) if isinstance(said, Context) else said
+    judge = Judge(snapshot)
+    decision = judge.decide(who, action, what, text)
+    concerned = [one for one in snapshot.policies if one.concerns(who, action, what)]
+    holding = {one.id for one in concerned if _holds(judge, one, who, action, what, text)}
+    permits = [one for one in concerned if one.effect == PERMIT and one.id in holding]
+    forbids = [one for one in concerned if one.effect != PERMIT and one.id in holding]
+    nearly = [one for one in concerned if one.effect == PERMIT and one.id not in holding]
+    return {
+        "decision": PERMIT if decision.allowed else DENY,
+        "policy_set": snapshot.hash,
+        "mode": policies.mode,
+        "principal": written(who.uid),
+        "action": action,
+        "resource": written(what.uid),
+        "why": _why(decision, permits, forbids),
+        "permits": [one.row() for one in permits],
+        "forbids": [one.row() for one in forbids],
+        "nearly": [one.row() for one in nearly],
+        "attributes": _attributes(concerned, who, what, said),
+        "errors": list(decision.errors),
+    }
+
+
+def _resource(policies: Policies, caller: Principal, action: str, tool: Tool | None) -> What:
+    if action == ADMIN:
+        return policies.org(caller.org)
+    if tool is None:
+        raise InvalidInput(f'"{action}" is asked of a tool; name one')
+    if action == A2A_DISCOVER:
+        return policies.target(tool)
+    return policies.what(tool)
+
+
+def _action(action: str, what: What) -> str:
+    if action == CALL:
+        return what.action
+    if action in CALLS and action != what.action:
+        raise InvalidInput(f"{written(what.uid)} is called by {what.action}, not by {action}")
+    known = (*CALLS, LIST, A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN)
+    if action not in known:
+        raise InvalidInput(f'there is no action "{action}"; there are call, {", ".join(known)}')
+    return action
+
+
+def _context(
+    policies: Policies, caller: Principal, action: str, words: Mapping[str, Any]
+) -> Context | str:
+    found = context_from_words(words, policies.beginning(caller, "api"))
+    if action in CALLS:
+        return found
+    if action in (TASK_READ, TASK_CANCEL):
+        return '{"owner":true}' if words.get("owner") is True else '{"owner":false}'
+    return "{}"
+
+
+def _holds(judge: Judge, policy: Policy, who: Who, action: str, what: What, context: str) -> bool:
+    """Whether it applies, were it the only one."""
+    return policy.id in judge.alone(policy, who, action, what, context).policies
+
+
+def _why(decision: Decision, permits: list[Policy], forbids: list[Policy]) -> str:
+    if decision.errors:
+        return f"it could not be decided, and is denied: {decision.errors[0]}"
+    if forbids:
+        return "; ".join(_named(one, "forbids") for one in forbids)
+    if permits:
+        return "; ".join(_named(one, "permits") for one in permits)
+    return "no policy permits it"
+
+
+def _named(policy: Policy, verb: str) -> str:
+    why = policy.annotations.get("why", "")
+    return f'"{policy.id}" {verb} it' + (f": {why}" if why else "")
+
+
+def _attributes(
+    policies: Iterable[Policy], who: Who, what: What, context: Context | str
+) -> dict[str, Any]:
+    """The values of what these policies read."""
+    found: dict[str, Any] = {}
+    for path in sorted({path for one in policies for path in one.read.paths}):
+        root, _, rest = path.partition(".")
+        if root == "principal" and rest in who.attributes:
+            found[path] = _shown(who.attributes[rest])
+        elif root == "resource":
+            own, theirs = what.attributes, what.parent_attributes
+            if rest in own:
+                found[path] = _shown(own[rest])
+            elif rest.startswith("agent.") and rest[6:] in theirs:
+                found[path] = _shown(theirs[rest[6:]])
+        elif root == "context" and isinstance(context, Context):
+            value = getattr(context, rest, None)
+            if rest == "depth" and value is None:
+                value = len(context.chain)
+            elif rest == "cyclic":
+                value = what.name in context.chain
+            if value is not None:
+                found[path] = _shown(value)
+    return found
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, tuple) and len(value) == 2 and value[0] in ("Org", "RemoteAgent"):
+        return written(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- who and what ---------------------------------------------------------------------------------
+
+
+def who_can(
+    policies: Policies, tool: Tool, callers: Iterable[Principal], door: str = "api"
+) -> list[dict[str, Any]]:
+    return [{"caller": one.label, **_both(policies, one, tool, door)} for one in callers]
+
+
+def what_can(
+    policies: Policies, caller: Principal, tools: Iterable[Tool], door: str = "api"
+) -> list[dict[str, Any]]:
+    return [
+        {"tool": one.name, "kind": one.kind, **_both(policies, caller, one, door)} for one in tools
+    ]
+
+
+def _both(policies: Policies, caller: Principal, tool: Tool, door: str) -> dict[str, Any]:
+    decision = policies.first(caller, tool, door)
+    return {
+        "call": PERMIT if decision.allowed else DENY,
+        "list": PERMIT if policies.lists(caller, tool) else DENY,
+        "policies": list(decision.policies),
+        "errors": list(decision.errors),
+    }
+
+
+# --- what would have been -------------------------------------------------------------------------
+
+
+def replay(
+    records: Iterable[Record],
+    draft: Policies,
+    callers: Callable[[Record], Principal | None],
+    tools: Callable[[Record], Tool | None],
+) -> dict[str, Any]:
+    """Judges recorded calls by a draft and lists what it decides otherwise. `callers` and `tools`
+    find who and what a record means today. Records keep no arguments: where the draft reads them,
+    a flip is unsure."""
+    judged = flipped = 0
+    skipped: dict[str, int] = {}
+    flips: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for record in records:
+        was, caller, tool = record.get("decision"), callers(record), tools(record)
+        if was not in (PERMIT, DENY) or caller is None or tool is None:
+            why = _skipped(was, caller)
+            skipped[why] = skipped.get(why, 0) + 1
+            continue
+        judged += 1
+        decision = draft.would(caller, tool, _recorded(record, draft.beginning(caller, "")))
+        now = PERMIT if decision.allowed else DENY
+        if now == was:
+            continue
+        flipped += 1
+        key = caller.label, tool.name, tool.kind, was, decision.policies, decision.errors
+        if key in flips:
+            _again(flips[key], record)
+        elif len(flips) < MAX_FLIPS:
+            unsure = not decision.errors and "args" in draft.what(tool).volatile
+            flips[key] = _flip(record, caller, tool, decision, was, now, unsure)
+    return {
+        "judged": judged,
+        "same": judged - flipped,
+        "flipped": flipped,
+        "flips": list(flips.values()),
+        "skipped": skipped,
+    }
+
+
+def _skipped(was: Any, caller: Principal | None) -> str:
+    if was not in (PERMIT, DENY):
+        return "no policy was asked"
+    return "the caller is not known any more" if caller is None else "there is no such tool now"
+
+
+def _recorded(record: Record, first: Context) -> Context:
+    """The context of a recorded call, as far as it was recorded."""
+    chain = record.get("chain")
+    labels = record.get("labels")
+    return Context(
+        chain=tuple(fold_id(str(one)) for one in chain) if isinstance(chain, list | tuple) else (),
+        depth=int(record.get("depth") or 0),
+        max_depth=first.max_depth,
+        taints=frozenset(str(one) for one in labels) if labels else frozenset(),
+        scopes=first.scopes,
+        via=str(record.get("door", "")),
+        trace_id=str(record.get("trace", "")),
+        now=float(record.get("at") or 0.0),
+    )
+
+
+def _flip(
+    record: Record,
+    caller: Principal,
+    tool: Tool,
+    decision: Decision,
+    was: str,
+    now: str,
+    unsure: bool,
+) -> dict[str, Any]:
+    at = record.get("at")
+    return {
+        "caller": caller.label,
+        "verb": tool.name,
+        "kind": tool.kind,
+        "was": was,
+        "now": now,
+        "policies": list(decision.policies),
+        "errors": list(decision.errors),
+        "was_policies": list(record.get("policies") or ()),
+        "count": 1,
+        "first_at": at,
+        "last_at": at,
+        "trace": record.get("trace", ""),
+        "unsure": unsure,
+    }
+
+
+def _again(flip: dict[str, Any], record: Record) -> None:
+    flip["count"] += 1
+    at = record.get("at")
+    if at is not None:
+        flip["first_at"] = min(at, flip["first_at"] if flip["first_at"] is not None else at)
+        flip["last_at"] = max(at, flip["last_at"] if flip["last_at"] is not None else at)

@@ -1,0 +1,501 @@
+"""The audit: what is about to be done is stored before it is done, what came of it after.
+
+An intent goes to the journal at once, one write of a microsecond, with the outcomes since the last;
+all goes to SQLite with everything else of some milliseconds in one commit. All on the event loop's
+thread: a call waits for no turn of the loop and wakes no thread. Knows nothing of what entries say,
+except what to write for a call that was refused because it could not be stored.
+
+Journal and head are moved in this order, after the commit: so the journal never ends before the
+head does, nor the head where the database has nothing, wherever the hub is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dragoman.core.errors import ConfigError, Full
+from dragoman.stores.audit.chain import (
+    BREAK,
+    DATABASE,
+    FIRST_HEAD,
+    HEAD,
+    HEAD_BESIDE_JOURNAL,
+    HEADS,
+    INTENT,
+    MIGRATIONS,
+    ORIGIN,
+    OUTCOME,
+    START,
+    TRAILER,
+    TRAILERS,
+    Broken,
+    Row,
+    Seal,
+    Tip,
+    insert,
+    make_key,
+    read_key,
+    tail,
+    walk,
+)
+from dragoman.stores.audit.journal import JOURNAL, MAX_BODY, Journal, read_journal
+from dragoman.stores.audit.verify import departure, rows_after
+from dragoman.stores.sqlite import (
+    LOOP_BUSY_SECONDS,
+    OpenFile,
+    advise,
+    is_damage,
+    is_locked,
+    open_store,
+)
+
+log = logging.getLogger(__name__)
+
+SAVE_SECONDS = 0.02
+PAUSE_SECONDS = 0.25
+"""How long calls are refused unasked after a failed write: each try may block the loop a moment."""
+PRUNE_BATCH = 250
+CHECKPOINT_PAGES = 4000
+BACKSTOP_PAGES = 16_000
+
+REFUSED = b'{"outcome":"refused","error":"Full","duration_ms":0}'
+
+
+class SqliteAudit:
+    """An `AuditLog` in the files `audit.*` of the hub's home."""
+
+    def __init__(
+        self, home: Path, *, durable: bool = False, broken: tuple[int, str] | None = None
+    ) -> None:
+        """`broken` tells of a loss that files alone cannot show: how many entries there were, and
+        what happened. It is recorded as a break."""
+        self.commits = 0
+        self._home = home
+        self._broken = broken
+        self.left_at = 0.0
+        """The time of the newest entry that an earlier hub has left; 0 if there is none."""
+        self._durable = durable
+        self._encode = msgspec.json.Encoder().encode
+        self._pending: list[tuple[str, int | None, float, bytes]] = []
+        """What is not in the chain yet: kind, of, at, body."""
+        self._unsaved: list[Row] = []
+        """What is in the chain and not in the database yet. It is in the journal, whose size is its
+        bound; beyond that come only the outcomes of calls that run."""
+        self.pruned = ORIGIN
+        """The last entry that `prune` has deleted."""
+        self._unwritten: list[bytes] = []
+        """What is in the chain and not in the journal yet, as it stands there."""
+        self._running: dict[int, None] = {}
+        """Intents that await their outcome, the oldest first."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._failure: str | None = None
+        self._paused_until = 0.0
+        self._pages = 0
+        self._checkpointing: asyncio.Future[None] | None = None
+        self._head = _open_head(home)
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._head)
+            raise
+
+    def intend(self, entry: Mapping[str, Any]) -> int:
+        if self._failure is not None and not self._mended():
+            raise self._refusal()
+        body = self._encode(entry)
+        if len(body) > MAX_BODY:
+            raise Full(f"the call was refused: its record of {len(body)} bytes is too long")
+        self._pending.append((INTENT, None, time.time(), body))
+        if not self._store():
+            self._pending.append((OUTCOME, self._seq, time.time(), REFUSED))
+            raise self._refusal()
+        seq = self._seq
+        self._running[seq] = None
+        if self._timer is None:
+            self._later(SAVE_SECONDS)
+        return seq
+
+    def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
+        try:
+            del self._running[intent]
+        except KeyError:
+            log.error("entry %d of the audit has an outcome already, or is no intent", intent)
+            return
+        body = self._encode(entry)
+        if self._closed or len(body) > MAX_BODY:
+            log.error("the outcome of entry %d of the audit is lost and reads unknown", intent)
+            return
+        self._pending.append((OUTCOME, intent, time.time(), body))
+        if self._timer is None:
+            self._later(SAVE_SECONDS)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a call has begun whose outcome is still to come."""
+        return bool(self._running)
+
+    @property
+    def tip(self) -> Tip:
+        """Where the chain ends."""
+        return Tip(self._seq, self._mac)
+
+    def find_first(self) -> tuple[int, float]:
+        """The number and the time of the oldest entry that is kept. Raises `Full`."""
+        try:
+            found = self._db.execute("SELECT seq, at FROM entries ORDER BY seq LIMIT 1").fetchone()
+        except sqlite3.Error as error:
+            raise Full(f'the audit in "{self._home}" cannot be read ({error})') from error
+        return found or (self._seq, time.time())
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether there is something that the database does not have."""
+        return bool(self._pending or self._unsaved)
+
+    def sync(self) -> bool:
+        """Waits until what the database has is on the disk; whether that went well. May be called
+        from another thread."""
+        try:
+            _copy_log(self._home / DATABASE)
+            head = os.open(self._home / HEAD, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(head)
+            finally:
+                os.close(head)
+        except (OSError, sqlite3.Error) as error:
+            log.warning("the audit could not be brought to the disk: %s", error)
+            return False
+        return True
+
+    def flush(self) -> None:
+        """Puts all there is in the database now; raises `Full` when that cannot be done."""
+        if not self._save(can_wait=True):
+            raise self._refusal()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if not self._save():
+            kept = "its journal has it" if self._write() else "some of it is lost"
+            log.error("the audit in %s could not be saved; %s", self._home, kept)
+        self._closed = True
+        self._failure = "the hub is going down"
+        if self._timer is not None:
+            self._timer.cancel()
+        self._db.close()
+        self._journal.close()
+        os.close(self._head)
+
+    async def prune(self, older_than_seconds: float, max_entries: int) -> int:
+        """Deletes entries from the oldest on while they are older than that, or more than that many
+        are kept; never the intent of a call that still runs, nor anything after it. Says how many.
+        One small batch a turn of the loop. A break goes like any other entry, when its time comes.
+        """
+        removed = 0
+        while not self._closed:
+            batch = self._prune_batch(time.time() - older_than_seconds, max_entries)
+            if not batch:
+                break
+            removed += batch
+            if self._checkpointing is not None:
+                await asyncio.wait({self._checkpointing})
+            else:
+                await asyncio.sleep(0)
+        return removed
+
+    def _open(self) -> None:
+        path = self._home / DATABASE
+        key = read_key(self._home)
+        others = path.exists() or (self._home / JOURNAL).exists()
+        fresh = key is None and not os.pread(self._head, 1, 0) and not others
+        lost_key = key is None and not fresh
+        if key is None:
+            key = make_key(self._home)
+        self._seal = Seal(key)
+        self.hash_arguments = self._seal.hash_arguments
+        if fresh:
+            # At once, so that a key or entries without a head are never our own doing.
+            os.pwrite(self._head, self._seal.tip(FIRST_HEAD, *ORIGIN), 0)
+        self._db = open_store(
+            path,
+            MIGRATIONS,
+            durable=self._durable,
+            busy_seconds=LOOP_BUSY_SECONDS,
+        )
+        self._journal = Journal(self._home)
+        try:
+            self._db.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
+            self._file = OpenFile(path)
+            self._begin(lost_key)
+            if not self._save():
+                raise OSError(self._failure)
+        except BaseException as error:
+            self._journal.close()
+            self._db.close()
+            if not isinstance(error, OSError | sqlite3.Error):
+                raise
+            if is_damage(error):
+                raise ConfigError(f'"{path}" is damaged ({error}); {advise(path)}') from error
+            raise ConfigError(
+                f'the audit "{path}" cannot be written ({error}); check the space left there and '
+                "whether another program holds it"
+            ) from error
+
+    def _begin(self, lost_key: bool) -> None:
+        """Goes on where the chain ends, with what a hub that was killed left in the journal. Where
+        that is not where it was left, the first thing to go in is an entry that says so: it cannot
+        be taken out again unseen."""
+        record = os.pread(self._head, 1024, 0)
+        left = read_journal(self._home, self._seal)
+        if lost_key:
+            problem: str | None = "the key was missing, so nothing before this entry can be proved"
+        else:
+            problem = departure(self._db, self._seal, record, left)
+        lost, told = self._broken or (0, None)
+        problem = told or problem
+        end = tail(self._db)
+        newest = self._db.execute("SELECT at FROM entries WHERE seq = ?", (end.seq,)).fetchone()
+        self.left_at = newest[0] if newest else 0.0
+        waiting = rows_after(end, left)
+        try:
+            for row, tip in zip(waiting, walk(waiting, self._seal, end), strict=True):
+                self._unsaved.append(row)
+                end = tip
+        except Broken:  # as the problem says
+            pass
+        self._seq, self._mac = end
+        if problem is not None:
+            log.error("the audit in %s is not as it was left: %s", self._home, problem)
+            # Above whatever head and journal have seen, so that no number is given twice.
+            head = self._seal.read_tip(HEADS, record)
+            trailer = self._seal.read_tip(TRAILERS, left.trailer) if left else None
+            self._seq = max(lost, *(tip.seq for tip in (end, head, trailer) if tip is not None))
+            os.ftruncate(self._head, 0)
+            self._pending.append((BREAK, None, time.time(), self._encode({"problem": problem})))
+        elif left is None:
+            # Before anything else is written, or its absence would be a break.
+            self._journal.restart(self._seal.tip(TRAILER, self._seq, self._mac))
+        self._pending.append((START, None, time.time(), self._encode({"pid": os.getpid()})))
+
+    def _mended(self) -> bool:
+        if self._closed:
+            raise Full("the call was refused: the hub is going down and its audit is closed")
+        return time.monotonic() >= self._paused_until and self._save()
+
+    def _chain(self) -> None:
+        """Puts what is pending in the chain."""
+        seq, mac = self._seq, self._mac
+        seal = self._seal.entry
+        for kind, of, at, body in self._pending:
+            seq += 1
+            sealed, mac = seal(mac, seq, kind, of, at, body)
+            self._unwritten.append(sealed)
+            self._unsaved.append((seq, kind, of, at, body, mac))
+        self._seq, self._mac = seq, mac
+        self._pending.clear()
+
+    def _store(self) -> bool:
+        """Writes what is new to the journal, or where there is no room, all to the database. If
+        that goes wrong calls are refused until the database has it all."""
+        self._chain()
+        return self._write() or (self._failure is None and self._save())
+
+    def _write(self) -> bool:
+        """Writes what is new in the chain to the journal; False if it was not taken."""
+        trailer = self._seal.tip(TRAILER, self._seq, self._mac)
+        try:
+            if not self._journal.append(b"".join(self._unwritten), trailer):
+                return False
+            self._unwritten.clear()
+            if self._durable:
+                self._journal.sync()
+        except OSError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _move_ends(self) -> None:
+        self._unwritten.clear()
+        self._journal.restart(self._seal.tip(TRAILER, self._seq, self._mac))
+        if self._durable:
+            self._journal.sync()
+        os.pwrite(self._head, self._seal.tip(HEAD_BESIDE_JOURNAL, self._seq, self._mac), 0)
+        if self._durable:
+            os.fsync(self._head)
+
+    def _later(self, seconds: float) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # at the start, or at the very end
+            return
+        self._timer = loop.call_later(seconds, self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        if self._closed:
+            return
+        pause = self._paused_until - time.monotonic()
+        if pause > 0:
+            self._later(pause)
+        elif not self._save(can_wait=True):
+            self._write()
+
+    def _save(self, *, can_wait: bool = False) -> bool:
+        """Puts all that is unsaved in the database in one commit; whether that went well. With
+        `can_wait` a database that another connection has locked is no failure: the journal holds
+        the entries, and the next timer tries again."""
+        self._chain()
+        count = len(self._unsaved)
+        if not count and self._failure is None:
+            return True
+        try:
+            self._file.check()
+            insert(self._db, self._unsaved)
+            self._unsaved.clear()
+            self._move_ends()
+        except (sqlite3.Error, OSError) as error:
+            if can_wait and self._failure is None and is_locked(error):
+                self._roll_back()
+                if self._timer is None:
+                    self._later(PAUSE_SECONDS)
+            else:
+                self._fail(error)
+            return False
+        self.commits += 1
+        self._failure = None
+        self._paused_until = 0.0
+        self._logged(3 + count // 8)
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        """Calls are refused from here on until all is saved, which is tried again and again."""
+        self._roll_back()
+        if self._failure is None:
+            log.error("the audit in %s cannot be written, calls are refused: %s", self._home, error)
+        self._failure = str(error)
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
+        if self._timer is None and not self._closed:
+            self._later(PAUSE_SECONDS)
+
+    def _roll_back(self) -> None:
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except sqlite3.Error:
+            log.exception("the audit's database did not roll back")
+
+    def _refusal(self) -> Full:
+        """A new one each time: an error carries the trace of the one call it stopped."""
+        return Full(
+            f'the call was refused: the audit in "{self._home}" cannot be written '
+            f"({self._failure or 'database is locked'}); calls are made again as soon as it can"
+        )
+
+    def _prune_batch(self, before: float, max_entries: int) -> int:
+        if not self._save(can_wait=True):
+            return 0
+        oldest_running = next(iter(self._running), self._seq + 1)
+        last: Tip | None = None
+        count = 0
+        try:
+            rows = self._db.execute(
+                "SELECT seq, at, mac FROM entries ORDER BY seq LIMIT ?", (PRUNE_BATCH,)
+            ).fetchall()
+            for seq, at, mac in rows:
+                if seq >= oldest_running or (at >= before and seq > self._seq - max_entries):
+                    break
+                last = Tip(seq, mac)
+                count += 1
+            if last is None:
+                return 0
+            now = time.time()
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM entries WHERE seq <= ?", (last.seq,))
+            self._db.execute(
+                "INSERT OR REPLACE INTO anchor (id, seq, mac, at, seal) VALUES (1, ?, ?, ?, ?)",
+                (*last, now, self._seal.anchor(last, now)),
+            )
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if is_locked(error):
+                self._roll_back()
+            else:
+                self._fail(error)
+            return 0
+        self.pruned = last
+        self._logged(10 + count // 4)
+        return count
+
+    def _logged(self, pages: int) -> None:
+        """From time to time the log is copied into the database file, in a thread: that waits for
+        the disk, the loop must not. Should the thread never catch up, SQLite does it itself at
+        BACKSTOP_PAGES."""
+        self._pages += pages
+        if self._pages < CHECKPOINT_PAGES or self._checkpointing is not None:
+            return
+        self._pages = 0
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        path = self._home / DATABASE
+        self._checkpointing = loop.run_in_executor(None, _checkpoint, path)
+        self._checkpointing.add_done_callback(self._checkpointed)
+
+    def _checkpointed(self, done: asyncio.Future[None]) -> None:
+        self._checkpointing = None
+
+
+def _open_head(home: Path) -> int:
+    """The head's file, locked for as long as the audit is open: readers tell by it that calls
+    without an outcome still run, and no second hub writes here."""
+    try:
+        head = os.open(home / HEAD, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f'"{home / HEAD}" cannot be opened ({error.strerror})') from error
+    for _ in range(100):  # a reader that looks holds it for a moment
+        try:
+            fcntl.flock(head, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return head
+        except OSError:
+            time.sleep(0.01)
+    os.close(head)
+    raise ConfigError(f'another hub writes the audit in "{home}"; end it, or use another home')
+
+
+def _copy_log(path: Path) -> None:
+    # `rw`, or a database that was taken away would be made anew.
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+
+def _checkpoint(path: Path) -> None:
+    try:
+        _copy_log(path)
+    except sqlite3.Error as error:
+        log.warning("the audit's log could not be copied into its database: %s", error)
+
+
+def compact(path: Path) -> None:
+    """Gives the space of deleted entries back to the file system. For when no hub runs: a running
+    one uses that space again. Auto-vacuum would do this by itself and make every commit dearer."""
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+            db.execute("VACUUM")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error as error:
+        raise ConfigError(f'"{path}" cannot be made smaller ({error})') from error

@@ -1,0 +1,199 @@
+"""Reads the audit, from any process, while a hub writes it or when none runs.
+
+A record is an intent joined with its outcome. Does not prove anything: that is `verify`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dragoman.core.errors import NotFound
+from dragoman.stores.audit.chain import (
+    BREAK,
+    DATABASE,
+    HEAD,
+    INTENT,
+    MIGRATIONS,
+    OUTCOME,
+    START,
+    Row,
+)
+from dragoman.stores.audit.journal import read_journal
+from dragoman.stores.sqlite import open_to_read
+
+RUNNING = "running"
+UNKNOWN = "unknown"
+"""The hub that wrote the intent is gone and left no outcome: it may or may not have happened."""
+
+
+DAMAGED: Mapping[str, Any] = {"damaged": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call, or one break of the audit (then `outcome` is `break`)."""
+
+    seq: int
+    """The number of the intent, or of the break."""
+    last: int
+    """The number of the newest entry it is made of: where `records_after` goes on."""
+    at: float
+    intent: Mapping[str, Any]
+    """Empty where it was pruned and the outcome was not yet."""
+    outcome: str
+    conclusion: Mapping[str, Any]
+    """Empty until there is one."""
+
+
+class AuditReader:
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        if not (home / DATABASE).exists():
+            raise NotFound(f'there is no audit in "{home}"; a hub makes it when it first runs')
+        self._db = open_to_read(home / DATABASE, len(MIGRATIONS))
+        self._decoder = msgspec.json.Decoder(dict[str, Any])
+
+    def records(
+        self,
+        limit: int,
+        *,
+        before: int | None = None,
+        verb: str | None = None,
+        caller: str | None = None,
+        outcome: str | None = None,
+        trace: str | None = None,
+    ) -> list[Record]:
+        """The newest first, at most `limit`; `before` is the `seq` of the last one seen already."""
+        wanted = {"verb": verb, "caller": caller, "trace": trace}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        found: list[Record] = []
+        for record in self._newest_first(before):
+            if len(found) >= limit:
+                break
+            if outcome is not None and record.outcome != outcome:
+                continue
+            if all(record.intent.get(name) == value for name, value in wanted.items()):
+                found.append(record)
+        return found
+
+    def records_after(self, seq: int, limit: int = 1000) -> list[Record]:
+        """Calls that ended, and breaks, in the order they were written, after entry `seq`. To
+        follow, begin at `last_seq()` and go on from the `last` of the newest record."""
+        stored, waiting = self._waiting()
+        rows = self._db.execute(
+            "SELECT o.seq, o.kind, o.at, o.body, i.seq, i.at, i.body "
+            "FROM entries o LEFT JOIN entries i ON i.seq = o.of "
+            "WHERE o.seq > ? AND o.seq <= ? AND o.kind IN ('outcome', 'break') "
+            "ORDER BY o.seq LIMIT ?",
+            (seq, stored, limit),
+        )
+        found = []
+        for last, kind, ended, conclusion, intent_seq, at, intent in rows:
+            if kind == BREAK:
+                found.append(self._break(last, ended, conclusion))
+            else:
+                found.append(self._ended(last, ended, conclusion, intent_seq, at, intent))
+        intents = {row[0]: row for row in waiting if row[1] == INTENT}
+        for last, kind, of, ended, conclusion, _ in waiting:
+            if len(found) >= limit:
+                break
+            if kind == OUTCOME and last > seq:
+                began = (
+                    intents.get(of or 0)
+                    or self._db.execute(
+                        "SELECT seq, kind, of, at, body FROM entries WHERE seq = ?", (of,)
+                    ).fetchone()
+                )
+                intent_seq, at, intent = (began[0], *began[3:5]) if began else (last, ended, None)
+                found.append(self._ended(last, ended, conclusion, intent_seq, at, intent))
+        return found
+
+    def last_seq(self) -> int:
+        stored, waiting = self._waiting()
+        return waiting[-1][0] if waiting else stored
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _waiting(self) -> tuple[int, list[Row]]:
+        """Where the database ends, and what only the journal has: read in the other order, so that
+        nothing is missed on its way from there to here."""
+        left = read_journal(self._home)
+        stored = self._db.execute("SELECT max(seq) FROM entries").fetchone()[0] or 0
+        return stored, [row for row in left.rows if row[0] > stored] if left else []
+
+    def _newest_first(self, before: int | None) -> Iterator[Record]:
+        # Asked before the entries are read: what has no outcome when its hub is already gone never
+        # will have one, while a hub that ends just now has written its outcomes first.
+        without_outcome = RUNNING if _is_written(self._home) else UNKNOWN
+        limit = before if before is not None else 1 << 62
+        stored, waiting = self._waiting()
+        rows = self._db.execute(
+            "SELECT seq, kind, of, at, body FROM entries WHERE seq <= ? "
+            "AND (seq < ? OR of < ? OR kind = 'start') ORDER BY seq DESC",
+            (stored, limit, limit),
+        )
+        newest = (
+            row[:5] for row in reversed(waiting) if row[0] < limit or (row[2] or limit) < limit
+        )
+        # An outcome stands after its intent, so going down it comes first: only those of calls
+        # that ran at one time are held here, and the writer keeps no index for it.
+        ends: dict[int, tuple[int, bytes]] = {}
+        for seq, kind, of, at, body in chain(newest, rows):
+            if kind == OUTCOME:
+                ends[of] = (seq, body)
+            elif kind == BREAK:
+                yield self._break(seq, at, body)
+            elif kind == INTENT:
+                last, conclusion = ends.pop(seq, (seq, b""))
+                if conclusion:
+                    end = self._decode(conclusion)
+                    yield Record(seq, last, at, self._decode(body), _outcome(end), end)
+                else:
+                    yield Record(seq, seq, at, self._decode(body), without_outcome, {})
+            elif kind == START:
+                without_outcome = UNKNOWN  # going down, what follows is of the hub before
+
+    def _decode(self, body: bytes) -> Mapping[str, Any]:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, TypeError, ValueError):
+            return DAMAGED  # somebody changed it: `verify` says more
+
+    def _ended(
+        self, last: int, ended: float, conclusion: bytes, seq: int, at: float, intent: bytes | None
+    ) -> Record:
+        end = self._decode(conclusion)
+        if intent is None:
+            return Record(last, last, ended, {}, _outcome(end), end)
+        return Record(seq, last, at, self._decode(intent), _outcome(end), end)
+
+    def _break(self, seq: int, at: float, body: bytes) -> Record:
+        return Record(seq, seq, at, {}, BREAK, self._decode(body))
+
+
+def _outcome(conclusion: Mapping[str, Any]) -> str:
+    return str(conclusion.get("outcome", UNKNOWN))
+
+
+def _is_written(home: Path) -> bool:
+    """Whether a hub has the audit open: it holds a lock on the head all the while."""
+    try:
+        head = os.open(home / HEAD, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(head, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(head)
+    return False

@@ -1,0 +1,224 @@
+"""Proves that the audit holds all that was written to it, unchanged, or says where it does not."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.core.errors import ConfigError
+from dragoman.stores.audit.chain import (
+    DATABASE,
+    FIRST_HEAD,
+    HEAD,
+    HEADS,
+    KEY,
+    MIGRATIONS,
+    TRAILERS,
+    Broken,
+    Row,
+    Seal,
+    Tip,
+    read_anchor,
+    read_key,
+    stored,
+    tail,
+    walk,
+)
+from dragoman.stores.audit.journal import JOURNAL, Left, read_journal
+from dragoman.stores.sqlite import open_to_read
+
+TRIES = 5
+PROGRESS_ENTRIES = 10_000
+
+Progress = Callable[[int, int], None]
+"""Entries proved so far, and entries in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    ok: bool
+    entries: int
+    """How many were proved: all of them, or those before the problem."""
+    first_seq: int
+    last_seq: int
+    problem: str | None
+    at_seq: int | None
+
+
+@dataclass(slots=True)
+class Proved:
+    entries: int = 0
+    first: int = 0
+    last: int = 0
+
+
+class Ends(NamedTuple):
+    """Where the chain ends, as head and journal say."""
+
+    head: Tip
+    first: bool
+    """Whether the head is from before there was a journal."""
+    left: Left | None
+
+
+def silent(done: int, total: int) -> None:
+    """Where progress goes that nobody asked for."""
+
+
+def verify(home: Path, progress: Progress = silent) -> Verdict:
+    """Walks the chain from its beginning to its end, in constant memory. A hub may be running."""
+    proved = Proved()
+    problem: str | None = None
+    at: int | None = None
+    try:
+        seal = _seal(home)
+        with closing(_open(home)) as db:
+            _prove(db, seal, home, proved, progress)
+    except Broken as broken:
+        problem, at = broken.problem, broken.seq
+    except (OSError, sqlite3.Error, ConfigError) as error:
+        problem = f"the audit cannot be read: {error}"
+    return Verdict(problem is None, proved.entries, proved.first, proved.last, problem, at)
+
+
+def departure(db: sqlite3.Connection, seal: Seal, record: bytes, left: Left | None) -> str | None:
+    """In what database and journal are other than head and journal say, by what comes after the
+    head alone. The database may be ahead of both, by what was committed just before the hub was
+    killed, if that follows."""
+    end = tail(db)
+    head = seal.read_tip(HEADS, record)
+    if head is None:
+        how = "forged or damaged" if record else "missing"
+        return f"the head was {how}, the database ends at entry {end.seq}"
+    if head.seq > end.seq:
+        return (
+            f"the head says {head.seq} entries were written, the database ends at {end.seq}: "
+            "entries were taken out, or lost with the power"
+        )
+    try:
+        row = db.execute("SELECT mac FROM entries WHERE seq = ?", (head.seq,)).fetchone()
+        at_head = Tip(head.seq, row[0] if row else read_anchor(db, seal).mac)
+        for _ in chain_to(db, seal, at_head, Ends(head, record[:1] == FIRST_HEAD, left)):
+            pass
+    except Broken as broken:
+        return broken.problem
+    return None
+
+
+def rows_after(end: Tip, left: Left | None) -> list[Row]:
+    """What only the journal has."""
+    return [row for row in left.rows if row[0] > end.seq] if left else []
+
+
+def chain_to(db: sqlite3.Connection, seal: Seal, tip: Tip, ends: Ends) -> Iterator[Tip]:
+    """Each entry after `tip`, in the database and then in the journal, proved to follow the one
+    before, up to where head and journal say that the chain ends. Raises `Broken`."""
+    left = ends.left
+    end = tail(db)
+    trailer = None if left is None else seal.read_tip(TRAILERS, left.trailer)
+    marks = [("head", ends.head)]
+    if left is not None and left.rows:
+        marks.append(("journal", Tip(left.rows[0][0] - 1, left.before)))
+    if trailer is not None:
+        marks.append(("journal", trailer))
+    places = {mark.seq for _, mark in marks}
+    if tip.seq in places:
+        _meets(marks, tip)
+    last = tip
+    for last in walk(chain(stored(db, tip.seq), rows_after(end, left)), seal, tip):
+        if last.seq in places:
+            _meets(marks, last)
+        yield last
+    for name, mark in marks:
+        if mark.seq > last.seq:
+            raise Broken(
+                f"entries {last.seq + 1} to {mark.seq} are missing from the end: the {name} says "
+                f"{mark.seq} were written",
+                last.seq + 1,
+            )
+    problem = _journal_problem(ends, trailer, end)
+    if problem is not None:
+        raise Broken(f"the journal {problem}; entries after {last.seq} may be lost", last.seq + 1)
+
+
+def _journal_problem(ends: Ends, trailer: Tip | None, end: Tip) -> str | None:
+    if ends.left is None:
+        # A first start may have been cut short; nothing was ever written to a journal then.
+        return None if ends.first and ends.head == end else "is missing"
+    if trailer is None:
+        return "was changed, forged or damaged, or cut short with the power"
+    if trailer.seq < ends.head.seq:
+        return "is older than the head: it was put back"
+    return None
+
+
+def _meets(marks: list[tuple[str, Tip]], tip: Tip) -> None:
+    for name, mark in marks:
+        if tip.seq == mark.seq and tip.mac != mark.mac:
+            raise Broken(f"entry {tip.seq} is not the one the {name} was made of", tip.seq)
+
+
+def _seal(home: Path) -> Seal:
+    key = read_key(home)
+    if key is None:
+        if any((home / name).exists() for name in (DATABASE, HEAD, JOURNAL)):
+            raise Broken(f'the key "{home / KEY}" is missing, so nothing can be proved', None)
+        raise Broken(f'there is no audit in "{home}"', None)
+    return Seal(key)
+
+
+def _open(home: Path) -> sqlite3.Connection:
+    path = home / DATABASE
+    if not path.exists():
+        raise Broken(f'the database "{path}" is missing, though a hub has written one', None)
+    return open_to_read(path, len(MIGRATIONS))
+
+
+def _prove(
+    db: sqlite3.Connection, seal: Seal, home: Path, proved: Proved, progress: Progress
+) -> None:
+    ends, anchor = _ends(db, seal, home)
+    early = db.execute("SELECT seq FROM entries WHERE seq <= ? LIMIT 1", (anchor.seq,)).fetchone()
+    if early is not None:
+        raise Broken(f"entry {early[0]} stands before the place where the chain begins", early[0])
+    total = db.execute("SELECT count(*) FROM entries").fetchone()[0]
+    total += len(rows_after(tail(db), ends.left))
+    for tip in chain_to(db, seal, anchor, ends):
+        proved.first = proved.first or tip.seq
+        proved.last = tip.seq
+        proved.entries += 1
+        if proved.entries % PROGRESS_ENTRIES == 0:
+            progress(proved.entries, total)
+    progress(proved.entries, total)
+
+
+def _ends(db: sqlite3.Connection, seal: Seal, home: Path) -> tuple[Ends, Tip]:
+    """The head, the journal, and the anchor in a snapshot of the database, none older than the one
+    before: what the head has seen is in the journal, or has left it, and what has left the journal
+    is in the database. A hub that prunes meanwhile is asked again."""
+    for _ in range(TRIES):
+        head, first = _head(home, seal)
+        left = read_journal(home, seal)
+        db.execute("BEGIN")
+        anchor = read_anchor(db, seal)
+        if head.seq >= anchor.seq:
+            return Ends(head, first, left), anchor
+        db.execute("ROLLBACK")
+    raise Broken("the head is older than the entries that were pruned: it was put back", head.seq)
+
+
+def _head(home: Path, seal: Seal) -> tuple[Tip, bool]:
+    for _ in range(TRIES):  # it may be read in the middle of being written
+        try:
+            record = (home / HEAD).read_bytes()
+        except FileNotFoundError:
+            raise Broken(f'the head "{home / HEAD}" is missing', None) from None
+        head = seal.read_tip(HEADS, record)
+        if head is not None:
+            return head, record[:1] == FIRST_HEAD
+    raise Broken(f'the head "{home / HEAD}" was changed, forged or damaged', None)

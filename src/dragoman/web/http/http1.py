@@ -1,0 +1,792 @@
+"""HTTP/1.1 as a server, on llhttp: one connection, its requests one after the other.
+
+The application sees a request's head first and says whether its body is worth reading; it is asked
+for the answer when all is there, within limits of size and time. The answer is one write, or a
+stream. Knows nothing of routes or of who is asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Protocol, cast
+
+import httptools
+
+from dragoman.core.access import WhyEnded
+from dragoman.core.principal import Principal
+from dragoman.web.http.body_budget import BodyBudget
+from dragoman.web.http.connection_limits import Connections
+from dragoman.web.http.request import STATUS, Headers, Request
+
+__all__ = ["Application", "Connection", "Headers", "Request"]
+
+log = logging.getLogger(__name__)
+
+HEAD_SECONDS = 10.0
+"""How long a request's head may take, and a new connection may say nothing."""
+BODY_SECONDS = 60.0
+KEEP_ALIVE_SECONDS = 75.0
+SCARCE_SECONDS = 5.0
+"""The same where connections are scarce, for those that have shown no key."""
+LAST_SECONDS = 10.0
+"""How long what is already written may take to leave a connection that is being closed."""
+HEAD_BYTES = 64 * 1024
+BODY_BYTES = 10 * 1024 * 1024
+DRAIN_BYTES = 4 * BODY_BYTES
+"""A body over the limit but under this is read to its end, so that its sender reads the answer."""
+BUDGET_BYTES = 64 * 1024 * 1024
+SMALL_BYTES = 16 * 1024
+"""A body of this size or less does not count: a caller that has used up its room can still ask for
+things and cancel them."""
+FRAMING_PER_BYTE = 4
+"""Bytes of chunk sizes and line ends that may come with a byte of a body, beyond `HEAD_BYTES`.
+Chunks of one byte have five, and those that programs send while they write JSON less than two."""
+MAX_PIPELINED = 16
+"""Requests that may wait behind the one that is answered; what follows is parsed when there is
+room."""
+SLICE_BYTES = 4096
+"""The parser cannot be stopped, so what was read is fed to it in slices."""
+PIECES_A_TURN = 1000
+"""How much of one connection is parsed before others have their turn, in pieces of bodies."""
+PIECES_A_REQUEST = 25
+"""What parsing and beginning a request counts for."""
+ENDING_SECONDS = 0.25
+"""How long the request of a caller that has lost access may take to end by itself, properly."""
+UNREAD_BYTES = 1024 * 1024
+"""What may wait for a client that does not read, before its stream waits too."""
+UNREAD_BYTES_ALL = 256 * 1024 * 1024
+"""The same for all clients; beyond it those are left that have not read for the longest time."""
+UNREAD_SECONDS = 60.0
+"""A client that has read nothing for so long does not read."""
+
+NEVER = float("inf")
+RETRY_AFTER = b"retry-after: 1\r\n"
+_BLANK = b" \t"
+
+
+class Application(Protocol):
+    def admit(self, request: Request) -> bool:
+        """Whether the body is worth reading; it is thrown away, and not waited for, otherwise."""
+
+    def answer(self, request: Request) -> Awaitable[None]: ...
+
+
+_NONE: frozenset[bytes] = frozenset()
+_OFFERING = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
+
+class Connection(asyncio.Protocol):
+    # An instance with more than 30 attributes in a dictionary loses the fast path to all of them.
+    __slots__ = (
+        "_app", "_at_body", "_body", "_budget", "_closing", "_current", "_discarding",
+        "_drained", "_due", "_fields", "_going_on", "_head_bytes", "_held", "_idle", "_in_head",
+        "_input", "_last", "_length", "_parser", "_paused", "_pieces", "_queue", "_reading",
+        "_register", "_repeated", "_repeated_before", "_resuming", "_size", "_task",
+        "_timed", "_timer", "_transport", "_unfinished", "_unread", "_url", "_waiting",
+        "_without_offer", "is_stranger", "loop", "lost", "owner", "peer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        app: Application,
+        register: Connections,
+        loop: asyncio.AbstractEventLoop,
+        budget: BodyBudget,
+    ) -> None:
+        self.loop = loop
+        self.lost = False
+        self.owner: Hashable = ""
+        """The peer's address, or the caller once a request has shown who it is."""
+        self.is_stranger = True
+        self.peer: tuple[Principal | None] | None = None
+        """The principal at the other end, once `find_peer` has looked for it."""
+        self._app = app
+        self._register = register
+        self._budget = budget
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._reading: Request | None = None
+        """The request that is coming in."""
+        self._current: Request | None = None
+        """The one that is being answered."""
+        self._queue: deque[Request] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed = 0.0
+        """When it began to wait for something."""
+        self._due = NEVER
+        """When this connection has waited too long. The timer may go off before that, and is then
+        set again: a busy connection sets no timer for each of its requests."""
+        self._url = b""
+        self._fields: dict[bytes, bytes] = {}
+        self._repeated: frozenset[bytes] = frozenset()
+        self._body: bytes | bytearray = b""
+        self._size = 0
+        """Bytes of the body so far."""
+        self._length = 0
+        """Its Content-Length."""
+        self._head_bytes = 0
+        """Bytes of the head so far, or of all that came after it."""
+        self._at_body = 0
+        """The latter when a piece of the body came last."""
+        self._waiting = 0
+        """Bytes for which `_reading` waits until the budget has room for them."""
+        self._input: memoryview | None = None
+        """What was read and not parsed yet; meanwhile no more is read."""
+        self._held: tuple[Principal | None, int] | None = None
+        """Whose room it takes, and how much, while it waits for requests before it."""
+        self._resuming = False
+        self._going_on = False
+        self._paused = False
+        self._pieces = 0
+        self._closing = False
+        """Nothing more is parsed."""
+        self._last = b""
+        """What is said behind the last answer before the connection is closed."""
+        self._drained: asyncio.Future[None] | None = None
+        self._unread = 0, NEVER
+        """How much a client has not read that must read before it is sent more, and since when."""
+        self._unfinished = False
+        """A request has begun and its end has not come."""
+        self._in_head = True
+        self._discarding = False
+        """The request has been answered or will be, and the rest of its body is not wanted."""
+        self._idle = False
+        """Between two requests."""
+        self._without_offer = b""
+        """The head of a request that offers another protocol, written again without the offer."""
+        self._repeated_before: frozenset[bytes] = frozenset()
+        """The headers that such a head repeats; the one that is written again has them joined."""
+
+    # --- asyncio.Protocol ----------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Of the client; empty where it has no IP address."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
+    def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
+        principal = find(self._transport)
+        self.peer = (principal,)
+        return principal
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNREAD_BYTES)
+        peer = transport.get_extra_info("peername")
+        self.owner = peer[0] if isinstance(peer, tuple) else ""
+        if self._register.add(self):
+            self._time(HEAD_SECONDS)
+        else:
+            self._refuse(503, b"the hub has as many connections as it may", RETRY_AFTER)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._register.discard(self)
+        self._untime()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._input = None
+        self._release_input()
+        self._forget_unanswered()
+        del self._parser  # it holds this connection, and neither would go without the collector
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._current is not None:
+            self._current.left()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if self._idle:
+            self._idle = False
+            self._due = NEVER
+        if self._input is not None:  # the loop had read it before it heard of the pause
+            self._input = memoryview(bytes(self._input) + data)
+        elif len(data) > SLICE_BYTES and self._size + len(data) > self._length:
+            self._input = memoryview(data)
+            self._parse_input()
+        else:
+            self._feed(data)
+
+    def _parse_input(self) -> None:
+        """Parses what was read as far as there is room for it, and for as long as it is this
+        connection's turn."""
+        self._release_input()
+        self._pieces = 0
+        while (data := self._input) is not None and not self._closing:
+            if self._pieces >= PIECES_A_TURN:
+                self._resume_soon()
+                break
+            if self._waiting or self._drained is not None:
+                break
+            if len(self._queue) >= MAX_PIPELINED:
+                self._hold_input(len(data))
+                break
+            self._input = data[SLICE_BYTES:] or None
+            self._feed(data[:SLICE_BYTES])
+        self._adjust_reading()
+
+    def _resume_soon(self) -> None:
+        if self._input is not None and not self._resuming:
+            self._resuming = True
+            self.loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = False
+        if not self.lost and not self._closing:
+            self._parse_input()
+
+    def _hold_input(self, size: int) -> None:
+        """Counts what waits unparsed behind a full queue."""
+        owner = self._queue[-1].principal
+        if self._budget.take(owner, size):
+            self._held = owner, size
+        else:
+            self._refuse(503, b"the hub holds as many requests as it may", RETRY_AFTER)
+
+    def _release_input(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._budget.give_back(*held)
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._feed_after_upgrade(memoryview(data)[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(400, b"that is no HTTP request")
+        if self._closing:
+            return
+        if self._unfinished and not self._in_head:
+            self._check_framing()
+        elif self._head_bytes > HEAD_BYTES:
+            self._refuse(431, b"the head of the request is too long")
+        if self._current is None and self._due is NEVER:
+            self._wait_for_rest()
+
+    def _wait_for_rest(self) -> None:
+        if not self._closing:
+            self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
+
+    def _check_framing(self) -> None:
+        """Chunk sizes, their extensions and trailers are bounded beside the body, whether it is
+        kept or thrown away."""
+        framing = self._head_bytes - self._size
+        if (
+            self._head_bytes - self._at_body > HEAD_BYTES
+            or framing > HEAD_BYTES + FRAMING_PER_BYTE * self._size
+        ):
+            self._refuse(413, b"there is too much around the body of the request")
+
+    def _feed_after_upgrade(self, rest: memoryview) -> None:
+        """Goes on after a request that offers h2c, as curl and Java's client do. llhttp takes such
+        a head for the whole request; it is parsed once more without the offer, then comes `rest`.
+        Every turn of the loop takes the head of a request out of `rest`, so it ends."""
+        while not self._closing:
+            head, self._without_offer = self._without_offer, b""
+            self._parser = httptools.HttpRequestParser(self)
+            try:
+                self._parser.feed_data(head)
+            except httptools.HttpParserError:  # another upgrade included: it had none to offer
+                self._refuse(400, b"that is no HTTP request")
+                return
+            try:
+                self._parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as offer:
+                rest = rest[max(1, offer.args[0]) :]
+            except httptools.HttpParserError:
+                self._refuse(400, b"that is no HTTP request")
+                return
+            else:
+                return
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        """Who does not read what was answered is not read from either."""
+        if self._drained is None:
+            self._drained = self.loop.create_future()
+            self._unread = self._transport.get_write_buffer_size(), self.loop.time()
+            self._adjust_reading()
+            self._leave_others()
+
+    def _leave_others(self) -> None:
+        """Answers may be large and requests for them small: what waits to be read is bounded."""
+        waiting = [one for one in self._register if one._drained is not None]
+        unread = sum(one._transport.get_write_buffer_size() for one in waiting)
+        if unread > UNREAD_BYTES_ALL:
+            for one in sorted(waiting, key=lambda one: one._unread[1]):
+                if one is not self and unread > UNREAD_BYTES_ALL:
+                    unread -= one._transport.get_write_buffer_size()
+                    one._transport.abort()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+        self._go_on()
+
+    def _adjust_reading(self) -> None:
+        """Reads unless something that was read has to wait: TCP then slows the client down."""
+        paused = bool(
+            self._queue or self._waiting or self._input is not None or self._drained is not None
+        )
+        if paused != self._paused and not self.lost:
+            self._paused = paused
+            if paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    # --- llhttp's callbacks --------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._unfinished = self._in_head = True
+        self._discarding = False
+        self._url = b""
+        self._fields = {}
+        self._repeated = frozenset()
+        self._body = b""
+        self._size = self._length = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # after the body: too late to say anything that counts
+        name = name.lower()
+        if value and value[-1] in _BLANK:  # no part of it (RFC 9110, 5.5); llhttp leaves it there
+            value = value.rstrip(b" \t")
+        fields = self._fields
+        if name in fields:
+            self._repeated |= {name}
+            value = fields[name] + b", " + value
+        fields[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._closing:
+            return  # what follows a refused request in the same packet
+        if self._parser.should_upgrade():
+            self._decline_upgrade()
+            return
+        if b"transfer-encoding" in self._fields and not self._is_chunked_only():
+            return
+        if self._head_bytes > HEAD_BYTES and _size(self._url, self._fields) > HEAD_BYTES:
+            self._refuse(431, b"the head of the request is too long")
+            return
+        self._head_bytes = self._at_body = 0
+        self._pieces += PIECES_A_REQUEST
+        parser = self._parser
+        keep = parser.should_keep_alive()
+        if not keep and parser.get_http_version() not in ("1.1", "1.0"):
+            self._refuse(505, b"this is a server for HTTP/1.1")
+            return
+        request = Request(self, parser.get_method().decode("latin-1"), self._url, keep)
+        request.fields = self._fields
+        request.repeated = self._repeated
+        if self._repeated_before:
+            request.repeated |= self._repeated_before
+            self._repeated_before = _NONE
+        request.kept = self._app.admit(request)
+        length = self._fields.get(b"content-length", b"")
+        self._length = size = int(length) if length.isdigit() else 0
+        if self.is_stranger and request.principal is not None and not self._identify(request):
+            return
+        if not request.kept:  # the answer need not wait for what is thrown away
+            self._discarding = True
+            self._ready(request)
+            return
+        self._reading = request
+        self._due = NEVER  # the body has its own time
+        if size > SMALL_BYTES:
+            self._begin_large_body(request, size)
+        if b"expect" in self._fields and self._continues():
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _identify(self, request: Request) -> bool:
+        if self._register.identify(self, request.principal):
+            return True
+        self._refuse(503, b"one caller has as many connections as it may", RETRY_AFTER)
+        return False
+
+    def _begin_large_body(self, request: Request, size: int) -> None:
+        if size <= BODY_BYTES:
+            self._reserve(request, size)
+            return
+        request.refused = 413
+        if size > DRAIN_BYTES:
+            request.keep_alive = False
+            self._closing = True
+            self._ready(request)
+
+    def _reserve(self, request: Request, size: int) -> None:
+        """Takes room for a body, or waits for it, or refuses the request."""
+        if self._budget.take(request.principal, size):
+            request.reserved = size
+        elif self._budget.wait(request.principal, size, self):
+            self._waiting = size
+        else:
+            self._body = b""
+            request.refused = 503
+            self._discarding = True
+            self._ready(request)
+
+    def grant_body(self) -> None:
+        """There is room for the body now."""
+        request, size = self._reading, self._waiting
+        assert request is not None
+        request.reserved, self._waiting = size, 0
+        if not self._size and b"expect" in self._fields and self._continues():
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._adjust_reading()
+        self._resume_soon()
+
+    def take_room(self, request: Request, size: int) -> bool:
+        """For a body whose size changes after it was read."""
+        more = size - request.reserved
+        if more > 0 and not self._budget.take(request.principal, more):
+            return False
+        if more < 0:
+            self._budget.give_back(request.principal, -more)
+        request.reserved = size
+        return True
+
+    def _release(self, request: Request) -> None:
+        size, request.reserved = request.reserved, 0
+        self._budget.give_back(request.principal, size)
+
+    def _forget_unanswered(self) -> None:
+        """Lets go of requests that will not be answered any more."""
+        if self._waiting and self._reading is not None:
+            self._waiting = 0
+            self._budget.leave(self._reading.principal, self)
+        for request in (self._reading, *self._queue):
+            if request is not None and request.reserved:
+                self._release(request)
+        self._reading = None
+        self._body = b""
+        self._queue.clear()
+
+    def _decline_upgrade(self) -> None:
+        """No other protocol is spoken here; the request itself is served all the same (RFC 9110,
+        7.8), except for CONNECT, which llhttp reports as an upgrade whatever its headers say."""
+        if self._parser.get_method() == b"CONNECT":
+            self._refuse(405, b"this is no proxy", b"allow: GET, POST, PATCH, DELETE, OPTIONS\r\n")
+            return
+        self._without_offer = _without_offer(self._parser, self._url, self._fields)
+        self._repeated_before = self._repeated
+
+    def _is_chunked_only(self) -> bool:
+        if self._fields[b"transfer-encoding"].lower() == b"chunked":
+            return True
+        self._refuse(501, b"of transfer codings, only chunked is understood")
+        return False
+
+    def _continues(self) -> bool:
+        """Whether the sender waits to be told that its body is wanted."""
+        return (
+            self._fields[b"expect"].lower() == b"100-continue"
+            and self._current is None
+            and not self._waiting
+        )
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces += 1
+        self._at_body = self._head_bytes
+        self._size += len(body)
+        request = self._reading
+        if request is None:
+            if self._size > DRAIN_BYTES:
+                self._stop()
+            return
+        if self._size > SMALL_BYTES and not self._takes_more(request):
+            return
+        # One buffer, not a list of pieces: chunks of two bytes would take twenty times their size.
+        if not self._body:
+            self._body = body
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
+
+    def _takes_more(self, request: Request) -> bool:
+        """Whether a body that has become large is kept."""
+        if self._size > BODY_BYTES:
+            self._body = b""
+            request.refused = 413
+            if self._size > DRAIN_BYTES:
+                request.keep_alive = False
+                self._closing = True
+                self._ready(request)
+        elif not self._length and not request.reserved and not self._waiting:
+            self._reserve(request, BODY_BYTES)  # in chunks: nobody knows how much is to come
+        return not request.refused
+
+    def on_message_complete(self) -> None:
+        if self._without_offer:
+            return
+        self._unfinished = self._discarding = False
+        self._head_bytes = 0
+        request = self._reading
+        if request is None or (self._closing and request.refused):
+            return
+        if self._waiting:  # all of it was in what had been read already
+            self._waiting = 0
+            self._budget.leave(request.principal, self)
+        if request.reserved > self._size:
+            self._budget.give_back(request.principal, request.reserved - self._size)
+            request.reserved = self._size
+        body, self._body = self._body, b""
+        request.body = body if isinstance(body, bytes) else bytes(body)
+        self._ready(request)
+
+    # --- requests, one after the other -----------------------------------------------------------
+
+    def _ready(self, request: Request) -> None:
+        self._reading = None
+        self._due = NEVER
+        if self._current is None and not self._queue and self._drained is None:
+            self._begin(request)
+        else:
+            self._queue.append(request)
+            self._adjust_reading()
+
+    def _begin(self, request: Request) -> None:
+        self._current = request
+        try:
+            answer = self._app.answer(request)
+        except Exception:
+            log.exception("%s %s crashed", request.method, request.path)
+            answer = None
+        task = self.loop.create_task(self._run(request, answer))
+        if self._current is request:  # else it was answered at once, and another has begun
+            self._task = task
+
+    async def _run(self, request: Request, answer: Awaitable[None] | None) -> None:
+        try:
+            if answer is not None:
+                await answer
+        except asyncio.CancelledError:
+            if not self.lost and not request.answered:
+                self._transport.abort()
+            raise
+        except Exception:
+            log.exception("%s %s crashed", request.method, request.path)
+        finally:
+            if request.reserved:
+                self._release(request)
+        if request.answered or self.lost:
+            return
+        if request.streaming:
+            self._transport.abort()  # an answer that broke off must not look whole
+        else:
+            request.reply(500, [(b"content-type", b"text/plain")], b"the hub failed at this\n")
+
+    def finished(self, request: Request) -> None:
+        """Called by a request that has been answered."""
+        self._current = None
+        self._task = None
+        if not request.keep_alive:
+            self._close()
+        elif self.lost:
+            return
+        elif self._queue:
+            self._go_on()
+        else:
+            self._rest()
+
+    def end_caller(self, why_ended: WhyEnded) -> None:
+        """Ends the request that is being answered if its caller has lost access, unless it ends by
+        itself soon. Requests that have not begun are judged again."""
+        for waiting in (self._reading, *self._queue):
+            if waiting is not None and (caller := waiting.principal) and why_ended(caller):
+                self._app.admit(waiting)
+                waiting.principal = caller  # on whose account its body is
+        request = self._current
+        if request is not None and request.principal and (why := why_ended(request.principal)):
+            self.loop.call_later(ENDING_SECONDS, self._end_request, request, why)
+
+    def _end_request(self, request: Request, why: str) -> None:
+        if self._current is not request or self.lost:
+            return
+        task = self._task
+        if request.streaming:
+            self._transport.abort()
+        else:
+            headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
+            request.reply(401, headers, f"{why}\n".encode())
+        if task is not None:
+            task.cancel(why)
+
+    def _go_on(self) -> None:
+        """Begins the next request, once the last one's answer is on its way."""
+        if self._going_on or self.lost:
+            return
+        self._going_on = True  # a request that is answered at once comes back here
+        while self._queue and self._current is None and self._drained is None:
+            self._untime()
+            self._begin(self._queue.popleft())
+        self._going_on = False
+        if self._drained is not None:
+            if self._current is None:
+                self._time(KEEP_ALIVE_SECONDS)
+            return
+        self._adjust_reading()
+        self._resume_soon()
+
+    def _rest(self) -> None:
+        """Nothing is being answered: waits for what comes next, each for its time."""
+        if self._closing:
+            self.write(self._last)
+            self._close()
+        elif self._input is not None:
+            self._resume_soon()
+        elif self._reading is not None:
+            self._time(BODY_SECONDS)
+        elif self._unfinished:
+            self._time(HEAD_SECONDS)
+        else:
+            self._idle = True
+            brief = self.is_stranger and self._register.scarce
+            self._time(SCARCE_SECONDS if brief else KEEP_ALIVE_SECONDS)
+
+    @property
+    def idle_since(self) -> float | None:
+        """When it began to wait for a request; None while it has one."""
+        if self._current is not None or self._reading is not None or self._queue:
+            return None
+        return self._timed
+
+    def close_idle(self) -> None:
+        """Makes room for others."""
+        if self._drained is None:
+            self._close()
+        else:
+            self._transport.abort()
+
+    def _refuse(self, status: int, text: bytes, headers: bytes = b"") -> None:
+        """Says so behind the answers to earlier requests, and closes the connection; in silence
+        where this request has been answered already."""
+        if self._closing:
+            return
+        if self._discarding:
+            self._stop()
+            return
+        head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        self._stop(STATUS[status] + headers + head % (len(text) + 1) + text + b"\n")
+
+    def _stop(self, last: bytes = b"") -> None:
+        """Parses nothing more. The connection is closed behind what is still to be answered."""
+        self._closing = True
+        self._input = None
+        self._release_input()
+        self._last = last
+        if self._current is None and not self._queue:
+            self.write(last)
+            self._close()
+
+    # --- writing, timing, ending -----------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if not self.lost:
+            self._transport.write(data)
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        """Writes large parts without joining them first."""
+        if not self.lost:
+            self._transport.writelines(parts)
+
+    async def writable(self) -> None:
+        while (drained := self._drained) is not None and not self.lost:
+            unread = self._transport.get_write_buffer_size()
+            await asyncio.wait([drained], timeout=UNREAD_SECONDS)
+            if not drained.done() and self._transport.get_write_buffer_size() >= unread:
+                self._transport.abort()
+                return
+
+    def takes_more(self) -> bool:
+        """Whether the client reads what it is sent; one that has not for long is left."""
+        if self._drained is None or self.lost:
+            return not self.lost
+        unread, since = self._transport.get_write_buffer_size(), self.loop.time()
+        if unread < self._unread[0]:
+            self._unread = unread, since
+        elif since - self._unread[1] > UNREAD_SECONDS:
+            self._transport.abort()
+        return False
+
+    def _time(self, seconds: float) -> None:
+        self._timed = now = self.loop.time()
+        self._due = due = now + seconds
+        if self._timer is None or self._timer.when() > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(due, self._late)
+
+    def _untime(self) -> None:
+        self._due = NEVER
+
+    def _late(self) -> None:
+        self._timer = None
+        if self._due is NEVER:
+            return
+        if self.loop.time() < self._due:
+            self._timer = self.loop.call_at(self._due, self._late)
+            return
+        if self._reading is None:
+            self._close()
+        elif self._waiting:
+            self._refuse(503, b"the hub holds as many requests as it may", RETRY_AFTER)
+        else:
+            self._refuse(408, b"the body did not come in time")
+
+    def _close(self) -> None:
+        """Lets the last words out, if somebody reads them."""
+        self._closing = True
+        self._forget_unanswered()
+        self._untime()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.lost:
+            self._transport.close()
+            self._timer = self.loop.call_later(LAST_SECONDS, self._transport.abort)
+
+    def shut(self) -> None:
+        """No further requests; an answer under way is finished."""
+        self._closing = True
+        self._forget_unanswered()
+        if self._current is None:
+            self._close()
+        else:
+            self._current.keep_alive = False
+
+    def abort(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if not self.lost:
+            self._transport.abort()
+
+
+def _without_offer(
+    parser: httptools.HttpRequestParser, url: bytes, fields: dict[bytes, bytes]
+) -> bytes:
+    version = parser.get_http_version().encode()
+    lines = [b"%b %b HTTP/%b\r\n" % (parser.get_method(), url, version)]
+    lines += [b"%b: %b\r\n" % pair for pair in fields.items() if pair[0] not in _OFFERING]
+    if version == b"1.1" and not parser.should_keep_alive():
+        lines.append(b"connection: close\r\n")
+    return b"".join(lines) + b"\r\n"
+
+
+def _size(url: bytes, fields: dict[bytes, bytes]) -> int:
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in fields.items())

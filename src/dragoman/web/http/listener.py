@@ -1,0 +1,62 @@
+"""Sockets that speak HTTP, and their proper end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from dragoman.core.access import WhyEnded
+from dragoman.web.http.body_budget import BodyBudget
+from dragoman.web.http.connection_limits import MAX_CONNECTIONS, Connections
+from dragoman.web.http.http1 import BUDGET_BYTES, Application, Connection
+
+
+class Listener:
+    def __init__(
+        self,
+        app: Application,
+        sock: socket.socket,
+        budget: BodyBudget | None = None,
+        connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        """`budget` is shared with other listeners; a listener without one has its own."""
+        self._app = app
+        self._sock = sock
+        self._budget = budget or BodyBudget(BUDGET_BYTES)
+        self._connections = Connections(connections)
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def connection() -> asyncio.Protocol:
+            return Connection(self._app, self._connections, loop, self._budget)
+
+        self._server = await loop.create_server(connection, sock=self._sock, backlog=2048)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def end_callers(self, why_ended: WhyEnded) -> None:
+        for connection in tuple(self._connections):
+            connection.end_caller(why_ended)
+
+    def stop_accepting(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def drain(self, seconds: float) -> None:
+        """Lets what is under way finish, as far as it does in so many seconds."""
+        self.stop_accepting()
+        loop = asyncio.get_running_loop()
+        for connection in tuple(self._connections):
+            connection.shut()
+        deadline = loop.time() + seconds
+        while self._connections and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+
+    def abort(self) -> None:
+        """Ends what is left."""
+        for connection in tuple(self._connections):
+            connection.abort()
