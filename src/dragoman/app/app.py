@@ -41,12 +41,12 @@ from dragoman.app.config_watch import (
 from dragoman.app.policy_admin import policy_folder
 from dragoman.config import Config, find_frozen_changes, load
 from dragoman.config_layers import Given
+from dragoman.core.background import Background, start_task
 from dragoman.core.call_log import CallLog
 from dragoman.core.errors import ConfigError, Full
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.logs import OUTPUT, LogFile, start_logging
 from dragoman.core.principal import Principal
-from dragoman.core.run_to_completion import seen_through
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
 from dragoman.core.tool_filter import View
@@ -185,7 +185,9 @@ class Instance:
         self._listeners: list[Listener] = []
         self._mcp_server: asyncio.Server | None = None
         self._settled: asyncio.Future[None]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._loops = Background("the hub")
+        """What runs until the hub stops."""
+        self._background = Background("the hub")
 
     def _make_mcp(self, key: bytes) -> None:
         config, limits = self.config, self.config.limits
@@ -314,7 +316,7 @@ class Instance:
         loop = asyncio.get_running_loop()
         await self.servers.apply(self.config.mcp_servers)
         settled = asyncio.gather(self.servers.settled(), self.agents.settled())
-        self._settled = loop.create_task(_within(SETTLE_SECONDS, settled))
+        self._settled = start_task(_within(SETTLE_SECONDS, settled))
         self._settled.add_done_callback(lambda _: startup.settle())
         self._mcp_server = await loop.create_unix_server(
             self._connection, sock=unix_socket(mcp_path), backlog=512
@@ -347,7 +349,8 @@ class Instance:
             self._access.follow(),
             look_again_and_again(_sweep, SWEEP_SECONDS),
         )
-        self._tasks = [loop.create_task(each) for each in loops]
+        for each in loops:
+            self._loops.spawn(each)
 
     def _connection(self) -> Connection:
         return Connection(
@@ -401,8 +404,7 @@ class Instance:
     async def stop(self) -> None:
         """Lets what is under way finish, then ends it; in all well under ten seconds."""
         self.draining = True
-        for task in self._tasks:
-            task.cancel()
+        self._loops.cancel()
         self._access.close()
         if self._mcp_server is not None:
             self._mcp_server.close()
@@ -415,6 +417,8 @@ class Instance:
         self.listeners.begin_stop()
         drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
         drains += [_within(DRAIN_SECONDS, connection.drain()) for connection in self._stdio]
+        drains.append(self._loops.close(timeout=DRAIN_SECONDS))
+        drains.append(self._background.close(DRAIN_SECONDS, timeout=LAST_SECONDS))
         await asyncio.gather(*drains, return_exceptions=True)
         await _within(STOP_SECONDS, self.tasks.close())
         await _within(STOP_SECONDS, self.agents.stop())
@@ -427,7 +431,7 @@ class Instance:
             listener.abort()
         await _within(LAST_SECONDS, self._concluded())
         await _within(STOP_SECONDS, self.listeners.stop())
-        self.guards.close()
+        await _within(STOP_SECONDS, self.guards.close())
         if self.calls is not None:
             self.calls.flush()
         home.forget_daemon(str(self.place))
@@ -462,11 +466,11 @@ class Instance:
         log.info("the configuration was read again: %d servers", len(config.mcp_servers))
 
     async def reload(self) -> str | None:
-        await seen_through(self.watch.look_now(self._apply))
+        await self._background.run_to_completion(self.watch.look_now(self._apply))
         return self.watch.problem
 
     async def restart_server(self, name: str) -> bool:
-        return await seen_through(self.servers.restart(name))
+        return await self._background.run_to_completion(self.servers.restart(name))
 
     def _apply_limits(self, limits: Limits) -> None:
         self.guards.apply_limits(limits)

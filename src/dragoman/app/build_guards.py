@@ -16,6 +16,7 @@ from typing import Any
 from dragoman import guards
 from dragoman.app.policy_admin.service import PolicySide
 from dragoman.config import Config
+from dragoman.core.backoff import Backoff
 from dragoman.core.bus import Bus
 from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog
@@ -88,7 +89,7 @@ class GuardSide:
             self.hub.offered[kind].review = partial(self.pins.review, kind=kind)
         self._approve: Callable[[str], None] = lambda target: None
         self._retry_at = 0.0
-        self._retry_pause = RETRY_SECONDS
+        self._retry_backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS, jitter=0)
 
     def join(self, target: Callable[[str], Any], approved: Callable[[str], None]) -> None:
         """`target` finds a server or an agent by its name; `approved` is told of one of which
@@ -112,19 +113,19 @@ class GuardSide:
         longer pauses. Asked for from time to time."""
         waiting = self.pins.unreviewed
         if not waiting:
-            self._retry_at, self._retry_pause = 0.0, RETRY_SECONDS
+            self._retry_at = 0.0
+            self._retry_backoff.reset()
             return
         now = time.monotonic()
         if not self._retry_at:
-            self._retry_at = now + self._retry_pause
+            self._retry_at = now + self._retry_backoff.next_delay()
         if now < self._retry_at:
             return
         targets = list(waiting)
         waiting.clear()
         for target in targets:
             self._approved(target)
-        self._retry_pause = min(2 * self._retry_pause, MAX_RETRY_SECONDS)
-        self._retry_at = now + self._retry_pause
+        self._retry_at = now + self._retry_backoff.next_delay()
 
     def describe_unreviewed(self, target: str) -> str:
         """Why some of what the target has is not offered; empty where that is not so."""
@@ -158,9 +159,9 @@ class GuardSide:
         except Full as error:  # the pins have it
             log.error("a decision about pins is not in the audit: %s", error)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.kept.close()
-        self.policies.close()
+        await self.policies.close()
         with contextlib.suppress(Full):
             self._pin_store.close()
 

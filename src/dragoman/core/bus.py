@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
+from dragoman.core.background import start_task
 from dragoman.core.errors import Denied
 from dragoman.core.events import Event, PreVerb, ToolCall, ToolResult
 
@@ -76,7 +77,7 @@ class Follower:
             self._begin()
 
     def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._work())
+        self._task = start_task(self._work())
         self._task.add_done_callback(self._rests)
 
     def _rests(self, task: asyncio.Task[None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from dragoman.core.background import start_task
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, Unreachable
 from dragoman.core.tool import Target
@@ -52,7 +53,7 @@ class Startup:
                 known.set_result(None)
 
         stops = [catalog.on_change(look) for catalog in catalogs]
-        settled = asyncio.ensure_future(self._settled.wait())
+        settled = start_task(self._settled.wait())
         self._waiting += 1
         try:
             await asyncio.wait([known, settled], return_when=asyncio.FIRST_COMPLETED)

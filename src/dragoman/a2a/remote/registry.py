@@ -37,6 +37,7 @@ from dragoman.a2a.remote.registration import (
     registered,
     stored,
 )
+from dragoman.core.background import Background
 from dragoman.core.bus import Bus
 from dragoman.core.errors import (
     AmbiguousName,
@@ -47,7 +48,6 @@ from dragoman.core.errors import (
     NotFound,
 )
 from dragoman.core.events import REMOVED, AgentChanged
-from dragoman.core.run_to_completion import seen_through
 from dragoman.core.urls import render_origin
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ MAX_JOINING = 200
 """Registrations under way at once."""
 SECONDS = 30.0
 """For an agent to be found in, where nothing else is said."""
+CHANGE_SECONDS = 1.0
+"""How long a change in progress may take when the hub stops."""
 _IN_PLACE = frozenset({"trust", "pin", "additions"})
 """What may change without another connection."""
 
@@ -127,6 +129,7 @@ class Registry:
         """By slug."""
         self._joining = 0
         self._changing = asyncio.Lock()
+        self._background = Background("the agent registry")
         self._running = False
         self.failures: dict[str, str] = {}
         """The agents that cannot be used, and why."""
@@ -180,6 +183,7 @@ class Registry:
         self._running = False
         watches = [one.watch for one in self._members.values() if one.watch is not None]
         await asyncio.gather(*(watch.stop() for watch in watches), return_exceptions=True)
+        await self._background.close(CHANGE_SECONDS, timeout=CHANGE_SECONDS)
 
     def _join(self, row: Row, refusal: str = "") -> Member:
         """Makes its target and its watch; nothing is done yet."""
@@ -393,7 +397,7 @@ class Registry:
     async def change(self, key: str, body: Mapping[str, Any]) -> Member:
         """Whoever leaves before it is done has changed it all the same; and nobody who wants to
         change another waits for an agent that does not answer."""
-        member = await seen_through(self._change(key, body))
+        member = await self._background.run_to_completion(self._change(key, body))
         await self._tried(member, member.row.entry.timeout_secs)
         return member
 
@@ -440,7 +444,7 @@ class Registry:
         return member
 
     async def remove(self, key: str) -> None:
-        await seen_through(self._remove(key))
+        await self._background.run_to_completion(self._remove(key))
 
     async def _remove(self, key: str) -> None:
         async with self._changing:

@@ -36,12 +36,12 @@ from dragoman.app.policy_admin.queries import (
     verdict,
 )
 from dragoman.config import Config
+from dragoman.core.background import Background
 from dragoman.core.errors import ConfigError, Full, InvalidInput
 from dragoman.core.events import PolicyChanged
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, AuditLog
 from dragoman.core.principal import Principal
-from dragoman.core.run_to_completion import seen_through
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.policy import loader, queries
 from dragoman.policy.engine import Policies
@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 CALL = "call"
 CHANGE = "policy.change"
 """The verb of a change, in the audit."""
+CHANGE_SECONDS = 1.0
+"""How long a change in progress may take when the hub stops."""
 FILES = "files"
 """Who changed it, where somebody has edited the folder."""
 AT_ONCE = 200
@@ -83,6 +85,7 @@ class PolicySide:
         self._target: Callable[[str], Any] = lambda name: None
         self._by = FILES
         self._changing = asyncio.Lock()
+        self._background = Background("policy administration")
         self._replaying = False
         self._closed = False
         self._told = ""
@@ -109,8 +112,10 @@ class PolicySide:
         self._hub = hub
         self._target = target
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Finishes a change that is being made."""
         self._closed = True
+        await self._background.close(CHANGE_SECONDS, timeout=CHANGE_SECONDS)
 
     # --- the files, live -------------------------------------------------------------------------
 
@@ -250,7 +255,7 @@ class PolicySide:
         force: bool,
     ) -> dict[str, Any]:
         """Whoever leaves before it is done has done it, and is on record for it."""
-        return await seen_through(self._changed_by(then, do, name, by, force))
+        return await self._background.run_to_completion(self._changed_by(then, do, name, by, force))
 
     async def _changed_by(
         self,
