@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.protocol.dialects import BY_VERSION, OPS, SHARED, choose, v01, v03, v10
+from dragoman.a2a.protocol.dialects import (
+    BY_VERSION,
+    OPS,
+    SHARED,
+    choose,
+    choose_shared,
+    find_traits,
+    v01,
+    v03,
+    v03_unmarked,
+    v10,
+    version_from_card,
+)
 from dragoman.a2a.protocol.errors import A2aError
 
 TYPED = {"message": {"parts": [{"type": "text", "text": "x"}]}}
@@ -50,6 +62,8 @@ def test_a_version_that_is_not_spoken_is_refused(version: str) -> None:
         ("ListTasks", {}, v10),
         ("message/send", KINDED, v03),
         ("message/send", TYPED, v03),
+        ("message/send", PLAIN, v03_unmarked),
+        ("message/stream", PLAIN, v03_unmarked),
         ("message/stream", None, v03),
         ("tasks/get", {"id": "x"}, v03),
         ("tasks/send", TYPED, v01),
@@ -71,6 +85,26 @@ def test_without_a_version_the_method_says_it_then_the_parts(
 ) -> None:
     assert choose(None, method, params, False) is dialect
     assert choose("", method, params, False) is dialect
+
+
+def test_the_task_decides_the_dialect_of_a_shared_method() -> None:
+    assert choose_shared("0.1") is v01
+    for created_in in ("0.3", "1.0", ""):
+        assert choose_shared(created_in) is v03
+
+
+@pytest.mark.parametrize(
+    ("declared", "version"),
+    [("1.0", "1.0"), ("1", "1.0"), ("1.7.2", "1.0"), ("0.3.0", "0.3"), ("0.2.5", "0.3"),
+     ("0.1", "0.1"), ("0.9", "0.1"), (None, "0.3"), ("", "0.3"), ("2.0", None), ("x", None)],
+)  # fmt: skip
+def test_a_card_says_the_version_to_speak(declared: Any, version: str | None) -> None:
+    assert version_from_card(declared) == version
+
+
+def test_the_traits_of_no_version_are_those_of_1_0() -> None:
+    assert find_traits("") is find_traits("1.0") is v10.TRAITS
+    assert find_traits("0.1").client_names_task
 
 
 def test_1_0_may_have_to_be_said() -> None:

@@ -53,9 +53,6 @@ from dragoman.a2a.protocol.dialects.operations import (
     SEND,
     STREAM,
     SUBSCRIBE,
-    V01,
-    V03,
-    V10,
 )
 from dragoman.a2a.protocol.errors import (
     METHOD_NOT_FOUND,
@@ -268,7 +265,13 @@ class A2aClient:
         is short: what is always the same of a request is written once."""
         way = peer.way
         request = {"message": message, "configuration": AT_ONCE}
-        if way is None or self._headers or way.tenant or way[:2] != (JSONRPC, V10):
+        if (
+            way is None
+            or self._headers
+            or way.tenant
+            or not way.traits.is_native
+            or way.binding != JSONRPC
+        ):
             return await self.send(peer, request, headers_of(beside), timeout)
         key = way.url, "extensions" in message
         fixed = self._fixed.get(key)
@@ -359,7 +362,7 @@ class A2aClient:
             raise A2aError(UNSUPPORTED_OPERATION, str(problem))
         if op != SEND:
             raise A2aError(METHOD_NOT_FOUND, str(problem))
-        if way.version == SEED_03:
+        if not way.traits.negotiable:
             raise _nobody_takes(problem)
         peer.drop(way)
         follower = next((each for each in peer.ways if each.url == way.url), None)
@@ -416,7 +419,11 @@ class A2aClient:
         headers = {} if self._origin is None or self._withheld(way) else dict(self._headers)
         headers |= {"a2a-version": way.version, **more}
         message = request.get("message")
-        if isinstance(message, dict) and "extensions" in message and way.version == V10:
+        if (
+            isinstance(message, dict)
+            and "extensions" in message
+            and way.traits.message_extensions_in_header
+        ):
             headers["a2a-extensions"] = ",".join(message["extensions"])
         headers = http.fill(self._with_extensions(way, headers))
         try:
@@ -504,8 +511,7 @@ class A2aClient:
         )
 
     def _with_extensions(self, way: Way, headers: dict[str, str]) -> dict[str, str]:
-        if self._extensions and way.version != V01:
-            name = "x-a2a-extensions" if way.version == V03 else "a2a-extensions"
+        if self._extensions and (name := way.traits.extensions_header):
             said = headers.get(name)
             headers[name] = f"{said},{self._extensions}" if said else self._extensions
         return headers

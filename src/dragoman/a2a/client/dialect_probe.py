@@ -22,7 +22,13 @@ from dragoman.a2a.client.endpoint import (
     NotTaken,
     Way,
 )
-from dragoman.a2a.protocol.dialects.operations import GET, PUSH_GET, V01, V03, V10
+from dragoman.a2a.protocol.dialects import (
+    PROBED,
+    DialectTraits,
+    find_traits,
+    version_from_card,
+)
+from dragoman.a2a.protocol.dialects.operations import GET, PUSH_GET, V01, V03
 from dragoman.a2a.protocol.errors import (
     INVALID_REQUEST,
     PARSE_ERROR,
@@ -63,6 +69,11 @@ class Peer:
         return said if isinstance(said, dict) else {}
 
     @property
+    def traits(self) -> DialectTraits:
+        """Those of the dialect spoken; of 1.0 while none is settled."""
+        return find_traits(self.way.version if self.way is not None else "")
+
+    @property
     def streams(self) -> bool:
         said = self.capabilities.get("streaming") is True
         return said and self.way is not None and self.way.streams
@@ -95,9 +106,14 @@ def ways_of(found: Found) -> list[Way]:
     urls += [way.url for way in declared if way.url not in urls and way.binding != GRPC]
     if declared or not found.card.get("supportedInterfaces"):
         urls += [url for url in (found.asked,) if url.rstrip("/") not in _bare(urls)]
-    guesses = [Way(JSONRPC, version, url) for url in urls for version in (V10, V03, V01)]
+    guesses = [Way(JSONRPC, version, url) for url in urls for version in PROBED]
     guesses += [Way(binding, V01, url) for url in urls for binding in (PATHS, SEED)]
-    guesses += [Way(HTTP_JSON, version, url) for url in urls for version in (V10, V03)]
+    guesses += [
+        Way(HTTP_JSON, version, url)
+        for url in urls
+        for version in PROBED
+        if find_traits(version).has_rest
+    ]
     known = {way[:3] for way in declared}
     return (declared + [way for way in guesses if way[:3] not in known])[:MAX_WAYS]
 
@@ -112,12 +128,12 @@ def _declared(card: Mapping[str, Any], found_at: str) -> Iterator[Way]:
         if not isinstance(entry, dict):
             continue
         url, tenant = entry.get("url"), entry.get("tenant")
-        version = _known_version(entry.get("protocolVersion"))
+        version = version_from_card(entry.get("protocolVersion"))
         binding = str(entry.get("protocolBinding", "")).upper()
         if binding not in (JSONRPC, HTTP_JSON, GRPC) or version is None:
             continue
         if binding == GRPC:
-            if version == V01 or not isinstance(url, str):
+            if not find_traits(version).has_grpc or not isinstance(url, str):
                 continue
             url = grpc_url(url, found_at)
         if isinstance(url, str) and origin_of(url) is not None:
@@ -135,16 +151,6 @@ def grpc_url(said: str, found_at: str) -> str:
     else:
         secure = scheme in ("https", "grpcs")
     return f"{'https' if secure else 'http'}://{authority}"
-
-
-def _known_version(said: Any) -> str | None:
-    """The dialect of a version; of a 1.x that is newer too, which may still know 1.0."""
-    text = str(said or V03)
-    if text.startswith(("0.2", "0.3")):
-        return V03
-    if text.startswith("0."):
-        return V01
-    return V10 if text == "1" or text.startswith("1.") else None
 
 
 # --- asking ---------------------------------------------------------------------------------------
@@ -235,7 +241,7 @@ async def _probe(way: Way, ask: Ask) -> _Verdict:
 async def _told_apart(way: Way, peer: Peer, ask: Ask) -> Way:
     """0.1 and 0.3 ask for a task in the same words; what 0.3 calls a webhook's entry 0.1 does not.
     An agent without webhooks may know neither, so that is no proof where the card says 0.3."""
-    if way.binding != JSONRPC or way.version == V10:
+    if way.binding != JSONRPC or not way.traits.shares_methods:
         return way
     newer = way._replace(version=V03)
     try:

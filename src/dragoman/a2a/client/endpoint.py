@@ -13,20 +13,16 @@ from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 from dragoman.a2a.client.card_discovery import USER_AGENT
-from dragoman.a2a.protocol.dialects import SPOKEN, Dialect
+from dragoman.a2a.protocol.dialects import SPOKEN, Dialect, DialectTraits
 from dragoman.a2a.protocol.dialects.lenient_reader import ends_stream
 from dragoman.a2a.protocol.dialects.operations import (
     AGENT,
     CANCEL,
     GET,
-    SEED_03,
     SEND,
     STREAM,
     STREAMING,
     TASK_ID,
-    V01,
-    V03,
-    V10,
 )
 from dragoman.a2a.protocol.dialects.v03_shapes import skill_of
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED, A2aError
@@ -59,8 +55,12 @@ class Way(NamedTuple):
         return SPOKEN[self.version]
 
     @property
+    def traits(self) -> DialectTraits:
+        return SPOKEN[self.version].TRAITS
+
+    @property
     def streams(self) -> bool:
-        return self.binding in (JSONRPC, HTTP_JSON, GRPC) and self.version != SEED_03
+        return self.binding in (JSONRPC, HTTP_JSON, GRPC) and self.traits.can_stream
 
     def __str__(self) -> str:
         return self.describe(render_origin(self.url))
@@ -122,14 +122,15 @@ def written(way: Way, op: str, request: Mapping[str, Any], *, other: bool = Fals
         request["tenant"] = way.tenant
     else:
         request.pop("tenant", None)
-    if way.version != V01:
+    traits = way.traits
+    if not traits.client_names_task:
         request.pop(TASK_ID, None)
     headers = {"user-agent": USER_AGENT, "accept": f"{JSON_TYPE}, {A2A_TYPE}, {STREAM_TYPE}"}
-    if way.version in (V03, V10):
+    if traits.sends_version:
         headers["a2a-version"] = way.version
     base = way.url.rstrip("/")
     message = request["message"] if op in (SEND, STREAM) else None
-    if message is not None and "extensions" in message and way.version == V10:
+    if message is not None and "extensions" in message and traits.message_extensions_in_header:
         headers["a2a-extensions"] = ",".join(message["extensions"])
     if way.binding == HTTP_JSON:
         return _rest(way, op, request, headers, other)
@@ -145,8 +146,8 @@ def written(way: Way, op: str, request: Mapping[str, Any], *, other: bool = Fals
 def _id(way: Way, message: Mapping[str, Any] | None) -> rpc.Id:
     if message is None:
         return str(uuid4())
-    if way.version in (V03, SEED_03) and skill_of(message):
-        return int(time() * 1000)  # as the seed has it
+    if way.traits.numbers_skill_calls and skill_of(message):
+        return int(time() * 1000)
     id: str = message["messageId"]  # as good as any
     return id
 
@@ -163,7 +164,7 @@ def _rest(
     url = f"{base}{path}?{urlencode(query)}" if query else f"{base}{path}"
     if method != "POST":
         return Written(method, url, headers, b"")
-    headers["content-type"] = A2A_TYPE if way.version == V10 else JSON_TYPE
+    headers["content-type"] = way.traits.media_type
     return Written(method, url, headers, encode(body or {}))
 
 

@@ -18,7 +18,7 @@ from dragoman.a2a.client.client import AT_ONCE, A2aClient
 from dragoman.a2a.client.dialect_probe import Peer
 from dragoman.a2a.client.endpoint import HttpStatus
 from dragoman.a2a.client.event_stream import EventStream
-from dragoman.a2a.protocol.dialects.operations import AUTH_REQUIRED, SKILL, TASK_ID, V01, V03
+from dragoman.a2a.protocol.dialects.operations import AUTH_REQUIRED, SKILL, TASK_ID
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.remote.call_timeout import Patience
 from dragoman.a2a.remote.remote_task import FarTask, is_words
@@ -77,9 +77,7 @@ class Work:
     def more(self) -> dict[str, str]:
         """Headers: the trace, and the extensions that the caller has activated."""
         headers = headers_of(self.beside)
-        version = self.peer.way.version if self.peer.way is not None else ""
-        if self._extensions and version != V01:
-            name = "x-a2a-extensions" if version == V03 else "a2a-extensions"
+        if self._extensions and (name := self.peer.traits.extensions_header):
             headers[name] = self._extensions
         return headers
 
@@ -150,9 +148,9 @@ class Following:
     async def begun(self, work: Work, message: dict[str, Any]) -> FarTask:
         """What comes of a message, when that is settled."""
         peer, client, seconds = work.peer, self._client, work.seconds
-        version = peer.way.version if peer.way is not None else ""
+        client_names_task = peer.traits.client_names_task
         id = message.get("taskId", "")
-        if not peer.streams and version != V01 and not id:
+        if not peer.streams and not client_names_task and not id:
             # Not to wait in one request: the task could not be cancelled before it has a name.
             request = work.request(message)
             if len(request) == 1 and not work.activates:
@@ -174,7 +172,7 @@ class Following:
         work.hurry()
         request = work.request(message)
         guess = ""
-        if version == V01:  # there the client names the task
+        if client_names_task:
             guess = request[TASK_ID] = str(uuid4())
         far = FarTask(self._name, _updates(work), id=id, guess=guess)
         with self._held(far, work):

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote
 from dragoman.a2a.cards.build import headers_of, unchanged
 from dragoman.a2a.config import PATHS, A2aSettings
 from dragoman.a2a.protocol import dialects
-from dragoman.a2a.protocol.dialects import Dialect, operations, v03, v03_unmarked, v10
+from dragoman.a2a.protocol.dialects import Dialect, DialectTraits, operations, v03, v10
 from dragoman.a2a.protocol.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
     INTERNAL,
@@ -62,7 +62,7 @@ class Known:
 
     def __init__(self) -> None:
         self.id: rpc.Id = None
-        self.dialect: Dialect = v10
+        self.dialect: Dialect = dialects.NATIVE
         self.op = ""
 
 
@@ -145,19 +145,12 @@ class HttpFace:
         dialect = known.dialect = dialects.choose(version, method, params, self._require_version)
         if version is None and method in dialects.SHARED:
             id_of_task = params.get("id") if isinstance(params, dict) else None
-            if self.face.made_in(principal, id_of_task) == dialects.V01:
-                dialect = known.dialect = dialects.BY_VERSION[dialects.V01]
+            created_in = self.face.made_in(principal, id_of_task)
+            dialect = known.dialect = dialects.choose_shared(created_in)
         op = dialect.METHODS.get(method)
         if op is None:
             raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
         known.op = op
-        if (
-            dialect is v03
-            and op in _MESSAGES
-            and version is None
-            and v03_unmarked.is_unmarked(params)
-        ):
-            dialect = known.dialect = v03_unmarked
         wanted = dialect.params_in(op, params)
         asker = self._asker(request, principal, agent, dialect, wanted)
         if "id" not in message:  # nobody waits for the outcome, so nothing is done
@@ -271,14 +264,14 @@ class HttpFace:
         path: str,
         dialect: Any,
     ) -> None:
-        kind = _A2A_JSON if dialect is v10 else _JSON
+        traits: DialectTraits = dialect.TRAITS
+        kind = traits.media_type.encode()
         try:
             version = _version(request)
-            if version is not None or dialect is v10:
+            if version is not None or not traits.versioned_paths:
                 # A path has no dialect but its own; what is named beside it must be that.
-                method = operations.SEND if dialect is v10 else "message/send"
-                chosen = dialects.choose(version, method, None, self._require_version)
-                if chosen is not dialect and dialect is v10:
+                chosen = dialects.choose(version, operations.SEND, None, self._require_version)
+                if chosen is not dialect and not traits.versioned_paths:
                     raise A2aError(
                         METHOD_NOT_FOUND, f'version "{version}" has no such path; see /v1'
                     )
@@ -439,7 +432,7 @@ def _is_first(request: HttpRequest) -> bool:
     """Whether no other dialect than the first is named."""
     try:
         version = _version(request)
-        return version is None or _card_shape(version) == dialects.V01
+        return version is None or dialects.find_traits(_card_shape(version)).has_legacy_routes
     except A2aError:
         return False  # which is said where the routes are looked for
 
@@ -474,9 +467,8 @@ async def _done() -> None:
 def _fail(request: HttpRequest, known: Known, error: Exception) -> None:
     shown = known.dialect.error_out(_understood(error, request))
     body = encode({"jsonrpc": "2.0", "id": known.id, "error": shown})
-    old = known.dialect.VERSION != dialects.V10
-    if old and known.op in operations.STREAMING and _wants_events(request):
-        # Clients of 0.3 that asked for a stream take nothing else.
+    as_event = known.dialect.TRAITS.streams_errors and known.op in operations.STREAMING
+    if as_event and _wants_events(request):
         request.reply(200, SSE_HEADERS, sse.event(body))
     else:
         request.reply(200, JSON_HEADERS, body)

@@ -20,7 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.protocol.dialects import BY_VERSION, V10
+from dragoman.a2a.protocol.dialects import BY_VERSION, find_traits
 from dragoman.a2a.protocol.errors import TASK_NOT_FOUND, A2aError, invalid
 from dragoman.a2a.protocol.validation import config_of
 from dragoman.a2a.server.task import AgentTask
@@ -145,7 +145,7 @@ class Push:
         cursor = task.count if after is None else after
         found = config_of(config)
         # Clients of older dialects ask for the one that they gave no name by this one.
-        id = found.pop("id", None) or (str(uuid4()) if version == V10 else "default")
+        id = found.pop("id", None) or find_traits(version).default_push_id or str(uuid4())
         why = await self._refused(found["url"])
         if why is not None:
             raise invalid("url", f"is not taken: {why}")

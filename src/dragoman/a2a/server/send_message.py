@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from dragoman.a2a.config import HUB
-from dragoman.a2a.protocol.dialects import operations
+from dragoman.a2a.protocol.dialects import find_traits, operations
 from dragoman.a2a.protocol.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -208,8 +208,8 @@ class Sending:
     ) -> AgentTask:
         message = request["message"]
         context = message.get("contextId")
-        # 1.0, 3.4.1 wants this; clients of 0.3 may name one of their own with each message.
-        if context is not None and context != task.context and asker.version == operations.V10:
+        must_match = find_traits(asker.version).context_must_match
+        if context is not None and context != task.context and must_match:
             raise A2aError(
                 INVALID_PARAMS,
                 f'task "{task.id}" belongs to another context than "{context[:100]}"',

@@ -12,7 +12,7 @@ from time import time
 from typing import Any
 
 from dragoman.a2a.client.card_discovery import USER_AGENT
-from dragoman.a2a.protocol.dialects import BY_VERSION, V10
+from dragoman.a2a.protocol.dialects import BY_VERSION, DialectTraits, find_traits
 from dragoman.a2a.server.task import AgentTask
 from dragoman.core.errors import HubError
 from dragoman.core.fast_dataclass import record
@@ -24,9 +24,6 @@ from dragoman.wire.json import encode
 MAX_REPLY = 64 * 1024
 AT_ONCE = 256 * 1024
 """Bytes that are read from the store for one turn."""
-
-CONTENT_TYPES = {V10: "application/a2a+json"}
-OLDER_CONTENT_TYPE = "application/json"
 
 
 @record(frozen=True, slots=True)
@@ -60,6 +57,10 @@ class Hook:
         self.timer: asyncio.TimerHandle | None = None
 
     @property
+    def traits(self) -> DialectTraits:
+        return find_traits(self.version)
+
+    @property
     def settled(self) -> bool:
         """Whether nothing will ever be sent there again."""
         return bool(self.dead) or (self.task.finished and self.cursor >= self.task.count)
@@ -81,9 +82,9 @@ class Hook:
 
     def due(self) -> list[Entry]:
         """What it is to be told, in order."""
-        if self.version == V10:
+        if self.traits.pushes_events:
             return self.task.events_after(self.cursor, AT_ONCE)
-        # Before 1.0 the task is told as it is now: once for all that has happened.
+        # The task as it is now is sent: once for all that has happened.
         return self.task.events_after(self.cursor)[-1:]
 
     def rest(self) -> None:
@@ -100,7 +101,7 @@ class Hook:
 
 async def deliver(http: HttpClient, hook: Hook, entry: Entry, seconds: float) -> Failure | None:
     """None when it was taken."""
-    task: Mapping[str, Any] = {} if hook.version == V10 else hook.task.snapshot()
+    task: Mapping[str, Any] = {} if hook.traits.pushes_events else hook.task.snapshot()
     hook.task.shown = True  # told of as a task, it is not answered as a mere message any more
     body = encode(BY_VERSION[hook.version].push_out(dict(entry.event), task))
     url, headers = hook.config["url"], _headers(hook)
@@ -120,7 +121,7 @@ async def deliver(http: HttpClient, hook: Hook, entry: Entry, seconds: float) ->
 
 def _headers(hook: Hook) -> dict[str, str]:
     headers = {
-        "content-type": CONTENT_TYPES.get(hook.version, OLDER_CONTENT_TYPE),
+        "content-type": hook.traits.media_type,
         "user-agent": USER_AGENT,
     }
     authentication = hook.config.get("authentication", {})

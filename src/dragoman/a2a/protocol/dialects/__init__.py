@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from dragoman.a2a.protocol.dialects import skill_only, v01, v03, v10
+from dragoman.a2a.protocol.dialects import skill_only, v01, v03, v03_unmarked, v10
 from dragoman.a2a.protocol.dialects.common_shapes import part_out
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
@@ -42,6 +42,7 @@ from dragoman.a2a.protocol.dialects.operations import (
     Route,
     Routes,
 )
+from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.errors import VERSION_NOT_SUPPORTED, A2aError
 
 __all__ = [
@@ -50,7 +51,9 @@ __all__ = [
     "CARD",
     "GET",
     "LIST",
+    "NATIVE",
     "OPS",
+    "PROBED",
     "PUSH_DELETE",
     "PUSH_GET",
     "PUSH_LIST",
@@ -67,11 +70,15 @@ __all__ = [
     "V03",
     "V10",
     "Dialect",
+    "DialectTraits",
     "Op",
     "Route",
     "Routes",
     "choose",
+    "choose_shared",
+    "find_traits",
     "parts_out",
+    "version_from_card",
 ]
 
 
@@ -82,6 +89,8 @@ class Dialect(Protocol):
     def VERSION(self) -> str: ...
     @property
     def METHODS(self) -> Mapping[str, Op]: ...
+    @property
+    def TRAITS(self) -> DialectTraits: ...
 
     # for the hub as server
     def params_in(self, op: Op, params: Any) -> dict[str, Any]:
@@ -124,9 +133,20 @@ BY_VERSION: Mapping[str, Dialect] = {V01: v01, "0.2": v03, V03: v03, V10: v10}
 SPOKEN: Mapping[str, Dialect] = {**BY_VERSION, SEED_03: skill_only}
 """To others; one of them nobody can ask for."""
 
+NATIVE: Dialect = v10
+"""The hub's internal form."""
+PROBED: Sequence[str] = (V10, V03, V01)
+"""The versions to try with an agent whose card does not tell, the newest first."""
+
+
+def find_traits(version: str) -> DialectTraits:
+    """Returns the traits of a version the hub speaks; those of 1.0 while none is settled."""
+    return SPOKEN[version].TRAITS if version else NATIVE.TRAITS
+
+
 SHARED = frozenset(v01.METHODS) & frozenset(v03.METHODS)
-"""Methods of 0.1 as of 0.3, whose parameters do not tell which: the dialect that the task was made
-in says how its answer looks, and `choose` says 0.3."""
+"""Methods of both 0.1 and 0.3, whose parameters do not tell which: `choose` says 0.3, and
+`choose_shared` decides by the task."""
 
 _MARKS: Mapping[str, str] = {V01: "type", V03: "kind", SEED_03: "kind"}
 
@@ -135,6 +155,22 @@ def parts_out(version: str, parts: Sequence[Mapping[str, Any]]) -> list[Mapping[
     """Parts of the hub's form in a dialect's own words."""
     mark = _MARKS.get(version)
     return list(parts) if mark is None else [part_out(part, mark) for part in parts]
+
+
+def choose_shared(created_in: str) -> Dialect:
+    """Returns the dialect of a `SHARED` method about a task that was created in `created_in`."""
+    return v01 if created_in == V01 else v03
+
+
+def version_from_card(declared: Any) -> str | None:
+    """Returns the version to speak with an agent whose card declares `declared`; None if unknown.
+    A later 1.x may still understand 1.0."""
+    text = str(declared or V03)
+    if text.startswith(("0.2", "0.3")):
+        return V03
+    if text.startswith("0."):
+        return V01
+    return V10 if text == "1" or text.startswith("1.") else None
 
 
 _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(?:\.\d{1,3})?")
@@ -148,7 +184,8 @@ def choose(version: str | None, method: str | None, params: Any, require_version
         return _of_version(version.strip())
     if method is not None:
         if method in v03.METHODS:
-            return v03
+            is_message = v03.METHODS[method] in (SEND, STREAM)
+            return v03_unmarked if is_message and v03_unmarked.is_unmarked(params) else v03
         if method in v01.METHODS:
             return v01
         if method not in v10.METHODS and "/" in method:

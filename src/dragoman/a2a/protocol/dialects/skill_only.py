@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dragoman.a2a.protocol.dialects import v03
 from dragoman.a2a.protocol.dialects.operations import SEED_03, SEND, Op
+from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.dialects.v03 import (
     METHODS,
     error_in,
@@ -27,6 +28,7 @@ from dragoman.a2a.protocol.dialects.v03_shapes import part_03, skill_of
 
 __all__ = [
     "METHODS",
+    "TRAITS",
     "VERSION",
     "error_in",
     "error_out",
@@ -42,6 +44,14 @@ __all__ = [
 ]
 
 VERSION: Final = SEED_03
+TRAITS: Final = DialectTraits(
+    shares_methods=True,
+    numbers_skill_calls=True,
+    negotiable=False,
+    sends_version=False,
+    versioned_paths=True,
+    can_stream=False,
+)
 
 
 def params_out(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:

@@ -38,6 +38,7 @@ from dragoman.a2a.protocol.dialects.operations import (
     V01,
     Op,
 )
+from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.dialects.v03_shapes import error_data, parts_in
 from dragoman.a2a.protocol.errors import A2aError, invalid
 from dragoman.a2a.protocol.validation import (
@@ -50,6 +51,7 @@ from dragoman.a2a.protocol.validation import (
 
 __all__ = [
     "METHODS",
+    "TRAITS",
     "VERSION",
     "error_in",
     "error_out",
@@ -66,6 +68,15 @@ __all__ = [
 ]
 
 VERSION: Final = V01
+TRAITS: Final = DialectTraits(
+    client_names_task=True,
+    shares_methods=True,
+    sends_version=False,
+    extensions_header="",
+    has_rest=False,
+    has_grpc=False,
+    has_legacy_routes=True,
+)
 
 METHODS: Mapping[str, Op] = {
     "tasks/send": SEND,

@@ -28,6 +28,7 @@ from dragoman.a2a.protocol.dialects.operations import (
     V03,
     Op,
 )
+from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.dialects.v03_rest import (
     ROUTES,
     rest_error_out,
@@ -57,6 +58,7 @@ from dragoman.a2a.protocol.errors import A2aError
 __all__ = [
     "METHODS",
     "ROUTES",
+    "TRAITS",
     "VERSION",
     "error_in",
     "error_out",
@@ -78,6 +80,12 @@ __all__ = [
 ]
 
 VERSION: Final = V03
+TRAITS: Final = DialectTraits(
+    shares_methods=True,
+    numbers_skill_calls=True,
+    extensions_header="x-a2a-extensions",
+    versioned_paths=True,
+)
 
 _KINDS = ("task", "message", "status-update", "artifact-update")
 

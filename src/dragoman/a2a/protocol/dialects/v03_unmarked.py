@@ -27,6 +27,7 @@ from dragoman.a2a.protocol.dialects.v03 import (
 
 __all__ = [
     "METHODS",
+    "TRAITS",
     "VERSION",
     "error_in",
     "error_out",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 VERSION: Final = V03
+TRAITS: Final = v03.TRAITS
 
 
 def is_unmarked(params: Any) -> bool:

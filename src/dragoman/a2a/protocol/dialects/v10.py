@@ -30,11 +30,13 @@ from dragoman.a2a.protocol.dialects.operations import (
     Op,
     Routes,
 )
+from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, A2aError, details, invalid
 
 __all__ = [
     "METHODS",
     "ROUTES",
+    "TRAITS",
     "VERSION",
     "error_in",
     "error_out",
@@ -56,6 +58,15 @@ __all__ = [
 ]
 
 VERSION: Final = V10
+TRAITS: Final = DialectTraits(
+    is_native=True,
+    context_must_match=True,
+    media_type="application/a2a+json",
+    message_extensions_in_header=True,
+    streams_errors=False,
+    pushes_events=True,
+    default_push_id="",
+)
 
 METHODS: Mapping[str, Op] = {op: op for op in OPS}
 
