@@ -19,7 +19,16 @@ from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
 from dragoman.mcp.protocol.elicitation import WAITS
-from dragoman.mcp.protocol.revisions import NAMES, R2024, R2503, R2506, R2511, R2607, SERVER_KEY
+from dragoman.mcp.protocol.revisions import (
+    NAMES,
+    R2024,
+    R2503,
+    R2506,
+    R2511,
+    R2607,
+    SERVER_KEY,
+    Revision,
+)
 from dragoman.mcp.server import client_questions
 from dragoman.mcp.server.client_questions import features_of
 from dragoman.mcp.server.dispatcher import Face, Peer, answer_batch
@@ -257,7 +266,11 @@ class Client:
     """A client that shakes hands, with `replies` to what it is asked."""
 
     def __init__(
-        self, face: Face, revision: int, able: Any = ALL_ABLE, reply: Callable[[Any], Any] = dict
+        self,
+        face: Face,
+        revision: Revision,
+        able: Any = ALL_ABLE,
+        reply: Callable[[Any], Any] = dict,
     ) -> None:
         self.face = face
         self.peer = Peer(OWNER, "test", EVERYTHING, revision, client="session")
@@ -309,7 +322,7 @@ CAN_BE_ASKED = {
 @pytest.mark.parametrize("revision", [R2024, R2503, R2506, R2511])
 @pytest.mark.parametrize(("method", "params"), REQUESTS)
 async def test_a_client_that_shakes_hands_is_asked_in_its_own_words_or_told_what_was_asked(
-    method: str, params: dict[str, Any], revision: int, kind: str
+    method: str, params: dict[str, Any], revision: Revision, kind: str
 ) -> None:
     face, target = curious({"q": QUESTIONS[kind]})
     client = Client(face, revision, reply=answering)
@@ -352,7 +365,7 @@ async def test_a_server_that_never_stops_asking_is_stopped() -> None:
 # --- shapes
 
 
-async def asked_as(question: Question, revision: int, able: Any = ALL_ABLE) -> Any:
+async def asked_as(question: Question, revision: Revision, able: Any = ALL_ABLE) -> Any:
     client = Client(curious({"q": question})[0], revision, able, reply=answering)
     await client.ask(*REQUESTS[0])
     return client.heard[0]["params"], client.heard[1:]
@@ -393,7 +406,7 @@ async def test_an_address_that_nobody_went_to_has_no_end() -> None:
 
 
 @pytest.mark.parametrize("revision", [R2024, R2503, R2506, R2511])
-async def test_what_a_model_is_asked_is_what_its_revision_knows(revision: int) -> None:
+async def test_what_a_model_is_asked_is_what_its_revision_knows(revision: Revision) -> None:
     text = {"type": "text", "text": "x"}
     audio = {"type": "audio", "data": "AA==", "mimeType": "audio/wav"}
     use = {"type": "tool_use", "id": "1", "name": "n", "input": {}}
@@ -415,7 +428,9 @@ async def test_what_a_model_is_asked_is_what_its_revision_knows(revision: int) -
 
 @pytest.mark.promise("B13")
 @pytest.mark.parametrize("revision", [R2024, R2503, R2506, R2511])
-async def test_what_a_client_declares_is_kept_as_far_as_its_revision_has_it(revision: int) -> None:
+async def test_what_a_client_declares_is_kept_as_far_as_its_revision_has_it(
+    revision: Revision,
+) -> None:
     face, _ = curious()
     peer = Peer(OWNER, "test", EVERYTHING, client="s")
     params = {

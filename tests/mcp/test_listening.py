@@ -20,7 +20,7 @@ from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.client.child_process import Ring
 from dragoman.mcp.client.server_logs import ServerLogs
-from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
+from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY, Revision
 from dragoman.mcp.server import subscriptions
 from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
@@ -70,7 +70,7 @@ class Told(Peer):
 
     __slots__ = ("new", "told")
 
-    def __init__(self, revision: int = R2511, client: str = "one") -> None:
+    def __init__(self, revision: Revision = R2511, client: str = "one") -> None:
         super().__init__(OWNER, "test", EVERYTHING, revision, client)
         self.told: list[Any] = []
         self.new = asyncio.Event()
@@ -132,7 +132,7 @@ def methods(told: list[Any]) -> list[str]:
 @pytest.mark.parametrize("revision", LEGACY)
 @pytest.mark.parametrize("kind", LIST_OF)
 async def test_who_has_joined_is_told_once_of_changes_that_come_together(
-    kind: str, revision: int
+    kind: str, revision: Revision
 ) -> None:
     face, target = watched()
     peer, stranger = Told(revision), Told(revision)
@@ -300,7 +300,7 @@ async def test_a_modern_client_hears_of_the_lists_it_asked_for_and_no_others() -
 
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("revision", LEGACY)
-async def test_a_session_is_told_of_what_it_follows_until_it_does_not(revision: int) -> None:
+async def test_a_session_is_told_of_what_it_follows_until_it_does_not(revision: Revision) -> None:
     face, target = watched()
     one, other = Told(revision), Told(revision, client="two")
     assert (await ask(face, one, "resources/subscribe", "a:1"))["result"] == {}

@@ -15,7 +15,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
-from dragoman.mcp.protocol.revisions import R2506, R2511, R2607
+from dragoman.mcp.protocol.revisions import ORDERED, R2506, R2511, R2607, Revision
 from dragoman.mcp.server import list_pages
 from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
@@ -71,7 +71,7 @@ def full_hub() -> Hub:
     )
 
 
-async def ask(face: Face, method: str, revision: int, info: str = "", **params: Any) -> Any:
+async def ask(face: Face, method: str, revision: Revision, info: str = "", **params: Any) -> Any:
     peer = Peer(OWNER, "test", params.pop("view", EVERYTHING), revision)
     peer.info = info
     if revision == R2607:
@@ -84,9 +84,9 @@ async def ask(face: Face, method: str, revision: int, info: str = "", **params: 
 
 @pytest.mark.promise("F7")
 @pytest.mark.parametrize(("method", "member", "named"), LISTS)
-@pytest.mark.parametrize("revision", range(5))
+@pytest.mark.parametrize("revision", ORDERED)
 async def test_every_list_is_in_order_and_has_the_members_of_the_revision(
-    method: str, member: str, named: str, revision: int
+    method: str, member: str, named: str, revision: Revision
 ) -> None:
     result = (await ask(Face(full_hub()), method, revision))["result"]
     entries = [entry[named] for entry in result[member]]
@@ -127,7 +127,9 @@ async def test_a_resource_without_a_name_is_called_by_its_address() -> None:
 
 @pytest.mark.parametrize("revision", [R2511, R2607])
 @pytest.mark.parametrize("method", ["tools/list", "prompts/list"])
-async def test_names_are_written_in_the_style_of_the_client(method: str, revision: int) -> None:
+async def test_names_are_written_in_the_style_of_the_client(
+    method: str, revision: Revision
+) -> None:
     styles = {"Robot": "safe", "Dotty": "dotted"}
     face = Face(full_hub(), style_of=lambda client: styles.get(client, "seed"))
     member = method.partition("/")[0]
@@ -172,7 +174,7 @@ async def cursor_of(face: Face, method: str) -> str:
 @pytest.mark.parametrize(("method", "member", "named"), LISTS)
 @pytest.mark.parametrize("revision", [R2506, R2607])
 async def test_pages_of_every_list_go_on_where_the_last_one_ended(
-    monkeypatch: pytest.MonkeyPatch, method: str, member: str, named: str, revision: int
+    monkeypatch: pytest.MonkeyPatch, method: str, member: str, named: str, revision: Revision
 ) -> None:
     monkeypatch.setattr(list_pages, "PAGE_BYTES", 10)
     face = Face(full_hub(), b"k" * 32)

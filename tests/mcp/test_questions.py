@@ -14,7 +14,7 @@ from dragoman.mcp.protocol.elicitation import (
     is_answerable,
     question_of,
 )
-from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511
+from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, Revision
 
 ALL: dict[str, Any] = {
     "elicitation": {"form": {}, "url": {}},
@@ -51,7 +51,7 @@ ALL: dict[str, Any] = {
 )
 @pytest.mark.promise("B13")
 def test_a_session_declares_what_its_client_can_be_asked_in_the_words_of_the_revision(
-    features: dict[str, Any], revision: int, declared: dict[str, Any]
+    features: dict[str, Any], revision: Revision, declared: dict[str, Any]
 ) -> None:
     assert askable(features, revision) == declared
 

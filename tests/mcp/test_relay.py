@@ -24,7 +24,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.home import Daemon, hold, is_held, now, prepare, socket_paths, write_daemon
 from dragoman.mcp import relay as relay_module
 from dragoman.mcp.protocol.framing import Deframer, frame
-from dragoman.mcp.protocol.revisions import initialize_result
+from dragoman.mcp.protocol.revisions import build_initialize_result
 from dragoman.mcp.relay import Relay
 
 WAIT = 10  # seconds; the bound of every wait here
@@ -443,7 +443,7 @@ def test_an_initialize_under_way_when_the_hub_goes_is_answered_by_the_relay(plac
             child.ide.send(INITIALIZE)
             assert hub.hear() == INITIALIZE
 
-        assert child.ide.get() == result(0, initialize_result(INITIALIZE["params"]))
+        assert child.ide.get() == result(0, build_initialize_result(INITIALIZE["params"]))
 
 
 def test_a_cancelled_request_is_not_answered_when_the_hub_goes(place):
@@ -526,7 +526,7 @@ def test_without_a_hub_initialize_is_answered_at_once_and_the_rest_when_the_hub_
         ide = inside.ide
         ide.send(ask(9), "length")
         ide.send({**INITIALIZE, "params": {}})
-        assert ide.get() == result(0, initialize_result({}))
+        assert ide.get() == result(0, build_initialize_result({}))
         ide.send(INITIALIZED)
         ide.send(ask(1))
         go.set()

@@ -16,17 +16,18 @@ from dragoman.mcp.protocol.revisions import (
     METHODS,
     MODERN,
     NAMES,
+    ORDERED,
     R2024,
     R2503,
     R2506,
     R2511,
     R2607,
     SERVER_KEY,
-    discover_result,
-    initialize_result,
+    Revision,
+    build_discover_result,
+    build_initialize_result,
+    build_list_tail,
     is_wrapped,
-    knows,
-    list_tail,
     shape_content,
     shape_prompt,
     shape_resource,
@@ -34,7 +35,7 @@ from dragoman.mcp.protocol.revisions import (
     shape_tool,
 )
 
-ALL = range(5)
+ALL = ORDERED
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SINCE_2503 = {R2503, R2506, R2511, R2607}
 SINCE_2506 = {R2506, R2511, R2607}
@@ -70,7 +71,7 @@ TOOL_FIELD_SEEN_BY = {
 
 @pytest.mark.parametrize("field", TOOL_FIELD_SEEN_BY)
 @pytest.mark.parametrize("revision", ALL)
-def test_a_tool_shows_the_fields_of_the_revision(field: str, revision: int) -> None:
+def test_a_tool_shows_the_fields_of_the_revision(field: str, revision: Revision) -> None:
     assert set(TOOL_FIELD_SEEN_BY) == set(TOOL)
     before = copy.deepcopy(TOOL)
     shaped = shape_tool(TOOL, revision)
@@ -104,7 +105,7 @@ OTHER_SCHEMAS: list[Any] = [
 @pytest.mark.parametrize("schema", OTHER_SCHEMAS)
 @pytest.mark.parametrize("revision", ALL)
 def test_an_output_schema_that_is_no_object_is_wrapped_for_those_who_know_no_other(
-    schema: Any, revision: int
+    schema: Any, revision: Revision
 ) -> None:
     before = copy.deepcopy(schema)
     shaped = shape_tool({**TOOL, "outputSchema": schema}, revision)
@@ -128,7 +129,7 @@ def test_an_output_schema_that_is_no_object_is_wrapped_for_those_who_know_no_oth
 @pytest.mark.parametrize("schema", [None, 7, "x", []])
 @pytest.mark.parametrize("revision", ALL)
 def test_an_output_schema_that_is_none_is_shown_to_the_newest_only(
-    schema: Any, revision: int
+    schema: Any, revision: Revision
 ) -> None:
     shaped = shape_tool({**TOOL, "outputSchema": schema}, revision)
     assert ("outputSchema" in shaped) == (revision == R2607)
@@ -146,7 +147,7 @@ def test_an_output_schema_that_is_none_is_shown_to_the_newest_only(
 )
 @pytest.mark.parametrize("revision", [R2506, R2511])
 def test_a_client_that_validates_finds_the_wrapped_value_as_its_schema_says(
-    schema: Any, good: Any, bad: Any, revision: int
+    schema: Any, good: Any, bad: Any, revision: Revision
 ) -> None:
     wrapper = shape_tool({**TOOL, "outputSchema": schema}, revision)["outputSchema"]
     check = jsonschema.validators.validator_for(wrapper)(wrapper).is_valid
@@ -158,7 +159,7 @@ def test_a_client_that_validates_finds_the_wrapped_value_as_its_schema_says(
 @pytest.mark.parametrize("value", [{"a": 1}, [1], "x", 7, None])
 @pytest.mark.parametrize("revision", ALL)
 def test_whether_a_value_is_wrapped_follows_from_its_schema_first(
-    value: Any, revision: int
+    value: Any, revision: Revision
 ) -> None:
     result = {"content": [], "structuredContent": value}
     for schema, wrapped in (*((one, True) for one in OTHER_SCHEMAS), ({"type": "object"}, False)):
@@ -169,7 +170,7 @@ def test_whether_a_value_is_wrapped_follows_from_its_schema_first(
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_an_input_schema_without_a_type_gets_the_one_it_can_have(revision: int) -> None:
+def test_an_input_schema_without_a_type_gets_the_one_it_can_have(revision: Revision) -> None:
     schema = {"properties": {"a": {}}}
     shaped = shape_tool({**TOOL, "inputSchema": schema}, revision)
     assert shaped["inputSchema"] == {"type": "object", "properties": {"a": {}}}
@@ -203,7 +204,9 @@ STANDS_FOR = {
 
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("revision", ALL)
-def test_content_is_shown_as_it_is_or_as_what_the_revision_knows(kind: str, revision: int) -> None:
+def test_content_is_shown_as_it_is_or_as_what_the_revision_knows(
+    kind: str, revision: Revision
+) -> None:
     block = BLOCKS[kind]
     expected = block if revision in BLOCK_SEEN_BY[kind] else STANDS_FOR[kind]
     assert shape_content(block, revision) == expected
@@ -211,7 +214,7 @@ def test_content_is_shown_as_it_is_or_as_what_the_revision_knows(kind: str, revi
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_fields_of_content_are_those_of_the_revision(revision: int) -> None:
+def test_fields_of_content_are_those_of_the_revision(revision: Revision) -> None:
     block = {"type": "text", "text": "x", "_meta": {"a": 1}, "annotations": {"priority": 1}}
     link = {**BLOCKS["resource_link"], "icons": [{"src": "data:,"}]}
     inside = {"uri": "a:b", "text": "x", "_meta": {"a": 1}}
@@ -226,7 +229,7 @@ def test_fields_of_content_are_those_of_the_revision(revision: int) -> None:
 
 @pytest.mark.parametrize("revision", ALL)
 @pytest.mark.parametrize("value", [{"a": 1}, [1], "x", 7, None, True])
-def test_structured_content_is_shown_where_it_is_known(revision: int, value: Any) -> None:
+def test_structured_content_is_shown_where_it_is_known(revision: Revision, value: Any) -> None:
     shaped = shape_result({"content": [], "structuredContent": value}, revision)
     assert ("structuredContent" in shaped) == (revision in SINCE_2506)
     plain = revision == R2607 or isinstance(value, dict)
@@ -238,7 +241,7 @@ MODERN_MEMBERS = {"resultType": "complete", "ttlMs": 5, "cacheScope": "public"}
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_the_members_of_the_new_era_stay_in_it(revision: int) -> None:
+def test_the_members_of_the_new_era_stay_in_it(revision: Revision) -> None:
     meta = {SERVER_KEY: {"name": "another"}, "example.com/x": 1}
     result = {"content": [], "isError": True, "_meta": meta, "example.com/y": 2, **MODERN_MEMBERS}
     shaped = shape_result(result, revision)
@@ -256,7 +259,7 @@ def test_the_members_of_the_new_era_stay_in_it(revision: int) -> None:
 
 @pytest.mark.parametrize("revision", ALL)
 @pytest.mark.parametrize("meta", [None, 7, [], "x", {}, {SERVER_KEY: 1}])
-def test_meta_that_is_none_or_only_ours_leaves_no_trace(revision: int, meta: Any) -> None:
+def test_meta_that_is_none_or_only_ours_leaves_no_trace(revision: Revision, meta: Any) -> None:
     shaped = shape_result({"content": [], "_meta": meta}, revision)
     if revision == R2607:
         assert set(shaped["_meta"]) == {SERVER_KEY}
@@ -265,8 +268,8 @@ def test_meta_that_is_none_or_only_ours_leaves_no_trace(revision: int, meta: Any
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_a_list_has_a_tail_in_the_new_era_only(revision: int) -> None:
-    tail = list_tail(revision)
+def test_a_list_has_a_tail_in_the_new_era_only(revision: Revision) -> None:
+    tail = build_list_tail(revision)
     if revision < R2607:
         assert tail == {}
     else:
@@ -305,9 +308,9 @@ METHODS_KNOWN_BY = {
 
 @pytest.mark.parametrize("method", METHODS_KNOWN_BY)
 @pytest.mark.parametrize("revision", ALL)
-def test_each_revision_knows_its_methods(method: str, revision: int) -> None:
+def test_each_revision_knows_its_methods(method: str, revision: Revision) -> None:
     assert set(METHODS) <= set(METHODS_KNOWN_BY)
-    assert knows(revision, method) == (revision in METHODS_KNOWN_BY[method])
+    assert (method in revision.methods) == (revision in METHODS_KNOWN_BY[method])
 
 
 @pytest.mark.promise("F6")
@@ -324,7 +327,7 @@ def test_each_revision_knows_its_methods(method: str, revision: int) -> None:
     ],
 )
 def test_the_handshake_settles_on_a_revision_both_speak(wanted: Any, spoken: str) -> None:
-    result = initialize_result({"protocolVersion": wanted})
+    result = build_initialize_result({"protocolVersion": wanted})
     assert result["protocolVersion"] == spoken
     assert ("title" in result["serverInfo"]) == (spoken >= "2025-06-18")
     able = result["capabilities"]
@@ -337,11 +340,11 @@ def test_the_handshake_settles_on_a_revision_both_speak(wanted: Any, spoken: str
 
 @pytest.mark.promise("F6")
 def test_empty_params_shake_hands_as_the_seed_shows() -> None:
-    assert initialize_result({})["protocolVersion"] == "2024-11-05"
+    assert build_initialize_result({})["protocolVersion"] == "2024-11-05"
 
 
 def test_discovery_names_every_revision() -> None:
-    found = discover_result()
+    found = build_discover_result()
     assert found["supportedVersions"] == list(NAMES) == [*HANDSHAKE, *MODERN]
     assert found["resultType"] == "complete"
     assert found["_meta"][SERVER_KEY]["name"] == "dragoman"
@@ -378,7 +381,7 @@ SEEN_BY = {"title": SINCE_2506, "_meta": SINCE_2506, "icons": SINCE_2511}
 
 @pytest.mark.parametrize("field", RESOURCE)
 @pytest.mark.parametrize("revision", ALL)
-def test_a_resource_shows_the_fields_of_the_revision(field: str, revision: int) -> None:
+def test_a_resource_shows_the_fields_of_the_revision(field: str, revision: Revision) -> None:
     before = copy.deepcopy(RESOURCE)
     shaped = shape_resource(RESOURCE, revision)
     assert (field in shaped) == (revision in SEEN_BY.get(field, set(ALL)))
@@ -392,7 +395,7 @@ def test_a_resource_shows_the_fields_of_the_revision(field: str, revision: int) 
 
 @pytest.mark.parametrize("field", PROMPT)
 @pytest.mark.parametrize("revision", ALL)
-def test_a_prompt_shows_the_fields_of_the_revision(field: str, revision: int) -> None:
+def test_a_prompt_shows_the_fields_of_the_revision(field: str, revision: Revision) -> None:
     before = copy.deepcopy(PROMPT)
     shaped = shape_prompt(PROMPT, revision)
     assert (field in shaped) == (revision in SEEN_BY.get(field, set(ALL)))
@@ -441,7 +444,7 @@ def test_every_error_has_a_row() -> None:
 @pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("revision", ALL)
 def test_each_error_is_a_code_or_a_result_as_the_revision_has_it(
-    kind: type[e.HubError], revision: int
+    kind: type[e.HubError], revision: Revision
 ) -> None:
     error = kind("it did not work")
     error.trace = "0123456789abcdef"
@@ -462,7 +465,7 @@ def test_each_error_is_a_code_or_a_result_as_the_revision_has_it(
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_what_a_client_would_need_is_said_in_the_words_of_capabilities(revision: int) -> None:
+def test_what_a_client_would_need_is_said_in_the_words_of_capabilities(revision: Revision) -> None:
     error = e.NeedsInput("it asks for a form", {"elicitation": {"form": {}}})
     answer = json.loads(as_error(1, error, revision))["error"]
     assert answer["code"] == (-32021 if revision == R2607 else -32603)
@@ -470,7 +473,9 @@ def test_what_a_client_would_need_is_said_in_the_words_of_capabilities(revision:
 
 
 @pytest.mark.parametrize("revision", ALL)
-def test_a_resource_that_is_not_there_has_a_code_of_its_own_until_the_newest(revision: int) -> None:
+def test_a_resource_that_is_not_there_has_a_code_of_its_own_until_the_newest(
+    revision: Revision,
+) -> None:
     code = -32602 if revision == R2607 else -32002
     error = json.loads(as_error(1, e.NotFound("no such"), revision, "a:b"))["error"]
     assert (error["code"], error["data"]["uri"]) == (code, "a:b")
@@ -491,7 +496,9 @@ def test_a_resource_that_is_not_there_has_a_code_of_its_own_until_the_newest(rev
     ("code", "newest"),
     [(-32602, -32602), (-32002, -32602), (-32042, -32603), (7, 7), ("x", -32603)],
 )
-def test_a_servers_own_error_goes_through_as_it_is(code: Any, newest: int, revision: int) -> None:
+def test_a_servers_own_error_goes_through_as_it_is(
+    code: Any, newest: int, revision: Revision
+) -> None:
     native = {"code": code, "message": "mine", "data": {"uri": "a:b"}}
     error = e.WorkFailed("it failed", native)
     assert as_result(error, revision) is None
@@ -506,7 +513,7 @@ PAGE = {"mode": "url", "url": "https://example.com/go", "message": "Go", "elicit
 
 @pytest.mark.parametrize("revision", ALL)
 def test_what_a_server_of_another_revision_needs_is_said_so_that_it_is_understood(
-    revision: int,
+    revision: Revision,
 ) -> None:
     able = {"elicitation": {"url": {}}}
     form = {"elicitation": {"form": {}}}

@@ -22,7 +22,16 @@ from dragoman.core.principal import OWNER
 from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.revisions import METHODS as KNOWN
-from dragoman.mcp.protocol.revisions import NAMES, R2024, R2503, R2506, R2511, R2607
+from dragoman.mcp.protocol.revisions import (
+    NAMES,
+    ORDERED,
+    R2024,
+    R2503,
+    R2506,
+    R2511,
+    R2607,
+    Revision,
+)
 from dragoman.mcp.server import list_pages
 from dragoman.mcp.server.dispatcher import Face, Peer, answer_batch
 from dragoman.wire import rpc
@@ -72,16 +81,16 @@ def face(*names: str, **definition: Any) -> Face:
     return Face(open_hub(catalog, Bus(), []))
 
 
-def peer(revision: int = R2511, view: View = EVERYTHING) -> Peer:
+def peer(revision: Revision = R2511, view: View = EVERYTHING) -> Peer:
     return Peer(OWNER, "test", view, revision)
 
 
-def params_for(revision: int, **params: Any) -> dict[str, Any]:
+def params_for(revision: Revision, **params: Any) -> dict[str, Any]:
     return {**params, "_meta": MODERN_META} if revision == R2607 else params
 
 
 async def ask(
-    face: Face, method: str, revision: int = R2511, view: View = EVERYTHING, **params: Any
+    face: Face, method: str, revision: Revision = R2511, view: View = EVERYTHING, **params: Any
 ) -> Any:
     message = rpc.request(1, method, params_for(revision, **params))
     answer = await face.answer(json.loads(message), peer(revision, view))
@@ -106,7 +115,7 @@ async def test_a_list_is_in_the_order_of_the_names_whatever_order_they_came_in()
 async def test_a_list_is_kept_encoded_until_the_catalog_changes() -> None:
     made = face("a", "b")
 
-    def pages(revision: int = R2511, style: str = "seed") -> Any:
+    def pages(revision: Revision = R2511, style: str = "seed") -> Any:
         return made.lists.pages(TOOL, OWNER, EVERYTHING, revision, style)
 
     first = pages()
@@ -129,7 +138,7 @@ async def test_a_small_list_is_one_page() -> None:
 @pytest.mark.promise("N1")
 @pytest.mark.parametrize("revision", [R2024, R2511, R2607])
 async def test_a_list_over_8_mb_comes_in_pages_that_miss_nothing_and_repeat_nothing(
-    revision: int,
+    revision: Revision,
 ) -> None:
     names = [f"t{number:03}" for number in range(300)]
     made = face(*names, example="x" * 100_000)
@@ -246,9 +255,9 @@ async def test_what_a_view_does_not_show_cannot_be_called_by_any_name(
 
 
 @pytest.mark.promise("B12")
-@pytest.mark.parametrize("revision", range(5))
+@pytest.mark.parametrize("revision", ORDERED)
 async def test_progress_is_pushed_to_who_asked_for_it_in_the_words_of_the_revision(
-    revision: int,
+    revision: Revision,
 ) -> None:
     pushed: list[Any] = []
     for meta in ({"progressToken": "t"}, {"progressToken": 0}, {}, {"progressToken": [1]}):
@@ -263,8 +272,8 @@ async def test_progress_is_pushed_to_who_asked_for_it_in_the_words_of_the_revisi
     assert {one["method"] for one in pushed} == {"notifications/progress"}
 
 
-@pytest.mark.parametrize("revision", range(5))
-async def test_a_result_full_of_oddities_still_becomes_an_answer(revision: int) -> None:
+@pytest.mark.parametrize("revision", ORDERED)
+async def test_a_result_full_of_oddities_still_becomes_an_answer(revision: Revision) -> None:
     answer = await ask(face("odd"), "tools/call", revision, name="desk.odd")
     assert len(answer["result"]["content"]) == 5
     shown = {R2506: {"result": None}, R2511: {"result": None}, R2607: None}
@@ -349,7 +358,7 @@ ODD: list[tuple[Any, int | None]] = [
 @pytest.mark.promise("F6")
 @pytest.mark.parametrize("position", range(len(ODD)))
 @pytest.mark.parametrize("revision", [R2024, R2503, R2511])
-async def test_each_odd_message_gets_its_answer(position: int, revision: int) -> None:
+async def test_each_odd_message_gets_its_answer(position: int, revision: Revision) -> None:
     message, code = ODD[position]
     answer = await face("a").answer(message, peer(revision))
     if code is None:
@@ -400,7 +409,7 @@ async def test_a_modern_request_that_does_not_say_who_asks_is_refused(meta: Any,
 # --- batches
 
 
-async def batch(revision: int, *messages: Any) -> Any:
+async def batch(revision: Revision, *messages: Any) -> Any:
     answer = await answer_batch(face("a"), list(messages), peer(revision))
     return None if answer is None else json.loads(answer)
 
@@ -409,8 +418,8 @@ PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 
 
 @pytest.mark.promise("F7")
-@pytest.mark.parametrize("revision", range(5))
-async def test_batches_are_of_one_revision(revision: int) -> None:
+@pytest.mark.parametrize("revision", ORDERED)
+async def test_batches_are_of_one_revision(revision: Revision) -> None:
     got = await batch(revision, PING, {"jsonrpc": "2.0", "method": "x"}, {**PING, "id": 2}, 7)
     if revision == R2503:
         assert [one["id"] for one in got] == [1, 2, None]
@@ -489,9 +498,9 @@ def run() -> Iterator[Callable[[Any], Any]]:
 
 @pytest.mark.promise("F5", "F6")
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(message=MESSAGES, revision=st.integers(0, 4))
+@given(message=MESSAGES, revision=st.sampled_from(ORDERED))
 def test_whatever_comes_is_answered_exactly_when_an_answer_is_due(
-    run: Callable[[Any], Any], message: Any, revision: int
+    run: Callable[[Any], Any], message: Any, revision: Revision
 ) -> None:
     made = face("a", "odd", "deny", "lose")
     encoded = encode(message)  # as it would have come: infinity is none of it
@@ -510,9 +519,9 @@ def test_whatever_comes_is_answered_exactly_when_an_answer_is_due(
 
 
 @settings(max_examples=100, deadline=None)
-@given(messages=st.lists(MESSAGES, max_size=5), revision=st.integers(0, 4))
+@given(messages=st.lists(MESSAGES, max_size=5), revision=st.sampled_from(ORDERED))
 def test_whatever_comes_in_a_batch_is_answered_exactly_when_an_answer_is_due(
-    run: Callable[[Any], Any], messages: list[Any], revision: int
+    run: Callable[[Any], Any], messages: list[Any], revision: Revision
 ) -> None:
     messages = json.loads(encode(messages))
     answer = run(answer_batch(face("a"), messages, peer(revision)))

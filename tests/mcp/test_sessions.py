@@ -11,7 +11,7 @@ from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import can_answer
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511
+from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, Revision
 from dragoman.mcp.server import http_sessions as module
 from dragoman.mcp.server.client_state import Peer
 from dragoman.mcp.server.http_sessions import Session, Sessions
@@ -60,7 +60,10 @@ def made(key: bytes = KEY, audience: Audience | None = None) -> Sessions:
 
 
 def shaken(
-    principal: Principal, revision: int, features: Mapping[str, Any] | None = None, info: str = ""
+    principal: Principal,
+    revision: Revision,
+    features: Mapping[str, Any] | None = None,
+    info: str = "",
 ) -> Peer:
     peer = Peer(principal, "mcp-http", EVERYTHING, revision)
     peer.features = features or {}

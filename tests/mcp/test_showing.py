@@ -15,7 +15,16 @@ from dragoman.core.principal import OWNER
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.elicitation import WAITS
-from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY
+from dragoman.mcp.protocol.revisions import (
+    ORDERED,
+    R2024,
+    R2503,
+    R2506,
+    R2511,
+    R2607,
+    SERVER_KEY,
+    Revision,
+)
 from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
 from open_road import open_hub
@@ -91,14 +100,14 @@ def library() -> tuple[Face, Library]:
     return Face(hub), target
 
 
-def params_for(revision: int, **params: Any) -> dict[str, Any]:
+def params_for(revision: Revision, **params: Any) -> dict[str, Any]:
     meta = params.pop("meta", {})
     if revision == R2607:
         meta = {**MODERN_META, **meta}
     return {**params, "_meta": meta} if meta else params
 
 
-async def ask(face: Face, method: str, revision: int, push: Any = None, **params: Any) -> Any:
+async def ask(face: Face, method: str, revision: Revision, push: Any = None, **params: Any) -> Any:
     peer = Peer(OWNER, "test", EVERYTHING, revision, client="c")
     message = json.loads(rpc.request(1, method, params_for(revision, **params)))
     answer = await face.answer(message, peer, push)
@@ -110,8 +119,8 @@ async def ask(face: Face, method: str, revision: int, push: Any = None, **params
 
 
 @pytest.mark.promise("F7")
-@pytest.mark.parametrize("revision", range(5))
-async def test_a_prompt_is_messages_in_the_words_of_the_revision(revision: int) -> None:
+@pytest.mark.parametrize("revision", ORDERED)
+async def test_a_prompt_is_messages_in_the_words_of_the_revision(revision: Revision) -> None:
     face, target = library()
     target.extra = {"resultType": "complete", "_meta": {"a": 1}}
     got = await ask(face, "prompts/get", revision, name="mcp_library_p", arguments={"x": "y"})
@@ -135,8 +144,8 @@ async def test_a_message_whose_role_nobody_gave_is_the_users() -> None:
 
 
 @pytest.mark.promise("F7")
-@pytest.mark.parametrize("revision", range(5))
-async def test_a_resource_is_read_in_the_words_of_the_revision(revision: int) -> None:
+@pytest.mark.parametrize("revision", ORDERED)
+async def test_a_resource_is_read_in_the_words_of_the_revision(revision: Revision) -> None:
     face, target = library()
     result = (await ask(face, "resources/read", revision, uri="note://a"))["result"]
     first, second = result["contents"]
@@ -167,7 +176,7 @@ async def test_how_long_a_resource_may_be_kept_is_what_its_server_said_if_it_is_
 
 
 @pytest.mark.promise("F7")
-@pytest.mark.parametrize("revision", range(5))
+@pytest.mark.parametrize("revision", ORDERED)
 @pytest.mark.parametrize(
     ("ref", "name"),
     [
@@ -175,7 +184,7 @@ async def test_how_long_a_resource_may_be_kept_is_what_its_server_said_if_it_is_
         ({"type": "ref/resource", "uri": "note://t/{id}"}, "library.note://t/{id}"),
     ],
 )
-async def test_an_argument_is_completed(revision: int, ref: Any, name: str) -> None:
+async def test_an_argument_is_completed(revision: Revision, ref: Any, name: str) -> None:
     face, target = library()
     argument, context = {"name": "a", "value": "x"}, {"arguments": {"b": "c"}}
     params = {"ref": ref, "argument": argument, "context": context}
@@ -202,9 +211,9 @@ async def test_a_completion_has_at_most_a_hundred_values() -> None:
         assert answer["error"]["code"] == -32603
 
 
-@pytest.mark.parametrize("revision", range(5))
+@pytest.mark.parametrize("revision", ORDERED)
 async def test_a_structured_result_that_is_no_object_comes_as_its_schema_says(
-    revision: int,
+    revision: Revision,
 ) -> None:
     face, _ = library()
     (tool,) = (await ask(face, "tools/list", revision))["result"]["tools"]
@@ -224,7 +233,7 @@ async def test_a_structured_result_that_is_no_object_comes_as_its_schema_says(
 
 
 @pytest.mark.promise("F7")
-@pytest.mark.parametrize("revision", range(5))
+@pytest.mark.parametrize("revision", ORDERED)
 @pytest.mark.parametrize(
     ("failure", "legacy", "modern"),
     [
@@ -237,7 +246,7 @@ async def test_a_structured_result_that_is_no_object_comes_as_its_schema_says(
     ],
 )
 async def test_what_goes_wrong_with_a_prompt_or_a_resource_is_an_error(
-    failure: str, legacy: int, modern: int, revision: int
+    failure: str, legacy: int, modern: int, revision: Revision
 ) -> None:
     face, _ = library()
     for answer in (
@@ -250,8 +259,8 @@ async def test_what_goes_wrong_with_a_prompt_or_a_resource_is_an_error(
 
 
 @pytest.mark.promise("F7")
-@pytest.mark.parametrize("revision", range(5))
-async def test_what_is_not_there_is_said_with_the_code_of_the_revision(revision: int) -> None:
+@pytest.mark.parametrize("revision", ORDERED)
+async def test_what_is_not_there_is_said_with_the_code_of_the_revision(revision: Revision) -> None:
     hub = open_hub(Catalog(review=admit_all), Bus(), [])
     answer = await ask(Face(hub), "resources/read", revision, uri="note://nowhere")
     assert answer["error"]["code"] == (-32602 if revision == R2607 else -32002)
@@ -314,7 +323,7 @@ async def test_each_odd_request_is_refused_with_the_code_for_bad_parameters(posi
 SAID = ["debug", "info", "notice", "error"]
 
 
-async def notes(revision: int, level: str | None, meta: dict[str, Any] | None = None) -> Any:
+async def notes(revision: Revision, level: str | None, meta: dict[str, Any] | None = None) -> Any:
     """What of the log of a call is pushed; the levels."""
     face, target = library()
     peer = Peer(OWNER, "test", EVERYTHING, revision, client="c")
@@ -345,7 +354,7 @@ async def notes(revision: int, level: str | None, meta: dict[str, Any] | None = 
     [(None, SAID[1:]), ("debug", SAID), ("warning", ["error"]), ("emergency", [])],
 )
 async def test_a_log_is_told_from_the_level_that_was_set(
-    revision: int, level: str | None, heard: list[str]
+    revision: Revision, level: str | None, heard: list[str]
 ) -> None:
     assert await notes(revision, level) == (heard, level or "info")
 
@@ -382,7 +391,7 @@ async def test_without_a_way_to_tell_nothing_is_wanted() -> None:
 
 
 @pytest.mark.promise("B13")
-@pytest.mark.parametrize("revision", range(5))
+@pytest.mark.parametrize("revision", ORDERED)
 @pytest.mark.parametrize(
     ("method", "params"),
     [
@@ -392,7 +401,7 @@ async def test_without_a_way_to_tell_nothing_is_wanted() -> None:
     ],
 )
 async def test_a_call_says_what_its_client_can_be_asked_and_which_it_is(
-    method: str, params: dict[str, Any], revision: int
+    method: str, params: dict[str, Any], revision: Revision
 ) -> None:
     face, target = library()
     peer = Peer(OWNER, "test", EVERYTHING, revision, client="c")

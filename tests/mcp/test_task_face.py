@@ -30,6 +30,7 @@ from dragoman.mcp.protocol.revisions import (
     R2607,
     RELATED_KEY,
     TASKS,
+    Revision,
 )
 from dragoman.mcp.server import tasks as task_face
 from dragoman.mcp.server.dispatcher import Face, Peer
@@ -197,7 +198,7 @@ async def test_one_who_does_not_know_tasks_waits_and_is_passed_on_as_it_is() -> 
 
 @pytest.mark.parametrize("revision", [R2024, R2503, R2506, R2511])
 async def test_clients_that_shake_hands_wait_and_the_hub_knows_tasks_in_their_place(
-    revision: int,
+    revision: Revision,
 ) -> None:
     async with place(after=0.01) as here:
         params = {"name": "t", "task": {}} if revision < R2511 else {"name": "t"}

@@ -297,9 +297,9 @@ class Relay:
         return True
 
     def _greet(self, id_: Id, framing: Framing) -> None:
-        from dragoman.mcp.protocol.revisions import initialize_result
+        from dragoman.mcp.protocol.revisions import build_initialize_result
 
-        result = initialize_result(self._hello or {})
+        result = build_initialize_result(self._hello or {})
         if text := read_instructions(self.home):  # as the last hub gave them
             result["instructions"] = text
         self._client.write(frame(_encode(id=id_, result=result), framing))

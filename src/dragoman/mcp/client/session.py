@@ -28,8 +28,8 @@ from dragoman.mcp.protocol.revisions import (
     MODERN,
     MODERN_KEY,
     NAMES,
-    NUMBERS,
     R2607,
+    REVISIONS,
     SERVER_KEY,
 )
 
@@ -189,7 +189,7 @@ class Session:
                 f'server "{self.server}" speaks revision {version!r:.60}, which is unknown; '
                 f"the hub speaks {NAMES[0]} to {NAMES[-1]}"
             )
-        self.revision = NUMBERS[version]
+        self.revision = REVISIONS[version]
         if isinstance(self.wire, HttpWire):
             self.wire.speak(self.revision)
         self._introduce(result, result.get("serverInfo"))

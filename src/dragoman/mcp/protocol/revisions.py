@@ -1,10 +1,11 @@
-"""What each of MCP's five revisions knows, as tables, and the shaping that follows from them.
+"""The five revisions of MCP: what each can do, and how definitions and results are shaped for each.
 
 Standard library only and cheap to import: the relay answers `initialize` from here before anything
 else is loaded. Knows nothing of transports, sessions or the hub.
 
-Two eras: the first four revisions shake hands (`initialize`) and keep a session; from 2026-07-28 on
-every request carries its revision in `_meta` and nothing is kept.
+There are two eras. The first four revisions begin with a handshake (`initialize`) and keep a
+session. From 2026-07-28 on each request carries its revision and capabilities in `_meta`, and no
+state is kept between requests.
 """
 
 from __future__ import annotations
@@ -16,14 +17,70 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-R2024, R2503, R2506, R2511, R2607 = range(5)
+
+class Revision(int):
+    """One revision. Revisions compare by age; code outside `mcp.protocol` asks the capabilities."""
+
+    name: str
+    """As on the wire: `2025-06-18`."""
+    methods: frozenset[str]
+    """The requests that the hub's MCP server answers."""
+
+    def __init__(self, number: int) -> None:
+        since_2503, since_2506, since_2511 = number >= 1, number >= 2, number >= 3
+        is_modern = number >= 4
+        self.has_sessions = not is_modern
+        """Begins with `initialize`; later requests rely on what was said there. Otherwise each
+        request names its revision and capabilities in `_meta`."""
+
+        # transports
+        self.has_batches = number == 1
+        self.has_resumable_streams = since_2503 and not is_modern
+        """SSE events have ids, and `Last-Event-ID` resumes a stream."""
+        self.has_priming_events = since_2511 and not is_modern
+        """A stream begins with an event that has an id and no data. Older clients fail at it."""
+        self.has_version_header = since_2506
+        self.has_mirrored_headers = is_modern
+        """`Mcp-Method`, `Mcp-Name` and `Mcp-Param-*` repeat the body."""
+        self.disconnect_cancels = is_modern
+        """A client that closes the connection has cancelled its request."""
+        self.has_error_statuses = is_modern
+        """JSON-RPC errors have HTTP statuses of their own; older clients read them from a 200."""
+
+        # requests and results
+        self.asks_by_result = is_modern
+        """Questions are a result (`InputRequiredResult`), not requests of the server."""
+        self.has_elicitation = since_2506
+        self.has_elicitation_modes = since_2511
+        """`elicitation/create` has `mode` (form or url), and choices with titles are `oneOf`."""
+        self.has_elicitation_ids = since_2511 and not is_modern
+        """A url elicitation has an id, its completion is announced, and the error -32042 asks for
+        one."""
+        self.has_sampling_tools = since_2511
+        """Sampling has tools and context, and a message has several blocks of content."""
+        self.has_audio = since_2503
+        self.has_progress_messages = since_2503
+        self.has_completions_capability = since_2503
+        """2024-11-05 has `completion/complete` without a capability that declares it."""
+        self.has_completion_context = since_2506
+        self.has_wrapped_results = since_2506 and not is_modern
+        """`structuredContent` must be an object: other values are wrapped in one."""
+        self.has_cache_hints = is_modern
+        self.has_task_requests = since_2511 and not is_modern
+        """The client asks for a task with the member `task` of a call."""
+        self.has_task_extension = is_modern
+        """The server may answer a call of a client that declares the extension with a task."""
+        self.has_extensions = since_2511
+
+
 NAMES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
-NUMBERS = {name: number for number, name in enumerate(NAMES)}
+R2024, R2503, R2506, R2511, R2607 = ORDERED = tuple(Revision(number) for number in range(5))
+REVISIONS = dict(zip(NAMES, ORDERED, strict=True))
 HANDSHAKE = NAMES[:R2607]
 MODERN = NAMES[R2607:]
-LATEST_HANDSHAKE = R2511
+OLDEST, LATEST, LATEST_HANDSHAKE = R2024, R2607, R2511
 ASSUMED = R2503
-"""What a client speaks over HTTP that names no revision (2025-06-18, transports)."""
+"""The revision of an HTTP client that names none (2025-06-18, transports)."""
 
 MODERN_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
@@ -62,38 +119,39 @@ METHODS = {
     "tasks/result": (R2511, R2511),
     "tasks/list": (R2511, R2511),
 }
-"""The requests the hub's own face answers; anything else is unknown to it."""
+"""The requests that the hub's MCP server answers."""
+
+for _name, _revision in REVISIONS.items():
+    _revision.name = _name
+    _revision.methods = frozenset(
+        method for method, (first, last) in METHODS.items() if first <= _revision <= last
+    )
+
+# --- initialize and server/discover --------------------------------------------------------------
 
 
-def knows(revision: int, method: str) -> bool:
-    since, until = METHODS.get(method, (R2607 + 1, R2607))
-    return since <= revision <= until
+def negotiate(requested: object) -> Revision:
+    """Returns the revision to speak after a handshake: the requested one if it has handshakes, else
+    the latest that has."""
+    revision = REVISIONS.get(requested, LATEST) if isinstance(requested, str) else OLDEST
+    return revision if revision.has_sessions else LATEST_HANDSHAKE
 
 
-# --- the first words ---------------------------------------------------------------------------
-
-
-def negotiate(wanted: object) -> int:
-    """The revision to speak with a client that shakes hands: its own, else the newest that does."""
-    number = NUMBERS.get(wanted, R2607) if isinstance(wanted, str) else R2024
-    return number if number < R2607 else LATEST_HANDSHAKE
-
-
-def server_info(revision: int) -> dict[str, Any]:
+def build_server_info(revision: int) -> dict[str, Any]:
     if revision < R2506:
         return {"name": SERVER_NAME, "version": __version__}
     return {"name": SERVER_NAME, "title": "Dragoman", "version": __version__}
 
 
-def capabilities(revision: int) -> dict[str, Any]:
-    """What the hub can do: always the same, whatever its servers can, since those come and go."""
+def build_capabilities(revision: int) -> dict[str, Any]:
+    """Returns the hub's capabilities. They do not depend on its servers, which come and go."""
     able: dict[str, Any] = {
         "tools": {"listChanged": True},
         "resources": {"subscribe": True, "listChanged": True},
         "prompts": {"listChanged": True},
         "logging": {},
     }
-    if revision >= R2503:  # 2024-11-05 has the method, and no word for it here
+    if revision >= R2503:
         able["completions"] = {}
     if revision == R2511:
         able["tasks"] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
@@ -102,24 +160,24 @@ def capabilities(revision: int) -> dict[str, Any]:
     return able
 
 
-def initialize_result(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to `initialize`. Without a version the oldest is spoken."""
+def build_initialize_result(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the result of `initialize`. A client that names no version gets the oldest."""
     revision = negotiate(params.get("protocolVersion"))
     return {
-        "protocolVersion": NAMES[revision],
-        "capabilities": capabilities(revision),
-        "serverInfo": server_info(revision),
+        "protocolVersion": revision.name,
+        "capabilities": build_capabilities(revision),
+        "serverInfo": build_server_info(revision),
     }
 
 
-def discover_result() -> dict[str, Any]:
+def build_discover_result() -> dict[str, Any]:
     return {
         "supportedVersions": list(NAMES),
-        "capabilities": capabilities(R2607),
+        "capabilities": build_capabilities(R2607),
         "resultType": "complete",
         "ttlMs": 0,
         "cacheScope": "private",
-        "_meta": {SERVER_KEY: server_info(R2607)},
+        "_meta": {SERVER_KEY: build_server_info(R2607)},
     }
 
 
@@ -132,14 +190,14 @@ TOOL_FIELDS_SINCE = {
     "_meta": R2506,
     "icons": R2511,
 }
-"""Fields of a tool that older revisions do not know. What no revision knows passes."""
+"""Fields of a tool that older revisions do not know. Fields that no revision knows pass."""
 
 EXECUTION = "execution"
-"""Of a tool in 2025-11-25: whether it may be called as a task."""
+"""A tool's field in 2025-11-25: whether it may be called as a task."""
 
 
 def shape_tool(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
-    """A tool's definition as `revision` may see it."""
+    """Returns a tool's definition with the fields that `revision` knows."""
     shaped: dict[str, Any] = {}
     for field, value in definition.items():
         if field == EXECUTION or TOOL_FIELDS_SINCE.get(field, 0) > revision:
@@ -147,20 +205,20 @@ def shape_tool(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
         if field == "outputSchema" and revision < R2607 and not _is_object_schema(value):
             if not isinstance(value, dict | bool):
                 continue
-            value = wrapped_schema(value)
+            value = wrap_schema(value)
         if field == "inputSchema" and "type" not in value:
-            value = {"type": "object", **value}  # many clients refuse a whole list for want of it
+            value = {"type": "object", **value}  # many clients reject the whole list without it
         shaped[field] = value
     if revision == R2511:
-        shaped[EXECUTION] = {"taskSupport": task_support(definition.get(EXECUTION))}
+        shaped[EXECUTION] = {"taskSupport": find_task_support(definition.get(EXECUTION))}
     return shaped
 
 
-def task_support(execution: object) -> str:
-    """Whether a tool may be called as a task: the server's word where it forbids that. Else it may
-    and need not: the hub makes the task itself, or waits for the server's."""
-    said = execution.get("taskSupport") if isinstance(execution, dict) else None
-    return "forbidden" if said == "forbidden" else "optional"
+def find_task_support(execution: object) -> str:
+    """Returns "forbidden" if the server says so, else "optional": the hub creates the task itself
+    or waits for the server's."""
+    support = execution.get("taskSupport") if isinstance(execution, dict) else None
+    return "forbidden" if support == "forbidden" else "optional"
 
 
 def _is_object_schema(schema: object) -> bool:
@@ -168,17 +226,17 @@ def _is_object_schema(schema: object) -> bool:
 
 
 WRAPPED = "result"
-"""Before 2026-07-28 a structured result is an object: any other value is the only member of one."""
+"""The member that holds a structured result which is not an object, before 2026-07-28."""
 
 
 def is_wrapped(schema: object, revision: int) -> bool:
-    """Whether results of a tool with this outputSchema are shown wrapped, whatever they are."""
+    """Whether all results of a tool with this outputSchema are wrapped in an object."""
     return revision < R2607 and isinstance(schema, dict | bool) and not _is_object_schema(schema)
 
 
 def unwrap_result(result: Any, schema: object) -> Any:
-    """A tool's result of the handshake era as the modern era has it, where `schema`, the tool's
-    outputSchema, is of that era: a server of both eras has wrapped a value that is no object."""
+    """Undoes the wrapping in a result of a handshake session if `schema`, the tool's outputSchema
+    as listed in the modern era, says that the server of both eras wrapped the value."""
     structured = result.get("structuredContent") if isinstance(result, dict) else None
     if not isinstance(structured, dict) or structured.keys() != {WRAPPED}:
         return result
@@ -187,15 +245,15 @@ def unwrap_result(result: Any, schema: object) -> Any:
     return {**result, "structuredContent": structured[WRAPPED]}
 
 
-def wrapped_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
-    """The schema of `{"result": value}`, for values of `schema`."""
+def wrap_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
+    """Returns the schema of `{"result": value}` for values of `schema`."""
     wrapper: dict[str, Any] = {"type": "object", "required": [WRAPPED]}
     if isinstance(schema, dict):
         schema = dict(schema)
         if "$schema" in schema:
             wrapper["$schema"] = schema.pop("$schema")
-        if "$id" not in schema and (text := _referring(schema)):
-            # "#/…" means the root of the resource, which must stay this one
+        if "$id" not in schema and (text := _render_if_referring(schema)):
+            # "#/..." means the root of the schema resource, which must stay this one
             from hashlib import sha256
 
             schema["$id"] = f"urn:dragoman:output:{sha256(text.encode()).hexdigest()[:16]}"
@@ -203,8 +261,8 @@ def wrapped_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
     return wrapper
 
 
-def _referring(schema: dict[str, Any]) -> str:
-    """The schema as text, if something in it refers to something."""
+def _render_if_referring(schema: dict[str, Any]) -> str:
+    """Returns the schema as JSON text if it contains a reference, else an empty string."""
     import json
 
     text = json.dumps(schema, sort_keys=True)
@@ -216,33 +274,35 @@ def _referring(schema: dict[str, Any]) -> str:
 FIELDS_SINCE = {"title": R2506, "_meta": R2506, "icons": R2511}
 """Fields of prompts, resources and templates that older revisions do not know."""
 ARGUMENT_FIELDS_SINCE = {"title": R2506}
-"""The same for the arguments of prompts."""
+"""Likewise for the arguments of prompts."""
 ANNOTATIONS_SINCE = {"lastModified": R2506}
-"""The same for the annotations of resources and templates."""
+"""Likewise for the annotations of resources and templates."""
 
 
 def shape_prompt(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
-    """A prompt's definition as `revision` may see it."""
-    shaped = _since(FIELDS_SINCE, definition, revision)
+    """Returns a prompt's definition with the fields that `revision` knows."""
+    shaped = _select_known(FIELDS_SINCE, definition, revision)
     arguments = shaped.get("arguments")
     if revision < R2506 and isinstance(arguments, list):
         shaped["arguments"] = [
-            _since(ARGUMENT_FIELDS_SINCE, one, revision) if isinstance(one, dict) else one
+            _select_known(ARGUMENT_FIELDS_SINCE, one, revision) if isinstance(one, dict) else one
             for one in arguments
         ]
     return shaped
 
 
 def shape_resource(definition: Mapping[str, Any], revision: int) -> dict[str, Any]:
-    """A resource's or a template's definition as `revision` may see it."""
-    shaped = _since(FIELDS_SINCE, definition, revision)
+    """Returns the definition of a resource or template with the fields that `revision` knows."""
+    shaped = _select_known(FIELDS_SINCE, definition, revision)
     annotations = shaped.get("annotations")
     if revision < R2506 and isinstance(annotations, dict):
-        shaped["annotations"] = _since(ANNOTATIONS_SINCE, annotations, revision)
+        shaped["annotations"] = _select_known(ANNOTATIONS_SINCE, annotations, revision)
     return shaped
 
 
-def _since(table: Mapping[str, int], fields: Mapping[str, Any], revision: int) -> dict[str, Any]:
+def _select_known(
+    table: Mapping[str, int], fields: Mapping[str, Any], revision: int
+) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if table.get(name, R2024) <= revision}
 
 
@@ -259,31 +319,31 @@ CONTENT_FIELDS_SINCE = {"_meta": R2506, "icons": R2511}
 
 
 def shape_content(block: Any, revision: int) -> Any:
-    """A block of content as `revision` may see it; never lost, at worst put in words."""
+    """Returns a content block in a form that `revision` knows, at worst as text; never drops it."""
     if not isinstance(block, dict):
         return {"type": "text", "text": str(block)}
     kind = block.get("type")
     if CONTENT_SINCE.get(str(kind), R2024) > revision:
-        return _older(block, kind)
-    shaped = _since(CONTENT_FIELDS_SINCE, block, revision)
+        return _downgrade_block(block, kind)
+    shaped = _select_known(CONTENT_FIELDS_SINCE, block, revision)
     resource = shaped.get("resource")
     if kind == "resource" and isinstance(resource, dict):
-        shaped["resource"] = _since(CONTENT_FIELDS_SINCE, resource, revision)
+        shaped["resource"] = _select_known(CONTENT_FIELDS_SINCE, resource, revision)
     return shaped
 
 
-def _older(block: Mapping[str, Any], kind: object) -> dict[str, Any]:
+def _downgrade_block(block: Mapping[str, Any], kind: object) -> dict[str, Any]:
     if kind == "audio":
         mime = block.get("mimeType", "application/octet-stream")
         resource = {"uri": "audio:content", "mimeType": mime, "blob": block.get("data", "")}
         return {"type": "resource", "resource": resource}
-    words = [str(block[field]) for field in ("name", "description", "uri") if block.get(field)]
-    return {"type": "text", "text": "\n".join(words)}
+    lines = [str(block[field]) for field in ("name", "description", "uri") if block.get(field)]
+    return {"type": "text", "text": "\n".join(lines)}
 
 
 def shape_result(result: Mapping[str, Any], revision: int, wrapped: bool = False) -> dict[str, Any]:
-    """The members of a tool's result that `revision` knows; `result` itself is not changed.
-    `wrapped` as `is_wrapped` says of the tool's outputSchema."""
+    """Returns a tool's result with the members that `revision` knows; does not change `result`.
+    `wrapped` is what `is_wrapped` says of the tool's outputSchema."""
     shaped = shape_members(result, revision)
     if revision == R2607:
         return shaped
@@ -300,12 +360,12 @@ def shape_result(result: Mapping[str, Any], revision: int, wrapped: bool = False
 
 
 def shape_members(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
-    """What is the same in any result: what it says of itself."""
+    """Adds or removes the members that results of every kind have."""
     if revision == R2607:
         shaped = dict(result)
         meta = shaped.get("_meta")
         shaped["_meta"] = {**meta, SERVER_KEY: _INFO} if isinstance(meta, dict) else _OWN_META
-        shaped.setdefault("resultType", "complete")  # an extension may have others
+        shaped.setdefault("resultType", "complete")  # extensions define others
         return shaped
     shaped = {key: value for key, value in result.items() if key not in _MODERN_MEMBERS}
     meta = shaped.pop("_meta", None)
@@ -317,12 +377,12 @@ def shape_members(result: Mapping[str, Any], revision: int) -> dict[str, Any]:
 
 
 _MODERN_MEMBERS = frozenset({"resultType", "ttlMs", "cacheScope"})
-_INFO = server_info(R2607)
+_INFO = build_server_info(R2607)
 _OWN_META = {SERVER_KEY: _INFO}
 
 
-def list_tail(revision: int) -> dict[str, Any]:
-    """The members that a list carries beside its entries."""
+def build_list_tail(revision: int) -> dict[str, Any]:
+    """Returns the members of a list result beside its entries."""
     if revision < R2607:
         return {}
     return {

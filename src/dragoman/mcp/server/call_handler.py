@@ -31,10 +31,7 @@ from dragoman.mcp.protocol.errors import as_error, as_result, understood
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     LOG_LEVEL_KEY,
-    NAMES,
-    R2506,
-    R2511,
-    R2607,
+    Revision,
     is_wrapped,
     shape_result,
 )
@@ -64,7 +61,7 @@ class Calling:
         kind: str,
         params: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
         push: Push | None,
         carried: Carried | None,
     ) -> bytes:
@@ -78,7 +75,7 @@ class Calling:
         features, level, answers, handle = said
         updates, wanted = updates_of(params, level, revision, push)
         # Each modern request stands alone, whatever connection it came by.
-        session = peer.client if revision < R2607 else ""
+        session = peer.client if revision.has_sessions else ""
         extra = {"_meta": meta_to_pass(params), SESSION: session}
         try:
             if kind == TOOL and _may_last(params, features, revision):
@@ -101,7 +98,7 @@ class Calling:
                     updates=updates,
                     wanted=wanted,
                     client=peer.client,
-                    revision=NAMES[revision],
+                    revision=revision.name,
                     features=features,
                     answers=answers,
                     handle=handle,
@@ -109,7 +106,7 @@ class Calling:
             if result.questions is not None:
                 if lack := client_questions.beyond(result.questions, features):
                     raise lack
-                if revision == R2607 and kind != COMPLETION:
+                if revision.asks_by_result and kind != COMPLETION:
                     asks = client_questions.input_required(
                         result.questions, result.handle, features
                     )
@@ -136,13 +133,13 @@ class Calling:
         how: dict[str, Any],
         params: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
         brought: tuple[Mapping[str, Any] | None, str | None],
     ) -> Result | bytes:
         """The result of a call that may become a task, or the answer that it has become one."""
         told, view = how.pop("updates"), peer.view
         how["wanted"] = Wanted(progress=True, notes=how["wanted"].notes, lasting=True)
-        if revision == R2511 and peer.client:
+        if revision.has_task_requests and peer.client:
             how["features"] = peer.features  # what it asks goes out with `tasks/result`
 
         async def work(
@@ -156,11 +153,11 @@ class Calling:
                 raise lack
             return result
 
-        def show(result: Result, revision: int) -> dict[str, Any]:
+        def show(result: Result, revision: Revision) -> dict[str, Any]:
             return self._shown(result, name, view, revision)
 
         task = ToolTask(peer.principal, work, show, how["features"], told, name)
-        if revision == R2607:
+        if revision.has_task_extension:
             made = await self._tasks.call(task, *brought)
             return rpc.result(id, made) if isinstance(made, dict) else made
         if isinstance(self.hub.find(name, view).target, Nowhere):
@@ -174,7 +171,7 @@ class Calling:
         arguments: Mapping[str, Any],
         how: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
         push: Push | None,
     ) -> Result:
         """Asks a client that shakes hands whatever is asked, until there is a result."""
@@ -221,16 +218,16 @@ class Calling:
     def _gives_up(self, name: str, view: View, kind: str) -> bool:
         return getattr(self.hub.find(name, view, kind).target, "gives_up", False)
 
-    def _shown(self, result: Result, name: str, view: View, revision: int) -> dict[str, Any]:
+    def _shown(self, result: Result, name: str, view: View, revision: Revision) -> dict[str, Any]:
         """A tool's result; one that is no object may have to be shown inside of one."""
         wrapped = False
-        if result.structured is not ABSENT and R2506 <= revision < R2607:
+        if result.structured is not ABSENT and revision.has_wrapped_results:
             schema = self.hub.find(name, view).definition.get("outputSchema")
             wrapped = is_wrapped(schema, revision)
         return shape_result(mcp_from_result(result), revision, wrapped)
 
     def _failed(
-        self, id: rpc.Id, kind: str, name: str, error: HubError, revision: int, continued: bool
+        self, id: rpc.Id, kind: str, name: str, error: HubError, revision: Revision, continued: bool
     ) -> bytes:
         if kind == TOOL:
             shown = as_result(error, revision, self._bridge_errors)
@@ -243,7 +240,7 @@ class Calling:
 def _how(
     kind: str,
     peer: Peer,
-    revision: int,
+    revision: Revision,
     carried: Carried | None,
     extra: Mapping[str, Any],
     updates: Updates,
@@ -260,7 +257,7 @@ def _how(
         "updates": updates,
         "wanted": wanted,
         "client": peer.client,
-        "revision": NAMES[revision],
+        "revision": revision.name,
         "features": features,
     }
 
@@ -270,19 +267,19 @@ async def _quietly(work: Awaitable[Any]) -> None:
         await work
 
 
-def _may_last(params: Mapping[str, Any], features: Mapping[str, Any], revision: int) -> bool:
+def _may_last(params: Mapping[str, Any], features: Mapping[str, Any], revision: Revision) -> bool:
     """Whether a call may become a task: the client knows them, or in 2025-11-25 asks for one."""
-    if revision == R2607:
+    if revision.has_task_extension:
         return declared(features)
-    return revision == R2511 and "task" in params
+    return revision.has_task_requests and "task" in params
 
 
 def _said(
-    params: Mapping[str, Any], peer: Peer, revision: int, push: Push | None
+    params: Mapping[str, Any], peer: Peer, revision: Revision, push: Push | None
 ) -> tuple[Mapping[str, Any], str | None, dict[str, Any] | None, str | None] | str:
     """What a request says beside what it asks for: what its sender can be asked, the log that it
     wants, its answers and their handle; or what is wrong with those."""
-    if revision < R2607:
+    if revision.has_sessions:
         # Its answers come back on the session, as the questions go out before this answer.
         features = peer.features if push is not None and peer.client else WAITS
         return features, peer.log_level or DEFAULT_LEVEL, None, None

@@ -19,8 +19,7 @@ from typing import Any
 from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question, Refusal
 from dragoman.core.errors import Full, NeedsInput, TimedOut
 from dragoman.mcp.client.notifications import COMPLETED
-from dragoman.mcp.protocol.revisions import R2503, R2506, R2511, SERVER_KEY, server_info
-from dragoman.mcp.protocol.revisions import R2607 as MODERN
+from dragoman.mcp.protocol.revisions import LATEST, SERVER_KEY, Revision, build_server_info
 from dragoman.mcp.server.client_state import Peer, Push
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
@@ -46,17 +45,16 @@ _ACTIONS = ("accept", "decline", "cancel")
 # --- what a client can be asked ------------------------------------------------------------------
 
 
-def features_of(capabilities: Any, revision: int) -> Mapping[str, Any]:
+def features_of(capabilities: Any, revision: Revision) -> Mapping[str, Any]:
     """What a client that shakes hands declared, as far as its revision has words for it."""
     if not isinstance(capabilities, dict) or len(encode(capabilities)) > MAX_FEATURES:
         return NOTHING
     features = dict(capabilities)
-    if revision < R2511:
-        if isinstance(features.get("sampling"), dict):
-            features["sampling"] = {}  # no tools, no context
-        if isinstance(features.get("elicitation"), dict):
-            features["elicitation"] = {}  # forms only
-    if revision < R2506:
+    if not revision.has_sampling_tools and isinstance(features.get("sampling"), dict):
+        features["sampling"] = {}  # no tools, no context
+    if not revision.has_elicitation_modes and isinstance(features.get("elicitation"), dict):
+        features["elicitation"] = {}  # forms only
+    if not revision.has_elicitation:
         features.pop("elicitation", None)
     return features
 
@@ -84,7 +82,7 @@ def input_required(
     result: dict[str, Any] = {"resultType": "input_required", "_meta": _OWN_META}
     if questions:
         result["inputRequests"] = {
-            key: {"method": METHOD[question.kind], "params": _body(question, MODERN, features)}
+            key: {"method": METHOD[question.kind], "params": _body(question, LATEST, features)}
             for key, question in questions.items()
         }
     if handle is not None:
@@ -92,7 +90,7 @@ def input_required(
     return result
 
 
-_OWN_META = {SERVER_KEY: server_info(MODERN)}
+_OWN_META = {SERVER_KEY: build_server_info(LATEST)}
 
 
 def brought_with(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None] | str:
@@ -113,7 +111,7 @@ class _Request:
 
     __slots__ = ("_peer", "_push", "answer", "completed", "id", "params", "question")
 
-    def __init__(self, question: Question, peer: Peer, revision: int, push: Push) -> None:
+    def __init__(self, question: Question, peer: Peer, revision: Revision, push: Push) -> None:
         self.question = question
         self.id = token_hex(8)
         self.params = _body(question, revision, peer.features)
@@ -165,7 +163,7 @@ def complete_elicitation(id: str) -> bytes:
 
 
 async def ask(
-    questions: Mapping[str, Question], peer: Peer, revision: int, push: Push, seconds: float
+    questions: Mapping[str, Question], peer: Peer, revision: Revision, push: Push, seconds: float
 ) -> tuple[dict[str, Any], list[str]]:
     """The answers, once all are there; and the elicitations for which the user went elsewhere.
     There is no answer to a question that is withdrawn meanwhile: the client is told to cancel it.
@@ -243,17 +241,17 @@ def _refusal(error: Any) -> Refusal:
 # --- what each revision is asked -----------------------------------------------------------------
 
 
-def _body(question: Question, revision: int, features: Mapping[str, Any]) -> dict[str, Any]:
+def _body(question: Question, revision: Revision, features: Mapping[str, Any]) -> dict[str, Any]:
     body = dict(question.body)
     if question.kind == SAMPLING:
         return _sampling(body, revision, features)
     if question.kind == URL:
         body["mode"] = "url"
-        if revision == R2511:
+        if revision.has_elicitation_ids:
             body.setdefault("elicitationId", token_hex(16))
         else:  # no other revision has them
             body.pop("elicitationId", None)
-    elif question.kind == FORM and revision < R2511:
+    elif question.kind == FORM and not revision.has_elicitation_modes:
         body.pop("mode", None)
         if "requestedSchema" in body:
             body["requestedSchema"] = _older_form(body["requestedSchema"])
@@ -279,8 +277,10 @@ def _older_choice(schema: Any) -> Any:
     return older
 
 
-def _sampling(body: dict[str, Any], revision: int, features: Mapping[str, Any]) -> dict[str, Any]:
-    if revision >= R2511:
+def _sampling(
+    body: dict[str, Any], revision: Revision, features: Mapping[str, Any]
+) -> dict[str, Any]:
+    if revision.has_sampling_tools:
         sampling = features.get("sampling")
         if not (isinstance(sampling, dict) and "context" in sampling):
             body.pop("includeContext", None)  # 2025-11-25: only for who declares it
@@ -291,7 +291,7 @@ def _sampling(body: dict[str, Any], revision: int, features: Mapping[str, Any]) 
     return body
 
 
-def _older_said(message: Any, revision: int) -> list[Any]:
+def _older_said(message: Any, revision: Revision) -> list[Any]:
     """Before 2025-11-25 a message has one block of content."""
     if not isinstance(message, dict):
         return [message]
@@ -301,9 +301,9 @@ def _older_said(message: Any, revision: int) -> list[Any]:
     return [{**rest, "content": _older_block(block, revision)} for block in blocks]
 
 
-def _older_block(block: Any, revision: int) -> Any:
+def _older_block(block: Any, revision: Revision) -> Any:
     kind = str(block.get("type")) if isinstance(block, dict) else ""
-    known = {"text", "image", "audio"} if revision >= R2503 else {"text", "image"}
+    known = {"text", "image", "audio"} if revision.has_audio else {"text", "image"}
     if kind in known or not isinstance(block, dict):
         return block
     if kind == "audio":

@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.core.call import NOTHING
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
-from dragoman.mcp.protocol.revisions import R2024
+from dragoman.mcp.protocol.revisions import OLDEST, Revision
 
 
 def owner_of(client: str, principal: Principal) -> str:
@@ -30,7 +30,12 @@ class Peer:
     )  # fmt: skip
 
     def __init__(
-        self, principal: Principal, door: str, view: View, revision: int = R2024, client: str = ""
+        self,
+        principal: Principal,
+        door: str,
+        view: View,
+        revision: Revision = OLDEST,
+        client: str = "",
     ) -> None:
         self.principal = principal
         self.door = door

@@ -25,16 +25,14 @@ from dragoman.mcp.protocol.errors import answer_crash
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
+    LATEST,
     MODERN,
     MODERN_KEY,
     NAMES,
-    NUMBERS,
-    R2503,
-    R2511,
-    R2607,
-    discover_result,
-    initialize_result,
-    knows,
+    REVISIONS,
+    Revision,
+    build_discover_result,
+    build_initialize_result,
 )
 from dragoman.mcp.server import client_questions, list_pages, results
 from dragoman.mcp.server.call_handler import Calling
@@ -127,9 +125,9 @@ class Face:
             revision = revision_of(params, peer)
             if revision is None:
                 return unsupported(id, params["_meta"][MODERN_KEY])
-            if revision == R2607 and (problem := _lacking(params)):
+            if not revision.has_sessions and (problem := _lacking(params)):
                 return rpc.error(id, rpc.INVALID_PARAMS, problem)
-            if not knows(revision, method):
+            if method not in revision.methods:
                 problem = f'method "{method[:100]}" is not known here'
                 return rpc.error(id, rpc.METHOD_NOT_FOUND, problem)
             kind = results.METHODS.get(method)
@@ -147,7 +145,7 @@ class Face:
         method: str,
         params: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
         push: Push | None,
     ) -> Begun:
         kind = list_pages.METHODS.get(method)
@@ -162,7 +160,7 @@ class Face:
         if method == "initialize":
             return self._introduce(id, _shaken(params, peer), peer)
         if method == "server/discover":
-            return self._introduce(id, discover_result(), peer)
+            return self._introduce(id, build_discover_result(), peer)
         if method == "logging/setLevel":
             return _set_level(id, params, peer)
         if method == "resources/subscribe":
@@ -172,7 +170,9 @@ class Face:
         if method == "subscriptions/listen":
             return self.listening.listen(id, params, peer, push)
         if method in TASK_METHODS:
-            features = params["_meta"][CAPABILITIES_KEY] if revision == R2607 else peer.features
+            features = (
+                params["_meta"][CAPABILITIES_KEY] if not revision.has_sessions else peer.features
+            )
             return self.tasks.begin(id, method, params, peer, revision, features, push)
         return rpc.result(id, {})  # ping
 
@@ -195,9 +195,9 @@ class Face:
         seen_by = peer.principal, peer.view, peer.door
         if text := self._introduction.instructions(*seen_by):
             result["instructions"] = text
-        version = result.get("protocolVersion", NAMES[R2607])
+        revision = REVISIONS[result.get("protocolVersion", LATEST.name)]
         extensions = self._introduction.extensions(*seen_by)
-        if extensions and NUMBERS[version] >= R2511:
+        if extensions and revision.has_extensions:
             able = result["capabilities"]
             able["extensions"] = {**extensions, **able.get("extensions", {})}
         return result
@@ -209,7 +209,7 @@ class Face:
         kind: str,
         params: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
     ) -> bytes:
         """Many clients list once and never again: the first list after a start is worth a wait."""
         await startup.wait()
@@ -222,13 +222,13 @@ class Face:
         kind: str,
         params: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
     ) -> bytes:
         await refresher.refresh(kind)
         return await self._list_prepared(id, kind, params, peer, revision)
 
     def _list_to(
-        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int
+        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: Revision
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """What this client is listed; what servers list to such clients may have to be found out
         first."""
@@ -243,7 +243,7 @@ class Face:
         return self._list_after(pending, id, kind, params, peer, revision)
 
     async def _list_prepared(
-        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: int
+        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: Revision
     ) -> bytes:
         begun = self._list_to(id, kind, params, peer, revision)
         return begun if isinstance(begun, bytes) else await begun
@@ -255,7 +255,7 @@ class Face:
         kind: str,
         params: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
     ) -> bytes:
         await pending
         hidden, visibility = NO_NAMES, self.hub.visibility
@@ -269,10 +269,10 @@ class Face:
         kind: str,
         params: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
         hidden: frozenset[str],
     ) -> bytes:
-        style = self._style_of(peer.info if revision < R2607 else _name_in(params))
+        style = self._style_of(peer.info if revision.has_sessions else _name_in(params))
         cursor = params.get("cursor")
         caller, view = peer.principal, peer.view
         page = self.lists.page(kind, cursor, caller, view, revision, style, peer.door, hidden)
@@ -325,13 +325,13 @@ class Face:
 # --- requests -----------------------------------------------------------------------------------
 
 
-def revision_of(params: Mapping[str, Any], peer: Peer) -> int | None:
+def revision_of(params: Mapping[str, Any], peer: Peer) -> Revision | None:
     """The revision a request is of; None for one that is unknown."""
     meta = params.get("_meta")
     version = meta.get(MODERN_KEY) if isinstance(meta, dict) else None
     if version is None:
         return peer.revision
-    return NUMBERS[version] if version in MODERN else None
+    return REVISIONS[version] if version in MODERN else None
 
 
 def _beside(params: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -349,11 +349,11 @@ def _lacking(params: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _viewer_of(params: Mapping[str, Any], peer: Peer, revision: int) -> Viewer:
+def _viewer_of(params: Mapping[str, Any], peer: Peer, revision: Revision) -> Viewer:
     features: Mapping[str, Any] = peer.features if peer.client else WAITS
-    if revision == R2607:
+    if not revision.has_sessions:
         features = params["_meta"][CAPABILITIES_KEY]
-    return Viewer(peer.principal, peer.client, peer.door, NAMES[revision], features)
+    return Viewer(peer.principal, peer.client, peer.door, revision.name, features)
 
 
 def unsupported(id: rpc.Id, requested: Any) -> bytes:
@@ -368,8 +368,8 @@ def unsupported(id: rpc.Id, requested: Any) -> bytes:
 
 def _shaken(params: Mapping[str, Any], peer: Peer) -> dict[str, Any]:
     """The answer to `initialize`, and what is kept of it."""
-    result = initialize_result(params)
-    peer.revision = NUMBERS[result["protocolVersion"]]
+    result = build_initialize_result(params)
+    peer.revision = REVISIONS[result["protocolVersion"]]
     features = client_questions.features_of(params.get("capabilities"), peer.revision)
     peer.features = with_waiting(features)
     peer.info = _named(params.get("clientInfo"))
@@ -407,7 +407,7 @@ async def answer_batch(
 ) -> bytes | None:
     """2025-03-26 alone has batches; from a client of another revision a list is no message.
     `running` is given how to cancel each request that takes time, by the key of its id."""
-    if peer.revision != R2503 or not messages:
+    if not peer.revision.has_batches or not messages:
         return rpc.error(None, rpc.INVALID_REQUEST, "a message is a JSON object, not a list")
     if len(messages) > MAX_BATCH:
         return rpc.error(None, rpc.INVALID_REQUEST, f"a batch holds at most {MAX_BATCH} messages")

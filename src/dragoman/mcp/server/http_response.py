@@ -12,7 +12,7 @@ from typing import Any
 
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.mcp.protocol.errors import answer_crash
-from dragoman.mcp.protocol.revisions import R2607
+from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import Peer
 from dragoman.mcp.server.http_sessions import Session
 from dragoman.mcp.server.replay_streams import ASKED, Beating, Beats, Headers, Kept, Stream
@@ -129,7 +129,7 @@ class Answering:
 
     def _gone(self, _: object) -> None:
         """From 2026-07-28 on that cancels; before, it does not."""
-        if self._task is not None and self.peer.revision == R2607:
+        if self._task is not None and self.peer.revision.disconnect_cancels:
             self._left = True
             self._task.cancel()
 
@@ -154,7 +154,7 @@ def _primed(peer: Peer) -> bool:
     return isinstance(peer, Session) and peer.primed
 
 
-def status_of(answer: bytes, revision: int) -> int:
+def status_of(answer: bytes, revision: Revision) -> int:
     """Old clients read errors from a 200; the new era gives them a status of their own."""
     error = _ERROR.match(answer)
     if error is None:
@@ -162,7 +162,7 @@ def status_of(answer: bytes, revision: int) -> int:
     code = int(error[1])
     if code == rpc.INVALID_REQUEST:
         return 400
-    if revision != R2607:
+    if not revision.has_error_statuses:
         return 200
     if code == rpc.METHOD_NOT_FOUND:
         return 404

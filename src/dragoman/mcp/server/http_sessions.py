@@ -20,7 +20,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.elicitation import with_waiting
-from dragoman.mcp.protocol.revisions import R2503, R2511
+from dragoman.mcp.protocol.revisions import ORDERED, Revision
 from dragoman.mcp.server.client_state import Peer
 from dragoman.mcp.server.replay_streams import Shelf, Store, Stream
 
@@ -50,7 +50,7 @@ class Session(Peer):
     __slots__ = ("id", "running", "shelf", "siblings", "streams", "unsent", "used")
 
     def __init__(
-        self, id: str, principal: Principal, view: View, revision: int, store: Store
+        self, id: str, principal: Principal, view: View, revision: Revision, store: Store
     ) -> None:
         # What others know it by is no part of what proves that one is it.
         super().__init__(principal, "mcp-http", view, revision, client=id[3:_NONCE])
@@ -67,12 +67,12 @@ class Session(Peer):
 
     @property
     def resumable(self) -> bool:
-        return R2503 <= self.revision <= R2511
+        return self.revision.has_resumable_streams
 
     @property
     def primed(self) -> bool:
         """Older clients fail at an event without data."""
-        return self.revision == R2511
+        return self.revision.has_priming_events
 
     @property
     def reachable(self) -> bool:
@@ -125,7 +125,7 @@ class Sessions:
 
     def begin(self, peer: Peer) -> Session:
         """The session of a client that has just shaken hands."""
-        nonce = f"{peer.revision}{packed(peer.features):02x}{token_hex(16)}"
+        nonce = f"{int(peer.revision)}{packed(peer.features):02x}{token_hex(16)}"
         name = peer.info.encode("utf-8", "replace")[:MAX_NAME].hex()
         id = nonce + self._seal(nonce + name, peer.principal) + name
         session = Session(id, peer.principal, self._view, peer.revision, self._store)
@@ -150,7 +150,7 @@ class Sessions:
             return None
         if id[0] not in _REVISIONS:
             return None
-        session = Session(id, principal, self._view, int(id[0]), self._store)
+        session = Session(id, principal, self._view, ORDERED[int(id[0])], self._store)
         session.features = with_waiting(unpacked(int(id[1:3], 16)))
         session.info = bytes.fromhex(name).decode("utf-8", "ignore")
         return self._keep(session)

@@ -19,7 +19,13 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import View
-from dragoman.mcp.protocol.revisions import list_tail, shape_prompt, shape_resource, shape_tool
+from dragoman.mcp.protocol.revisions import (
+    Revision,
+    build_list_tail,
+    shape_prompt,
+    shape_resource,
+    shape_tool,
+)
 from dragoman.mcp.protocol.translate import with_ui_addresses
 from dragoman.wire.json import encode
 
@@ -41,7 +47,7 @@ _MEMBER = {
     RESOURCE: b"resources",
     TEMPLATE: b"resourceTemplates",
 }
-_SHAPE: Mapping[str, Callable[[Mapping[str, Any], int], dict[str, Any]]] = {
+_SHAPE: Mapping[str, Callable[[Mapping[str, Any], Revision], dict[str, Any]]] = {
     TOOL: shape_tool,
     PROMPT: shape_prompt,
     RESOURCE: shape_resource,
@@ -80,7 +86,7 @@ class Lists:
         cursor: Any,
         caller: Principal,
         view: View,
-        revision: int,
+        revision: Revision,
         style: str,
         door: str = "",
         hidden: frozenset[str] = frozenset(),
@@ -100,7 +106,7 @@ class Lists:
         kind: str,
         caller: Principal,
         view: View,
-        revision: int,
+        revision: Revision,
         style: str,
         door: str = "",
         hidden: frozenset[str] = frozenset(),
@@ -120,7 +126,7 @@ class Lists:
                 for tool in tools
                 for name in self._names(tool, kind, style)
             ]
-            pages = self._paged(kind, entries, list_tail(revision))
+            pages = self._paged(kind, entries, build_list_tail(revision))
             found = kept[key] = pages, tuple(tool.name for tool in tools)
         sights = self._sights[kind]
         sights[caller, door, view] = found[1]
@@ -153,7 +159,7 @@ class Lists:
         if alias != shown and self._hub.catalogs[kind].find(alias) is tool:
             yield alias
 
-    def _shown(self, tool: Tool, shown: str, kind: str, revision: int) -> dict[str, Any]:
+    def _shown(self, tool: Tool, shown: str, kind: str, revision: Revision) -> dict[str, Any]:
         said = tool.definition
         if tool.resources:
             said = with_ui_addresses(said, partial(self._hub.readable_address, tool.target))

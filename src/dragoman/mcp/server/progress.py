@@ -21,7 +21,7 @@ from dragoman.core.call import (
     Wanted,
     discard,
 )
-from dragoman.mcp.protocol.revisions import R2503
+from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import Push
 from dragoman.wire import rpc
 
@@ -38,7 +38,7 @@ def is_wanted(note: Note, level: str) -> bool:
 
 
 def updates_of(
-    params: Mapping[str, Any], level: str | None, revision: int, push: Push | None
+    params: Mapping[str, Any], level: str | None, revision: Revision, push: Push | None
 ) -> tuple[Updates, Wanted]:
     """Where the updates of a call go, and which are wanted: what was asked for can be pushed."""
     if push is None:
@@ -86,11 +86,11 @@ def _text_of(piece: Artifact) -> str | None:
     return "".join(texts)[:MAX_WORDS] or piece.name or None
 
 
-def _progress(token: Any, told: Progress, revision: int) -> bytes:
+def _progress(token: Any, told: Progress, revision: Revision) -> bytes:
     params: dict[str, Any] = {"progressToken": token, "progress": told.progress}
     if told.total is not None:
         params["total"] = told.total
-    if told.message is not None and revision >= R2503:
+    if told.message is not None and revision.has_progress_messages:
         params["message"] = told.message
     return rpc.notification("notifications/progress", params)
 

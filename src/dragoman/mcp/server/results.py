@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.core.call import ABSENT, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL
-from dragoman.mcp.protocol.revisions import R2506, R2607, shape_content, shape_members
+from dragoman.mcp.protocol.revisions import Revision, shape_content, shape_members
 
 METHODS = {
     "tools/call": TOOL,
@@ -31,7 +31,7 @@ Asked = tuple[str, dict[str, Any]]
 # --- requests ------------------------------------------------------------------------------------
 
 
-def asked_for(kind: str, params: Mapping[str, Any], revision: int) -> Asked | str:
+def asked_for(kind: str, params: Mapping[str, Any], revision: Revision) -> Asked | str:
     """What a request asks for, or what is wrong with it."""
     if kind in _NAMED:
         name, arguments = params.get("name"), params.get("arguments")
@@ -48,7 +48,7 @@ def asked_for(kind: str, params: Mapping[str, Any], revision: int) -> Asked | st
     return _completion_asked(params, revision)
 
 
-def _completion_asked(params: Mapping[str, Any], revision: int) -> Asked | str:
+def _completion_asked(params: Mapping[str, Any], revision: Revision) -> Asked | str:
     ref, argument, context = (params.get(key) for key in ("ref", "argument", "context"))
     member = {"ref/prompt": "name", "ref/resource": "uri"}
     kind = ref.get("type") if isinstance(ref, dict) else None
@@ -62,7 +62,7 @@ def _completion_asked(params: Mapping[str, Any], revision: int) -> Asked | str:
     ):
         return '"argument" must be an object with a "name" and a "value"'
     arguments: dict[str, Any] = {"ref": ref, "argument": argument}
-    if context is not None and revision >= R2506:
+    if context is not None and revision.has_completion_context:
         if not isinstance(context, dict):
             return '"context" must be an object'
         arguments["context"] = context
@@ -72,7 +72,9 @@ def _completion_asked(params: Mapping[str, Any], revision: int) -> Asked | str:
 # --- results -------------------------------------------------------------------------------------
 
 
-def shown(kind: str, result: Result, revision: int, name: str, *, fresh: bool) -> dict[str, Any]:
+def shown(
+    kind: str, result: Result, revision: Revision, name: str, *, fresh: bool
+) -> dict[str, Any]:
     """The result of a call of `name`, but for a tool's; `fresh` says that it must not be kept."""
     if kind == PROMPT:
         return _prompt(result, revision)
@@ -81,7 +83,7 @@ def shown(kind: str, result: Result, revision: int, name: str, *, fresh: bool) -
     return _completion(result, revision, name)
 
 
-def _prompt(result: Result, revision: int) -> dict[str, Any]:
+def _prompt(result: Result, revision: Revision) -> dict[str, Any]:
     extra = dict(result.extra)
     roles = extra.pop("roles", ())
     messages = [
@@ -94,10 +96,10 @@ def _prompt(result: Result, revision: int) -> dict[str, Any]:
     return shape_members({**extra, "messages": messages}, revision)
 
 
-def _resource(result: Result, revision: int, uri: str, fresh: bool) -> dict[str, Any]:
+def _resource(result: Result, revision: Revision, uri: str, fresh: bool) -> dict[str, Any]:
     contents = [_contents(shape_content(block, revision), uri) for block in result.content]
     shaped = shape_members({**result.extra, "contents": contents}, revision)
-    if revision == R2607:
+    if revision.has_cache_hints:
         ttl = shaped.get("ttlMs")
         if fresh or type(ttl) is not int or ttl < 0:
             shaped["ttlMs"] = 0
@@ -113,7 +115,7 @@ def _contents(block: Mapping[str, Any], uri: str) -> Any:
     return {"uri": uri, "mimeType": "text/plain", "text": str(block.get("text", ""))}
 
 
-def _completion(result: Result, revision: int, name: str) -> dict[str, Any]:
+def _completion(result: Result, revision: Revision, name: str) -> dict[str, Any]:
     completion = result.structured
     values = completion.get("values") if isinstance(completion, dict) else None
     if completion is ABSENT or not isinstance(values, list):

@@ -19,9 +19,9 @@ from dragoman.mcp.protocol.revisions import (
     ASSUMED,
     CLIENT_KEY,
     HANDSHAKE,
+    LATEST,
     MODERN,
-    NUMBERS,
-    R2607,
+    REVISIONS,
 )
 from dragoman.mcp.server import http_response
 from dragoman.mcp.server.client_state import Peer
@@ -126,7 +126,7 @@ class HttpFace:
         if named is not None or version in MODERN:
             problem = self._headers.disagreement(message, fields, version, named, EVERYTHING)
             if problem is None:
-                return Peer(principal, "mcp-http", EVERYTHING, R2607)
+                return Peer(principal, "mcp-http", EVERYTHING, LATEST)
             send_json(request, 400, rpc.error(rpc.id_of(message), HEADER_MISMATCH, problem))
             return None
         if version and version not in HANDSHAKE:
@@ -134,7 +134,7 @@ class HttpFace:
             return None
         sent = fields.get(b"mcp-session-id")
         if sent is None or (isinstance(message, dict) and message.get("method") == "initialize"):
-            revision = NUMBERS[version] if version else ASSUMED
+            revision = REVISIONS[version] if version else ASSUMED
             return Peer(principal, "mcp-http", EVERYTHING, revision)
         session = self.sessions.find(sent.decode("latin-1"), principal)
         if session is None:
@@ -146,7 +146,7 @@ class HttpFace:
     ) -> list[tuple[bytes, bytes]] | None:
         """What goes with the answer to a good `initialize`."""
         if (
-            peer.revision == R2607
+            not peer.revision.has_sessions
             or not isinstance(message, dict)
             or message.get("method") != "initialize"
             or http_response.status_of(answer, peer.revision) != 200

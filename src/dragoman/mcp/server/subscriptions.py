@@ -33,11 +33,11 @@ from dragoman.core.urls import render_uri
 from dragoman.mcp.protocol.errors import as_error
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
-    NAMES,
-    R2607,
+    LATEST,
     SERVER_KEY,
     SUBSCRIPTION_KEY,
-    server_info,
+    Revision,
+    build_server_info,
 )
 from dragoman.mcp.protocol.translate import meta_to_pass
 from dragoman.mcp.server import client_questions
@@ -188,7 +188,7 @@ class Listening:
     # --- resources/subscribe and /unsubscribe --------------------------------------------------
 
     async def follow(
-        self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: int
+        self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: Revision
     ) -> bytes:
         uri = params.get("uri")
         if not isinstance(uri, str):
@@ -228,12 +228,12 @@ class Listening:
             problem = "to listen, accept text/event-stream"
         if problem is not None or push is None or not isinstance(wanted, dict):
             return rpc.error(id, rpc.INVALID_PARAMS, problem or "")
-        features = client_questions.features_of(params["_meta"][CAPABILITIES_KEY], R2607)
+        features = client_questions.features_of(params["_meta"][CAPABILITIES_KEY], LATEST)
         if "taskIds" in wanted and not declared(features):
             return missing(id)
         if self._closed or peer.listens >= MAX_LISTENS or len(self._streams) >= MAX_STREAMS:
             full = Full("too many listen already, or the hub is going down; try again later")
-            return as_error(id, full, R2607)
+            return as_error(id, full, LATEST)
         kinds = frozenset(method for key, method in _FILTER.items() if wanted.get(key) is True)
         stream = Stream(id, peer, push, kinds)
         stream.features = features
@@ -548,7 +548,7 @@ class Listening:
             self._retrying = loop.call_later(RETRY_SECONDS, self._catch_up)
 
 
-_OWN = {SERVER_KEY: server_info(R2607)}
+_OWN = {SERVER_KEY: build_server_info(LATEST)}
 
 
 def _flaw(wanted: Any) -> str | None:
@@ -579,7 +579,7 @@ def _above(name: str) -> Iterator[str]:
 
 
 def _revision_of(who: Peer | Stream) -> str:
-    return NAMES[R2607] if isinstance(who, Stream) else NAMES[who.revision]
+    return LATEST.name if isinstance(who, Stream) else who.revision.name
 
 
 def _everybody(peer: Peer) -> bool:

@@ -32,9 +32,10 @@ from dragoman.core.tasks import (
 )
 from dragoman.mcp.protocol.errors import MISSING_CAPABILITY, as_error, as_result, understood
 from dragoman.mcp.protocol.revisions import (
-    R2607,
+    LATEST,
     RELATED_KEY,
     TASKS,
+    Revision,
     shape_members,
     shape_result,
 )
@@ -54,7 +55,7 @@ MAX_WAITING = 32
 RETRY_SECONDS = 1.0
 """When somebody is told again who did not read."""
 
-Show = Callable[[Result, int], dict[str, Any]]
+Show = Callable[[Result, Revision], dict[str, Any]]
 """A result of the tool in the words of a revision."""
 Tell = Callable[[str, Mapping[str, Any]], bool]
 """Sends a notification: its method and its parameters. False when it could not be sent."""
@@ -135,7 +136,7 @@ class TaskFace:
             raise
         if kept:
             task.updates = discard
-            members = shape_members(_modern(task), R2607)
+            members = shape_members(_modern(task), LATEST)
             return {**members, "resultType": "task"}
         if task.error is not None:
             raise task.error
@@ -145,7 +146,7 @@ class TaskFace:
         return result
 
     def create(
-        self, id: rpc.Id, params: Mapping[str, Any], task: ToolTask, peer: Peer, revision: int
+        self, id: rpc.Id, params: Mapping[str, Any], task: ToolTask, peer: Peer, revision: Revision
     ) -> bytes:
         """2025-11-25: a call that is to be a task."""
         wanted = params.get("task")
@@ -181,12 +182,12 @@ class TaskFace:
         method: str,
         params: Mapping[str, Any],
         peer: Peer,
-        revision: int,
+        revision: Revision,
         features: Mapping[str, Any],
         push: Push | None,
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """`features` are the capabilities that the client declared."""
-        if revision >= R2607 and not declared(features):
+        if revision.has_task_extension and not declared(features):
             return missing(id)
         if method == "tasks/list":
             return self._list(id, params, peer, revision)
@@ -197,7 +198,7 @@ class TaskFace:
         if method == "tasks/result":
             return self._result(id, task, peer, revision, push)
         if method == "tasks/get":
-            if revision < R2607:
+            if revision.has_task_requests:
                 return rpc.result(id, _legacy(task, revision))
             return rpc.result(id, shape_members(detailed(task, features), revision))
         if method == "tasks/update":
@@ -210,10 +211,10 @@ class TaskFace:
         elif not self._permits(peer, TASK_CANCEL, task.tool):
             refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
             return as_error(id, refused, revision)
-        elif not task.cancel() and revision < R2607:
+        elif not task.cancel() and revision.has_task_requests:
             problem = f'the task cannot be cancelled: it is "{_legacy(task, revision)["status"]}"'
             return rpc.error(id, rpc.INVALID_PARAMS, problem)
-        elif revision < R2607:
+        elif revision.has_task_requests:
             return rpc.result(id, _legacy(task, revision))
         return rpc.result(id, shape_members({}, revision))
 
@@ -225,7 +226,7 @@ class TaskFace:
             raise no_task(task.id)
         return task
 
-    def _list(self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: int) -> bytes:
+    def _list(self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: Revision) -> bytes:
         tasks = [
             task
             for task in self._tasks.of(peer.principal)
@@ -246,7 +247,7 @@ class TaskFace:
         return rpc.result(id, page)
 
     async def _result(
-        self, id: rpc.Id, task: ToolTask, peer: Peer, revision: int, push: Push | None
+        self, id: rpc.Id, task: ToolTask, peer: Peer, revision: Revision, push: Push | None
     ) -> bytes:
         """Waits for the end, and meanwhile asks the client what the task asks."""
         while not task.finished:
@@ -264,7 +265,7 @@ class TaskFace:
         value["_meta"] = {**meta, **related} if isinstance(meta, dict) else related
         return rpc.result(id, value)
 
-    async def _ask(self, task: ToolTask, peer: Peer, revision: int, push: Push) -> None:
+    async def _ask(self, task: ToolTask, peer: Peer, revision: Revision, push: Push) -> None:
         questions = {
             name: replace(question, body=_related_to(task, question.body))
             for name, question in task.questions.items()
@@ -413,7 +414,7 @@ def _progress_to(peer: Peer, token: str | int, id: str) -> Updates:
 # --- what they look like -------------------------------------------------------------------------
 
 
-def outcome(task: ToolTask, revision: int) -> tuple[str, dict[str, Any]]:
+def outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, Any]]:
     """What a finished task came to: `result` or `error`, as the call itself would have said it."""
     if task.state == COMPLETED and task.result is not None:
         return "result", task.show(task.result, revision)
@@ -451,14 +452,14 @@ def detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, Any]:
         asked = client_questions.input_required(task.questions, None, features)
         members["inputRequests"] = asked["inputRequests"]
     elif task.finished and task.state != CANCELLED:
-        member, value = outcome(task, R2607)
+        member, value = outcome(task, LATEST)
         # What went wrong with a tool is its result: only what is a JSON-RPC error has failed.
         members["status"] = "completed" if member == "result" else "failed"
         members[member] = value
     return members
 
 
-def _legacy(task: ToolTask, revision: int) -> dict[str, Any]:
+def _legacy(task: ToolTask, revision: Revision) -> dict[str, Any]:
     """2025-11-25: a task; a tool that says that it failed is a failed one."""
     members: dict[str, Any] = {
         "taskId": task.id,
