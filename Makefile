@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_LINK_MODE := copy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check fix bench compare conformance docs faults lock clean help anew
+.PHONY: up test check fix bench compare conformance docs faults journeys lock clean help anew
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -e 's/:.*## /\t/'
 up: $(VENV)/.core  ## run the hub in the foreground
@@ -36,6 +36,8 @@ compare: $(VENV)/.core .venv-bench/.done  ## CPU of a call beside the commit BEF
 	rm -rf bench/build/before && git worktree prune && git worktree add -q --detach bench/build/before $(BEFORE)
 	$(MAKE) -s -C bench/build/before .venv/.core
 	$(VENV)/bin/python -m bench.compare bench/build/before
+journeys: $(VENV)/.core  ## how many modules a call crosses
+	$(VENV)/bin/python -m bench.journeys
 faults: $(VENV)/.dev  ## long experiments: fuzzing, kill -9, broken disks; writes docs/reliability.md
 	$(VENV)/bin/python -m faults
 docs: $(VENV)/.dev  ## write the generated pages again

@@ -16,7 +16,7 @@ import asyncio
 
 from dragoman.core.errors import Denied
 from dragoman.core.events import PostVerb, PreVerb, VerbError
-from dragoman.core.verbs import verb_event
+from dragoman.core.event_payloads import verb_event
 
 heard, followed = [], []
 

@@ -614,10 +614,10 @@ async def test_without_the_extra_the_message_says_how_to_install_it(missing: str
         f"""
         import sys
         sys.modules[{missing!r}] = None
-        import dragoman.a2a.http, dragoman.a2a.server
+        import dragoman.a2a.server.http, dragoman.a2a.server.operations
         from dragoman.core.errors import ConfigError
         try:
-            import dragoman.a2a.grpc_server
+            import dragoman.a2a.server.grpc_server
         except ConfigError as error:
             print(error)
         """
@@ -632,7 +632,7 @@ async def test_it_works_under_uvloop_beside_child_processes() -> None:
         """
         import asyncio, sys
         import grpc, uvloop
-        from dragoman.a2a.grpc_server import GrpcFace
+        from dragoman.a2a.server.grpc_server import GrpcFace
         from dragoman.core.principal import Principal
 
         class Face:

@@ -117,7 +117,7 @@ def test_a_home_that_cannot_be_written_is_a_problem() -> None:
     code = (
         "import os\n"
         "from pathlib import Path\n"
-        "from dragoman.cli import start_checks\n"
+        "from dragoman.cli.doctor import start_checks\n"
         "from dragoman.cli.doctor.findings import Situation\n"
         f"if os.geteuid() == 0: os.setgroups([]); os.setgid({other}); os.setuid({other})\n"
         f"for one in start_checks.files(Situation(Path({str(home)!r}), False)):\n"

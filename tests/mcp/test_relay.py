@@ -905,6 +905,7 @@ def test_a_relay_loads_nothing_but_the_standard_library_and_itself(place):
         "dragoman",
         "dragoman.home",
         "dragoman.mcp",
+        "dragoman.mcp.protocol",
         "dragoman.mcp.relay",
         "dragoman.mcp.protocol.framing",
         "dragoman.mcp.protocol.revisions",

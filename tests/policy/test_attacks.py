@@ -11,7 +11,7 @@ from tests.policy.policy_ground import call, key, policies, tool
 
 _CHECK = """
 import sys, threading
-from dragoman.policy.loading import check_texts
+from dragoman.policy.loader import check_texts
 text = sys.stdin.read()
 def run():
     checked = check_texts({"mine.cedar": text})

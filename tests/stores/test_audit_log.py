@@ -410,7 +410,7 @@ FULL_DISK = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from dragoman.core.errors import Full
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit.log import SqliteAudit
 
 async def main():
     home = Path(sys.argv[1])
@@ -521,7 +521,7 @@ HALF_A_WRITE = """
 import resource, shutil, sys
 from pathlib import Path
 from dragoman.core.errors import Full
-from dragoman.stores.audit import SqliteAudit
+from dragoman.stores.audit.log import SqliteAudit
 
 home = Path(sys.argv[1])
 audit = SqliteAudit(home / "alive")

@@ -79,7 +79,7 @@ def test_who_calls_without_a_key_is_told_by_the_socket() -> None:
 
 PROTECTED = """
 import ctypes, subprocess, sys
-from dragoman import process
+from dragoman.app import process
 process.protect()
 get = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
 print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)
