@@ -12,7 +12,7 @@ from dragoman.mcp.config import (
     ServerEntry,
     SseTransport,
     StdioTransport,
-    header_pairs,
+    parse_headers,
 )
 
 GITHUB = """
@@ -340,7 +340,7 @@ def test_headers_are_a_table_or_lines() -> None:
     for headers in ('{ "X-A" = "b: c", Y = "${D}" }', '["X-A: b: c", "Y: ${D}"]'):
         (entry,) = parse(f"{HTTP}headers = {headers}\n").mcp_servers
         assert isinstance(entry.transport, HttpTransport)
-        assert dict(header_pairs(entry.transport.headers)) == {"X-A": "b: c", "Y": "${D}"}
+        assert dict(parse_headers(entry.transport.headers)) == {"X-A": "b: c", "Y": "${D}"}
 
 
 def test_whereabouts_say_how_a_server_is_reached() -> None:

@@ -30,10 +30,10 @@ from dragoman.guards.config import BusSettings, Limits
 from dragoman.mcp.config import (
     McpSettings,
     ServerEntry,
-    namespace,
+    fold_server_name,
 )
 from dragoman.mcp.config import StdioTransport as StdioTransport
-from dragoman.mcp.config import header_pairs as header_pairs
+from dragoman.mcp.config import parse_headers as parse_headers
 from dragoman.policy.config import PolicySettings
 from dragoman.stores.config import AuditSettings
 from dragoman.web.config import ServerSettings
@@ -242,7 +242,7 @@ def _listed_targets(config: Config) -> Iterator[tuple[Path_, str, str | None]]:
 
 def slug(name: str) -> str:
     """A name as lists have it: lower case, `_` for everything but letters and digits."""
-    return re.sub("[^a-z0-9]+", "_", namespace(name)).strip("_")
+    return re.sub("[^a-z0-9]+", "_", fold_server_name(name)).strip("_")
 
 
 def find_overlaps(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -305,7 +305,7 @@ def _check_env(entry: ServerEntry, where: str) -> None:
 def _check_headers(headers: dict[str, str] | list[str], where: str) -> None:
     if isinstance(headers, list) and not all(":" in line for line in headers):
         raise ConfigError(f'{where}: each of headers must be "Name: value"')
-    for header, value in header_pairs(headers):
+    for header, value in parse_headers(headers):
         if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", header):
             raise ConfigError(
                 f'{where}: "{header}" is no header name; write {{ "Name" = "value" }}'

@@ -38,10 +38,10 @@ def listed(url: str, client: str) -> dict[str, Any]:
 def test_known_clients_get_portable_names_unless_the_configuration_says_otherwise(
     client: str,
 ) -> None:
-    assert McpSettings().style_for(client) == "portable"
-    assert McpSettings(names="dotted").style_for(client) == "dotted"
-    assert McpSettings(names_for={client[:4] + "*": "seed"}).style_for(client) == "seed"
-    assert McpSettings().style_for("somebody") == "seed"
+    assert McpSettings().find_style(client) == "portable"
+    assert McpSettings(names="dotted").find_style(client) == "dotted"
+    assert McpSettings(names_for={client[:4] + "*": "seed"}).find_style(client) == "seed"
+    assert McpSettings().find_style("somebody") == "seed"
     assert 'names = "portable"' in FIRST_CONFIG, "there every client gets them"
 
 

@@ -36,7 +36,7 @@ from tests.peers.process import (
     wait_for_log,
 )
 
-from dragoman.mcp.client.child_process import CACHES, PASSED
+from dragoman.mcp.client.child_process import CACHES, COMMON_VARIABLES
 
 ALL = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old", "mcp1")
 SDK = ("stdio-new", "stdio-old", "http-new", "http-old", "sse-old")
@@ -535,7 +535,7 @@ def test_a_child_gets_the_path_the_named_variables_and_a_home_of_its_own(world: 
         environment.pop("LC_CTYPE", None)
     caches = world.hub.home.resolve() / "cache"
     shared = {name: str(caches / below) for name, below in CACHES.items()}
-    always = {name: os.environ[name] for name in os.environ.keys() & PASSED}
+    always = {name: os.environ[name] for name in os.environ.keys() & COMMON_VARIABLES}
     always |= {name: os.environ[name] for name in os.environ if name.startswith("LC_")}
     assert environment == {
         **always,

@@ -27,7 +27,7 @@ from dragoman.guards.timeout import Time
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.upstream import Upstream
-from dragoman.mcp.client.upstream_manager import Servers
+from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import (
     ANSWER_SECONDS,
     HttpTransport,
@@ -58,7 +58,7 @@ class Ground:
         self._question_secs = question_secs
         self._answer_secs = answer_secs
         self.made: dict[str, Upstream] = {}
-        self.servers = Servers(self._make, self.hub.catalogs, self.bus)
+        self.servers = UpstreamManager(self._make, self.hub.catalogs, self.bus)
         self.hub.refresher = self.servers
         self.updated: list[str] = []
         self.bus.observe(ResourceUpdated, lambda event: self.updated.append(event.name))
@@ -78,7 +78,7 @@ class Ground:
     async def add(self, *entries: ServerEntry) -> Upstream:
         await self.servers.apply(entries)
         async with asyncio.timeout(20):
-            await self.servers.settled()
+            await self.servers.wait_settled()
         upstream = self.made[entries[0].name]
         assert upstream.session is not None, upstream.reason
         return upstream

@@ -13,8 +13,8 @@ import pytest
 from dragoman.core.call import Progress
 from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
 from dragoman.core.read_pacing import PER_SECOND, Pace
-from dragoman.mcp.client.jsonrpc_channel import Duplex
-from dragoman.mcp.client.notifications import Listener
+from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
+from dragoman.mcp.client.notifications import RequestListener
 from dragoman.mcp.protocol.framing import TooLarge
 
 
@@ -25,7 +25,7 @@ class Far:
         self.sent: list[Any] = []
         self.heard: list[Any] = []
         self.gone = False
-        self.duplex = Duplex(
+        self.duplex = JsonRpcChannel(
             "s", self._send, lambda method, params: self.heard.append((method, params))
         )
 
@@ -71,7 +71,7 @@ async def test_the_first_answer_counts_and_what_nobody_asked_is_only_counted() -
     far.say(id=1, result="first")
     far.say(id=1, result="second")
     assert (await task)[0] == "first"
-    assert far.duplex.unasked == 8
+    assert far.duplex.unsolicited == 8
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ async def test_a_caller_who_leaves_cancels_the_request() -> None:
 async def test_progress_goes_to_the_one_who_asked_for_it_and_only_forwards() -> None:
     far = Far()
     seen: list[Any] = []
-    task, other = far.ask(listener=Listener(seen.append, progress=True)), far.ask()
+    task, other = far.ask(listener=RequestListener(seen.append, progress=True)), far.ask()
     await asyncio.sleep(0)
     first, second = far.sent
     assert first["params"] == {"name": "x", "_meta": {"progressToken": 1}}
@@ -175,7 +175,7 @@ async def test_everybody_who_waits_hears_of_the_end_each_with_an_error_of_its_ow
     far = Far()
     tasks = [far.ask(), far.ask()]
     await asyncio.sleep(0)
-    far.duplex.fail(lambda: Unreachable("it is over"))
+    far.duplex.fail_pending(lambda: Unreachable("it is over"))
     errors = await asyncio.gather(*tasks, return_exceptions=True)
     assert [str(error) for error in errors] == ["it is over"] * 2
     assert errors[0] is not errors[1]
@@ -187,7 +187,7 @@ async def test_a_request_that_cannot_be_sent_fails_at_once_and_leaves_nothing_be
     with pytest.raises(Unreachable, match="gone") as raised:
         await far.ask()
     assert raised.value.sent is False
-    far.duplex.fail(lambda: AssertionError("nobody waits"))  # type: ignore[arg-type,return-value]
+    far.duplex.fail_pending(lambda: AssertionError("nobody waits"))  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.promise("B13")
@@ -219,7 +219,7 @@ async def test_what_is_no_message_is_passed_over(
     far.say(id=1, result="still")
     assert (await task)[0] == "still"
     assert caplog.text.count("sent what is no message") == 5  # and not a hundred
-    assert far.duplex.unasked == 100
+    assert far.duplex.unsolicited == 100
 
 
 async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits_for_it() -> None:
@@ -242,17 +242,17 @@ async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_oth
     far = Far()
     task, other = far.ask(), far.ask()
     await asyncio.sleep(0)
-    far.duplex.oversized(
+    far.duplex.reject_oversized(
         too_large(b'{"jsonrpc":"2.0","result":{"id":2,"x":[{"id": 1}],"text":"', b'"id":2}]}'), 100
     )
     await asyncio.sleep(0)
     assert not task.done() and not other.done()
-    far.duplex.oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'), 100)
+    far.duplex.reject_oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'), 100)
     with pytest.raises(BadReply, match='answered "tools/call" with more than 100 bytes'):
         await other
     assert not task.done()
     last = b'"}]},"jsonrpc":"2.0","id":1}'
-    far.duplex.oversized(too_large(b'{"result":{"content":[{"text":"id', last), 100)
+    far.duplex.reject_oversized(too_large(b'{"result":{"content":[{"text":"id', last), 100)
     with pytest.raises(BadReply, match="the most that the hub takes in one message"):
         await task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.core.tool import PROMPT, TOOL
-from dragoman.mcp.client.list_freshness import LEAST_SECONDS, REST, Freshness
+from dragoman.mcp.client.list_freshness import LEAST_SECONDS, REST, ListFreshness
 
 
 class Clock:
@@ -16,8 +16,8 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def made(self, interval: float) -> Freshness:
-        return Freshness(interval, lambda: self.hears, self)
+    def made(self, interval: float) -> ListFreshness:
+        return ListFreshness(interval, lambda: self.hears, self)
 
 
 def test_a_list_of_a_server_that_says_nothing_of_changes_is_stale_after_the_interval() -> None:
@@ -29,7 +29,7 @@ def test_a_list_of_a_server_that_says_nothing_of_changes_is_stale_after_the_inte
     assert not fresh.is_stale(TOOL)
     clock.now += 1
     assert fresh.is_stale(TOOL) and not fresh.is_stale(PROMPT)
-    fresh.forget()
+    fresh.clear()
     assert not fresh.is_stale(TOOL)
 
 
@@ -38,9 +38,9 @@ def test_a_list_whose_changes_are_announced_is_never_stale_while_that_is_heard()
     fresh = clock.made(60)
     fresh.note(TOOL, clock.now, None, announced=True)
     clock.now += 10_000
-    assert not fresh.is_stale(TOOL) and not fresh.due(clock.now)
+    assert not fresh.is_stale(TOOL) and not fresh.list_due(clock.now)
     clock.hears = False
-    assert fresh.is_stale(TOOL) and fresh.due(clock.now) == [TOOL]
+    assert fresh.is_stale(TOOL) and fresh.list_due(clock.now) == [TOOL]
 
 
 @pytest.mark.parametrize("interval", [0, 60])
@@ -68,9 +68,9 @@ def test_a_list_that_takes_long_to_read_is_read_less_often() -> None:
     clock.now += 20
     fresh.note(TOOL, begun, 0.0, announced=False)
     clock.now = begun + REST * 20 - 1
-    assert not fresh.is_stale(TOOL) and not fresh.may_read(TOOL) and not fresh.due(clock.now)
+    assert not fresh.is_stale(TOOL) and not fresh.may_read(TOOL) and not fresh.list_due(clock.now)
     clock.now += 1
-    assert fresh.is_stale(TOOL) and fresh.may_read(TOOL) and fresh.due(clock.now)
+    assert fresh.is_stale(TOOL) and fresh.may_read(TOOL) and fresh.list_due(clock.now)
 
 
 def test_in_the_background_lists_are_read_only_while_the_server_is_used() -> None:
@@ -80,10 +80,10 @@ def test_in_the_background_lists_are_read_only_while_the_server_is_used() -> Non
     pause = fresh.pause
     assert pause is not None and 54 <= pause <= 66
     unused, clock.now = clock.now - 1, clock.now + 70
-    assert not fresh.due(unused)
-    assert fresh.due(clock.now) == [TOOL]
+    assert not fresh.list_due(unused)
+    assert fresh.list_due(clock.now) == [TOOL]
     off = clock.made(0)
     off.note(TOOL, clock.now, None, announced=False)
     clock.now += 10_000
-    assert not off.due(clock.now) and not off.is_stale(TOOL) and off.may_read(TOOL)
+    assert not off.list_due(clock.now) and not off.is_stale(TOOL) and off.may_read(TOOL)
     assert off.pause is None

@@ -18,7 +18,7 @@ from dragoman.core.ports import Decision
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
-from dragoman.mcp.client.child_process import Ring
+from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.server_logs import ServerLogs
 from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY, Revision
 from dragoman.mcp.server import subscriptions
@@ -243,14 +243,18 @@ async def test_a_line_of_a_shared_log_goes_to_those_who_asked_for_it_and_may_rea
 
 @pytest.mark.promise("N1")
 def test_a_server_that_logs_too_fast_is_kept_but_not_passed_on() -> None:
-    now, bus, ring = [0.0], Bus(), Ring()
+    now, bus, ring = [0.0], Bus(), OutputRing()
     heard: list[ServerLogged] = []
     bus.observe(ServerLogged, heard.append)
     logs = ServerLogs("s", ring, bus, lambda: now[0])
     for number in range(150):
         logs.write({"level": "info", "data": f"line {number}"}, None)
     logs.write({"level": "info", "data": "of a client without a session"}, "")
-    assert len(heard) == 100 and "line 149" in ring.text() and "without a session" in ring.text()
+    assert (
+        len(heard) == 100
+        and "line 149" in ring.read_text()
+        and "without a session" in ring.read_text()
+    )
     now[0] = 1.0
     for _ in range(150):
         logs.write({"level": "info", "data": "more"}, None)

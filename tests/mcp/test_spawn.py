@@ -19,9 +19,9 @@ from dragoman.core.errors import Unreachable
 from dragoman.mcp.client.child_process import (
     CACHES,
     MARK,
-    Child,
-    Ring,
-    environment,
+    ChildProcess,
+    OutputRing,
+    build_environment,
     kill_marked,
 )
 
@@ -31,7 +31,7 @@ NAP = "import time; time.sleep(600)"
 def make_env(
     folder: Path, *names: str, mark: str = "m", with_user_home: bool = False, **known: str
 ) -> dict[str, str]:
-    return environment(
+    return build_environment(
         names, known, folder, folder.parent / "cache", mark, with_user_home=with_user_home
     )
 
@@ -40,13 +40,13 @@ class Children:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.mark = f"test-{os.getpid()}-{folder.name}"
-        self.started: list[Child] = []
+        self.started: list[ChildProcess] = []
         self.output = bytearray()
-        self.stderr = Ring()
+        self.stderr = OutputRing()
 
-    async def start(self, code: str) -> Child:
+    async def start(self, code: str) -> ChildProcess:
         env = make_env(self.folder, PATH=os.environ["PATH"], mark=self.mark)
-        child = await Child.start(
+        child = await ChildProcess.start(
             sys.executable, ["-c", code], env, env["HOME"], self.output.extend, self.stderr
         )
         self.started.append(child)
@@ -63,7 +63,7 @@ async def children(tmp_path: Path) -> AsyncIterator[Children]:
     made = Children(tmp_path)
     yield made
     for child in made.started:
-        await child.end(0.1)
+        await child.terminate(0.1)
 
 
 async def test_a_child_is_written_to_and_heard(children: Children) -> None:
@@ -100,7 +100,7 @@ async def test_how_a_child_came_to_its_end_is_said_in_words(
 async def test_a_child_that_ends_when_its_input_does_is_not_signalled(children: Children) -> None:
     child = await children.start("import sys; print('up', flush=True); sys.stdin.read()")
     await children.says(b"up")
-    await child.end()
+    await child.terminate()
     assert child.process.returncode == 0
 
 
@@ -108,7 +108,7 @@ async def test_a_child_that_ends_when_its_input_does_is_not_signalled(children: 
 async def test_a_child_that_minds_only_sigterm_is_told(children: Children) -> None:
     child = await children.start(f"print('up', flush=True); {NAP}")
     await children.says(b"up")
-    await child.end(0.2)
+    await child.terminate(0.2)
     assert child.process.returncode == -signal.SIGTERM
 
 
@@ -121,7 +121,7 @@ def test_a_start_that_is_cancelled_closes_its_own_descriptors_once_and_no_others
     env = make_env(tmp_path, PATH=os.environ["PATH"], mark=f"cancelled-{os.getpid()}")
 
     async def cancel_after(turns: int) -> None:
-        start = Child.start("cat", [], env, "/", lambda data: None, Ring())
+        start = ChildProcess.start("cat", [], env, "/", lambda data: None, OutputRing())
         starting = asyncio.get_running_loop().create_task(start)
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -157,7 +157,7 @@ STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); print('up', flush
 async def test_a_child_that_minds_nothing_is_killed(children: Children) -> None:
     child = await children.start(STUBBORN)
     await children.says(b"up")
-    await child.end(0.2)
+    await child.terminate(0.2)
     assert child.process.returncode == -signal.SIGKILL
 
 
@@ -169,7 +169,7 @@ async def test_a_child_is_killed_even_if_whoever_ends_it_loses_patience(
     await children.says(b"up")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await child.end(30)
+            await child.terminate(30)
     wait_until_gone([child.pid], 2)
 
 
@@ -189,7 +189,7 @@ async def test_all_that_a_child_started_ends_with_it_wherever_it_went(children: 
     await children.says(b"up")
     pids = [int(word) for word in children.output.split()[:2]]
     assert all(alive(pid) for pid in pids)
-    await child.end()
+    await child.terminate()
     wait_until_gone(pids, 2)
 
 
@@ -269,7 +269,7 @@ async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     env = make_env(tmp_path, PATH="/nowhere")
 
     async def start(command: str, *args: str, cwd: str = env["HOME"]) -> None:
-        await Child.start(command, args, env, cwd, lambda data: None, Ring())
+        await ChildProcess.start(command, args, env, cwd, lambda data: None, OutputRing())
 
     with pytest.raises(Unreachable, match='"npx" was not found on the PATH; install it') as raised:
         await start("npx")
@@ -316,28 +316,28 @@ async def test_the_end_of_a_flood_on_stderr_is_kept_and_the_child_never_blocked(
     await children.start(code)
     await children.says(b"done")
     async with asyncio.timeout(5):
-        while "0002999" not in children.stderr.text():
+        while "0002999" not in children.stderr.read_text():
             await asyncio.sleep(0.01)
-    assert len(children.stderr.text()) <= children.stderr.limit
-    assert children.stderr.last_line().startswith("0002999")
-    assert len(children.stderr.last_line()) <= 300
+    assert len(children.stderr.read_text()) <= children.stderr.limit
+    assert children.stderr.read_last_line().startswith("0002999")
+    assert len(children.stderr.read_last_line()) <= 300
 
 
 def test_a_ring_keeps_the_last_bytes_however_they_come() -> None:
-    ring = Ring(10)
+    ring = OutputRing(10)
     for piece in (b"abc", b"def", b"ghi", b"jkl"):
         ring.write(piece)
-    assert ring.text() == "cdefghijkl"
+    assert ring.read_text() == "cdefghijkl"
     ring.write(b"0123456789ABCDEF")
-    assert ring.text() == "6789ABCDEF"
+    assert ring.read_text() == "6789ABCDEF"
     for _ in range(100):
         ring.write(b"xyz")
-        assert len(ring.text()) == 10
-    assert ring.text() == "zxyzxyzxyz"
+        assert len(ring.read_text()) == 10
+    assert ring.read_text() == "zxyzxyzxyz"
     ring.write("é".encode() * 5)
     ring.write(b"!")
-    assert ring.text() == "\N{REPLACEMENT CHARACTER}éééé!"  # cut in the middle of one
-    assert Ring().last_line() == ""
+    assert ring.read_text() == "\N{REPLACEMENT CHARACTER}éééé!"  # cut in the middle of one
+    assert OutputRing().read_last_line() == ""
 
 
 def test_what_kills_all_that_carries_a_mark_spares_itself() -> None:

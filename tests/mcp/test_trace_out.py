@@ -244,7 +244,7 @@ async def test_headers_of_the_configuration_do_not_stand_beside_those_of_the_tra
         for _ in range(2):
             await world.call("s.t")
         assert upstream.session is not None and isinstance(upstream.session.wire, HttpWire)
-        fixed = upstream.session.wire._headers("tools/call", "t")
+        fixed = upstream.session.wire._find_headers("tools/call", "t")
         assert "traceparent" not in {name.lower() for name in fixed}
         assert fixed.encoded.count(b"\r\n") == len(fixed) and b"x-own: 1" in fixed.encoded
         for request in server.requests:

@@ -17,7 +17,7 @@ from tests.peers.process import HttpPeer, processes_at_home, wait_until_gone
 from dragoman.core.errors import Full, WorkFailed
 from dragoman.core.principal import Principal
 from dragoman.core.tool import SUBSCRIPTION
-from dragoman.mcp.client.notifications import Asked
+from dragoman.mcp.client.notifications import ServerRequest
 from dragoman.mcp.client.suspended_call import REFUSED
 from dragoman.wire.json import encode
 
@@ -74,11 +74,11 @@ async def test_who_follows_no_more_while_the_server_is_down_is_not_forgotten(
 
         await world.call("x://a", {"follow": False}, kind=SUBSCRIPTION, **MINE)
 
-        assert len(upstream.followed) == 0
+        assert len(upstream.subscriptions) == 0
         (short_tmp / "away").rename(script)
         await until(lambda: upstream.session is not None)
         await world.call("s.t", **MINE)  # on a session of its own, which follows nothing either
-        assert len(upstream.personal) == 1
+        assert len(upstream.client_sessions) == 1
         await until(lambda: upstream.state == "idle")
         assert len(server.sent("resources/subscribe")) == 1
 
@@ -95,14 +95,16 @@ async def test_who_leaves_before_it_hears_that_it_follows_does_not(short_tmp: Pa
         try:
             work = world.call("x://a", {"follow": True}, kind=SUBSCRIPTION, **MINE)
             following = asyncio.ensure_future(work)
-            await until(lambda: upstream.personal._follows)
-            assert len(upstream.followed) == 1
+            await until(lambda: upstream.client_sessions._follows)
+            assert len(upstream.subscriptions) == 1
 
             following.cancel()
 
             with pytest.raises(asyncio.CancelledError):
                 await following
-            await until(lambda: not upstream.followed and not upstream.personal._follows)
+            await until(
+                lambda: not upstream.subscriptions and not upstream.client_sessions._follows
+            )
             await until(lambda: server.sent("resources/unsubscribe"))
         finally:
             os.kill(own, signal.SIGCONT)
@@ -122,7 +124,7 @@ async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
         await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
         await world.call("m.declared", **by("ann", "a2"))
         first = await world.call("m.ask_form", {"key": "3"}, **by("ann", ""))  # in its place
-        assert len(upstream.personal) == 2
+        assert len(upstream.client_sessions) == 2
 
         for client in ("a4", ""):
             with pytest.raises(Full, match="2 sessions with clients of yours"):
@@ -200,7 +202,7 @@ async def test_a_question_that_the_server_does_not_wait_for_takes_no_room_once_i
 async def test_of_a_question_that_was_refused_only_what_is_told_of_it_is_kept() -> None:
     sent: list[bytes] = []
     params = {"message": "m" * 5_000, "requestedSchema": {"x": "y" * 5_000}, "mode": "form"}
-    asked = Asked(1, "elicitation/create", params, sent.append)
+    asked = ServerRequest(1, "elicitation/create", params, sent.append)
 
     asked.refuse(-32601, "no")
 

@@ -72,7 +72,7 @@ async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
         assert await ask(world, client="b", **HANDSHAKE) == "accept Ada"
         assert await text(world, "s.count", client="b", **HANDSHAKE) == "1"
         assert await text(world, "s.count", client="a", **HANDSHAKE) == "3"
-        assert len(upstream.personal) == 2 and upstream.choice.speaks_handshake
+        assert len(upstream.client_sessions) == 2 and upstream.choice.speaks_handshake
 
         # Others share a session, one for each era.
         spoken = await text(world, "s.spoken", **MODERN)
@@ -83,7 +83,7 @@ async def test_a_server_of_both_eras_is_spoken_to_in_the_era_of_the_client(
         assert len(older) == 1 and older.pop().startswith("2025-11-25")
         assert await text(world, "s.count", client="c", **NOT_ASKABLE) == "1"
         assert await text(world, "s.count", client="d", **NOT_ASKABLE) == "2"
-        assert len(upstream.personal) == 2
+        assert len(upstream.client_sessions) == 2
 
         # Unless the configuration says that no two clients share one.
         await world.servers.apply([])
@@ -103,7 +103,7 @@ async def test_the_era_can_be_configured(short_tmp: Path, dual: HttpPeer) -> Non
         upstream = await world.add(http("s", dual.url, era="modern"))
         for client in (HANDSHAKE, NOT_ASKABLE):
             assert (await text(world, "s.spoken", client="a", **client)).startswith("2026-07-28")
-        assert len(upstream.personal) == 0 and upstream.handshake.session is None
+        assert len(upstream.client_sessions) == 0 and upstream.handshake.session is None
 
         with pytest.raises(
             AssertionError, match='does not speak 2026-07-28; set its era to "auto"'
@@ -121,7 +121,7 @@ async def test_a_server_of_the_modern_era_alone_is_asked_for_a_handshake_once(
         upstream = await world.add(server.entry())
         for client in (HANDSHAKE, NOT_ASKABLE, HANDSHAKE):
             assert (await world.call("s.t", client="a", **client)).questions is None
-        assert len(server.sent("initialize")) == 1 and len(upstream.personal) == 0
+        assert len(server.sent("initialize")) == 1 and len(upstream.client_sessions) == 0
         calls = server.sent("tools/call")
         assert len(calls) == 3
         del calls[1]
@@ -158,7 +158,7 @@ async def test_nobody_is_asked_by_a_server_that_is_configured_not_to(
             with pytest.raises(HubError, match="interactive = false") as raised:
                 await world.call("s.ask", client="a", **HANDSHAKE)
             assert not isinstance(raised.value, NeedsInput)
-        assert len(upstream.personal) == 0
+        assert len(upstream.client_sessions) == 0
 
 
 @pytest.mark.promise("B13")
@@ -224,7 +224,7 @@ async def test_a_list_is_the_same_result_in_both_eras(short_tmp: Path) -> None:
         upstream = await world.add(server.entry())
         for client in (MODERN, NOT_ASKABLE, HANDSHAKE):
             assert (await world.call("s.t", client="a", **client)).structured == [1, 2]
-        assert upstream.handshake.session is not None and len(upstream.personal) == 1
+        assert upstream.handshake.session is not None and len(upstream.client_sessions) == 1
 
 
 @pytest.mark.promise("B13")

@@ -17,7 +17,7 @@ from tests.mcp.mini_http import Request, legacy, mini
 from dragoman.core.bus import Bus
 from dragoman.core.events import Event, ServerLogged
 from dragoman.core.read_pacing import REST, Pace, pause_after_list
-from dragoman.mcp.client.child_process import Ring
+from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.jsonrpc_channel import MAX_BATCH
 from dragoman.mcp.client.server_logs import MAX_ANNOUNCED, ServerLogs
 
@@ -57,9 +57,9 @@ async def test_large_messages_that_answer_nothing_leave_most_of_the_time_to_othe
         upstream = await world.add(entry)
         calling = asyncio.create_task(world.call("s.t")) if way == "stdio" else None
         may_talk.set()
-        await until(lambda: "begin" in upstream.stderr.text())
+        await until(lambda: "begin" in upstream.stderr.read_text())
         begun, used = monotonic(), thread_time()
-        await until(lambda: "end" in upstream.stderr.text())
+        await until(lambda: "end" in upstream.stderr.read_text())
         took, worked = monotonic() - begun, thread_time() - used
         # Waiting costs a little, too, and the first of them may have come with what was before.
         assert took > worked * (REST - 1) * 0.7, f"{worked:.3f} of {took:.3f} s"
@@ -123,15 +123,15 @@ async def test_only_the_beginning_of_a_huge_batch_is_read(way: str, short_tmp: P
             duplex = upstream.session.wire._duplex  # type: ignore[attr-defined]
             duplex.receive(json.dumps(batch).encode())
             duplex.receive(json.dumps(note("end")).encode())
-        await until(lambda: "end" in upstream.stderr.text())
-        text = upstream.stderr.text()
+        await until(lambda: "end" in upstream.stderr.read_text())
+        text = upstream.stderr.read_text()
         assert f"n{MAX_BATCH - 1}!" in text and f"n{MAX_BATCH}!" not in text
 
 
 def test_a_huge_line_of_a_log_is_announced_cut() -> None:
     bus, told = Bus(), list[Event]()
     bus.observe(ServerLogged, told.append)
-    logs = ServerLogs("s", Ring(), bus)
+    logs = ServerLogs("s", OutputRing(), bus)
     for data in ("x" * (MAX_ANNOUNCED + 1), [["x"] * MAX_ANNOUNCED], "short"):
         logs.write({"level": "error", "data": data}, None)
     first, second, third = (one.note.data for one in told if isinstance(one, ServerLogged))

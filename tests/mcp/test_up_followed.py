@@ -14,7 +14,7 @@ from tests.peers.process import HttpPeer, read_log
 
 from dragoman.core.errors import BadReply, Full, InvalidInput, NotFound, Unreachable
 from dragoman.core.tool import RESOURCE, SUBSCRIPTION
-from dragoman.mcp.client.resource_subscriptions import Followed
+from dragoman.mcp.client.resource_subscriptions import ResourceSubscriptions
 from dragoman.mcp.protocol.elicitation import WAITS
 
 Peers = Callable[..., HttpPeer]
@@ -70,7 +70,7 @@ async def test_a_change_is_heard_for_as_long_as_anybody_follows_it(
 
         world.leave("b")
 
-        assert len(upstream.followed) == 0
+        assert len(upstream.subscriptions) == 0
         if era == "legacy":
             await until(lambda: sent(log, "resources/unsubscribe"))
             assert [one["uri"] for one in sent(log, "resources/subscribe")] == [WATCHED]
@@ -170,7 +170,7 @@ async def test_only_so_many_are_followed_and_a_refusal_leaves_no_trace(
         await follow(world, "a", "x://0")
         with pytest.raises(Exception, match="no such resource"):
             await follow(world, "a", "x://1")
-        assert upstream.followed.uris == {"x://0"}
+        assert upstream.subscriptions.uris == {"x://0"}
         await follow(world, "a", "x://2")
 
         with pytest.raises(Full, match="2 resources"):
@@ -226,16 +226,16 @@ async def test_a_server_of_the_new_era_that_grants_none_of_it_is_named(short_tmp
             await follow(world, "a", "x://a")
         with pytest.raises(BadReply, match="does not say whether"):
             await follow(world, "a", "x://a")
-        assert len(upstream.followed) == 0
+        assert len(upstream.subscriptions) == 0
 
 
 async def test_a_change_below_what_is_followed_is_a_change_of_it(short_tmp: Path) -> None:
     heard: list[str] = []
-    followed = Followed("s", heard.append)
+    followed = ResourceSubscriptions("s", heard.append)
     followed._followers = {"file:///a/b": {"c": 1}, "x://y": {"c": 1}}
 
     for uri in ("file:///a/b", "file:///a/b/c/d", "file:///a/bc", "file:///a", "x://y/", 7, ""):
-        followed.told(uri)
+        followed.notify_updated(uri)
 
     assert heard == ["file:///a/b", "file:///a/b", "x://y"]
 

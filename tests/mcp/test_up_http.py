@@ -376,8 +376,8 @@ async def test_a_server_without_a_stream_of_its_session_is_used_as_it_is(
     async with ground(short_tmp) as world, mini(handle) as server:
         upstream = await world.add(http("s", server.url))
         first = upstream.session
-        assert first is not None and first.unasked._keeper is not None
-        await until(first.unasked._keeper.done)
+        assert first is not None and first.notifications._keeper is not None
+        await until(first.notifications._keeper.done)
         assert (await world.call("s.t")).content == DONE["content"]
         gets = [request for request in server.requests if request.method == "GET"]
         assert len(gets) == (3 if how == "broken off" else 1)

@@ -116,13 +116,13 @@ async def test_where_the_other_connection_fails_the_shared_ones_lists_are_offere
         assert "clients that can be asked is not listed" in problem and "-32603" in problem
 
         choosy.opens_more = True
-        upstream.missed()
+        upstream.reread_all()
         await until(lambda: names(world) == ["s.asks", "s.plain"])
         assert upstream.problems == []
 
         choosy.opens_more = False  # what was found out stays
         choosy.plain.append("new")
-        upstream.missed()
+        upstream.reread_all()
         await until(lambda: upstream.problems)
         assert names(world) == ["s.asks", "s.new", "s.plain"]
 
@@ -137,7 +137,7 @@ async def test_what_the_shared_session_adds_and_drops_is_followed(short_tmp: Pat
 
         # Each session has a state of its own here: the other lists still what it did.
         choosy.plain = ["new", "plain"]
-        upstream.missed()
+        upstream.reread_all()
         await until(lambda: names(world) == ["s.asks", "s.new", "s.plain"])
 
 

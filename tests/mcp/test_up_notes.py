@@ -88,7 +88,7 @@ async def test_over_one_stream_the_only_call_hears_what_is_said_meanwhile(short_
             Note(level="error", data="three", logger="l"),
         ]
         assert [one["params"]["level"] for one in server.sent("logging/setLevel")] == ["info"]
-        lines = upstream.stderr.text().splitlines()
+        lines = upstream.stderr.read_text().splitlines()
         assert lines == ["[debug] one"] * 2 + ["[info] two"] + [
             "[debug] one",
             "[info] two",
@@ -122,7 +122,7 @@ async def test_what_could_be_anothers_is_nobodys_and_goes_to_the_servers_log(
 
         assert [one.data for one in heard["b"]] == (["whose?"] if heard_by_b else [])
         assert heard["a"] == heard[""] == []
-        assert ("whose?" in upstream.stderr.text()) is not heard_by_b
+        assert ("whose?" in upstream.stderr.read_text()) is not heard_by_b
         for task in hanging:
             task.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
@@ -144,7 +144,7 @@ async def test_what_a_server_says_after_a_call_was_given_up_is_not_taken_for_ano
         await asyncio.gather(first, return_exceptions=True)
 
         await world.call("s.t", client="b", **how)
-        assert heard == [] and "of the first" in upstream.stderr.text()
+        assert heard == [] and "of the first" in upstream.stderr.read_text()
         await world.call("s.t", client="a", **how)
         assert [one.data for one in heard] == ["of the first"]
 

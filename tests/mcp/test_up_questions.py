@@ -157,14 +157,14 @@ async def test_what_is_shared_declares_nothing_and_a_clients_own_session_what_it
 
         assert await declared("", {}) == {}
         assert await declared("", {"experimental": {"x": {}}}) == {}
-        assert len(upstream.personal) == 0
+        assert len(upstream.client_sessions) == 0
         everything = {**EVERYTHING_ASKED, "roots": {"listChanged": True}, "extensions": {"x": {}}}
         asked = {**EVERYTHING_ASKED, "roots": {"listChanged": True}}
         assert await declared("a", everything) == asked
         assert await declared("b", {"elicitation": {}}) == {"elicitation": {"form": {}}}
         tools = {"sampling": {"tools": {}, "odd": {}}}
         assert await declared("d", tools) == {"sampling": {"tools": {}}}
-        assert len(upstream.personal) == 3
+        assert len(upstream.client_sessions) == 3
         assert await declared("", {}) == {}
 
 
@@ -180,7 +180,7 @@ async def test_programs_without_a_session_get_one_once_the_server_is_seen_to_ask
         result, asked = await through(world, "m.ask_form", {"key": "2"}, client="")
 
         assert asked == [["form"]] and json.loads(result.content[0]["text"]) == ADA
-        assert len(upstream.personal) == 1
+        assert len(upstream.client_sessions) == 1
 
 
 @pytest.mark.promise("B12")
@@ -298,7 +298,7 @@ async def test_a_question_that_nobody_answers_lapses_and_the_server_is_told(
             await world.call(
                 "m.ask_form", {"key": "k"}, answers=answers(asking), handle=asking.handle, **how
             )
-        assert len(upstream.personal) == 1  # the session itself is good for the next
+        assert len(upstream.client_sessions) == 1  # the session itself is good for the next
         done, _ = await through(world, "m.declared", {})
         assert done.content
 
@@ -336,13 +336,13 @@ async def test_what_is_a_clients_own_ends_with_its_session(
         how: dict[str, Any] = {"features": EVERYTHING_ASKED}
         asking = await world.call("m.ask_form", {"key": "k"}, client="a", **how)
         await world.call("m.declared", client="b", **how)
-        assert len(upstream.personal) == 2
+        assert len(upstream.client_sessions) == 2
         children = len(processes_at_home(short_tmp))
         assert children == (3 if transport == "stdio" else 0)
 
         world.leave("a")
 
-        assert len(upstream.personal) == 1
+        assert len(upstream.client_sessions) == 1
         if transport == "stdio":
             await until(lambda: len(processes_at_home(short_tmp)) == 2)
         else:
@@ -393,7 +393,7 @@ async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
         await world.call("m.declared", **by("b"))
 
         await world.call("m.ask_form", {"key": "d"}, **by("d"))  # in the place of b's
-        assert len(upstream.personal) == 2
+        assert len(upstream.client_sessions) == 2
         with pytest.raises(Full, match="2 clients"):
             await world.call("m.declared", **by("e"))
         assert (await world.call("m.echo", {"text": "hi"}, client="e")).content
@@ -418,7 +418,7 @@ async def test_an_idle_session_of_a_clients_own_is_ended(
         asking = await world.call("m.ask_form", {"key": "a"}, client="a", **how)
         await world.call("m.declared", client="b", **how)
 
-        await until(lambda: len(upstream.personal) == 1)
+        await until(lambda: len(upstream.client_sessions) == 1)
         await until(lambda: len(processes_at_home(short_tmp)) == 2)
         done = await world.call(  # which was parked all the while, and so not idle
             "m.ask_form",
@@ -429,7 +429,7 @@ async def test_an_idle_session_of_a_clients_own_is_ended(
             **how,
         )
         assert done.content
-        await until(lambda: len(upstream.personal) == 0)
+        await until(lambda: len(upstream.client_sessions) == 0)
 
 
 @pytest.mark.promise("B13")
@@ -461,7 +461,7 @@ async def test_a_client_that_keeps_no_session_is_asked_too_and_its_calls_are_kep
         how: dict[str, Any] = {"client": "", "features": EVERYTHING_ASKED}
         first = await world.call("m.ask_form", {"key": "1"}, **how)
         second = await world.call("m.ask_form", {"key": "2"}, **how)
-        assert len(upstream.personal) == 2
+        assert len(upstream.client_sessions) == 2
 
         for key, asking, name in (("2", second, "Two"), ("1", first, "One")):
             assert asking.questions is not None
@@ -475,7 +475,7 @@ async def test_a_client_that_keeps_no_session_is_asked_too_and_its_calls_are_kep
             )
             assert json.loads(done.content[0]["text"]) == said
         await world.call("m.declared", **how)
-        assert len(upstream.personal) == 2  # those that are free are used again
+        assert len(upstream.client_sessions) == 2  # those that are free are used again
 
 
 @pytest.mark.promise("B13")

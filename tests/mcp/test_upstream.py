@@ -19,9 +19,9 @@ from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.child_process import kill_marked
 from dragoman.mcp.client.connector import Connector
-from dragoman.mcp.client.session import Session
-from dragoman.mcp.client.upstream import Apart, Upstream
-from dragoman.mcp.client.upstream_manager import Servers
+from dragoman.mcp.client.session import UpstreamSession
+from dragoman.mcp.client.upstream import SessionSpec, Upstream
+from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import HttpTransport, ServerEntry, StdioTransport
 from dragoman.mcp.protocol.revisions import R2511
 
@@ -46,10 +46,10 @@ class Crashing:
         self.ttls: dict[str, float] = {}
         self.lists = 0
 
-    def meta_for(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:
+    def build_meta(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:
         return {}
 
-    async def entries(self, method: str, member: str, timeout: float, meta: Any) -> list[Any]:
+    async def list_entries(self, method: str, member: str, timeout: float, meta: Any) -> list[Any]:
         self.lists += 1
         if self.lists > 1:
             raise KeyError("a mistake of ours")
@@ -63,31 +63,35 @@ class Crashing:
 async def test_a_mistake_while_a_change_is_followed_does_not_leave_the_server_alone() -> None:
     opened: list[Crashing] = []
 
-    async def connect(upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
+    async def connect(
+        upstream: Upstream, seconds: float, apart: SessionSpec | None
+    ) -> UpstreamSession:
         opened.append(Crashing())
-        return cast(Session, opened[-1])
+        return cast(UpstreamSession, opened[-1])
 
     upstream = Upstream(ENTRY, connect, CATALOGS, Bus(), compile_schema)
     upstream.start()
     async with asyncio.timeout(5):
-        await upstream.tried()
-        upstream.missed()
+        await upstream.wait_tried()
+        upstream.reread_all()
         while len(opened) < 2 or upstream.state != "connected":
             await asyncio.sleep(0.01)
     await upstream.stop()
 
 
 async def test_nobody_waits_for_a_change_of_a_server_that_is_away() -> None:
-    async def connect(upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
+    async def connect(
+        upstream: Upstream, seconds: float, apart: SessionSpec | None
+    ) -> UpstreamSession:
         raise Unreachable("it is away", sent=False)
 
     upstream = Upstream(ENTRY, connect, CATALOGS, Bus(), compile_schema)
     upstream.start()
     async with asyncio.timeout(5):
-        await upstream.tried()
-    upstream.missed()  # what it announced last is read once it is back
+        await upstream.wait_tried()
+    upstream.reread_all()  # what it announced last is read once it is back
     try:
-        assert not upstream.is_behind(TOOL)
+        assert not upstream.is_stale(TOOL)
     finally:
         await upstream.stop()
 
@@ -120,7 +124,9 @@ def test_a_server_that_is_stopped_while_it_starts_ends_and_leaves_nothing(tmp_pa
 async def test_a_server_that_cannot_be_stopped_keeps_nobody_waiting() -> None:
     begun = asyncio.Event()
 
-    async def connect(upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
+    async def connect(
+        upstream: Upstream, seconds: float, apart: SessionSpec | None
+    ) -> UpstreamSession:
         begun.set()
         while upstream.name == "deaf":  # to being cancelled, too
             with contextlib.suppress(asyncio.CancelledError):
@@ -134,7 +140,7 @@ async def test_a_server_that_cannot_be_stopped_keeps_nobody_waiting() -> None:
     ended = asyncio.Event()
     transport = HttpTransport(url="http://x.example/mcp")
     deaf, other = (ServerEntry(name=name, transport=transport) for name in ("deaf", "other"))
-    servers = Servers(make, CATALOGS, Bus())
+    servers = UpstreamManager(make, CATALOGS, Bus())
     await servers.apply([deaf])
     await begun.wait()
     async with asyncio.timeout(5):
@@ -147,7 +153,7 @@ async def test_a_server_that_cannot_be_stopped_keeps_nobody_waiting() -> None:
 
 @pytest.mark.promise("G3")
 async def test_no_password_and_no_query_of_a_url_is_shown() -> None:
-    servers = Servers(lambda entry: pytest.fail("it is switched off"), CATALOGS, Bus())
+    servers = UpstreamManager(lambda entry: pytest.fail("it is switched off"), CATALOGS, Bus())
     off = ServerEntry(name="s", transport=ENTRY.transport, enabled=False)
     await servers.apply([off])
     (shown,) = servers.snapshot()["configured"]

@@ -24,7 +24,7 @@ from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.mcp.client import remote_tasks
-from dragoman.mcp.client.remote_tasks import ServerTasks, is_handle, is_task, wants_task
+from dragoman.mcp.client.remote_tasks import UpstreamTasks, is_task, is_task_handle, wants_task
 from dragoman.mcp.protocol.revisions import TASKS
 
 pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(10)]
@@ -110,7 +110,7 @@ async def test_a_task_is_asked_for_until_it_has_a_result_and_tells_of_itself() -
         DONE,
     )
     created = {**CREATED, "statusMessage": "queued"}
-    result = await ServerTasks("s", 60).follow(created, a_call(told.append), server.ask, finish)
+    result = await UpstreamTasks("s", 60).follow(created, a_call(told.append), server.ask, finish)
     assert (result.content, result.size) == (["done"], 5)
     assert told == [
         Lasting(message="queued"),
@@ -125,11 +125,11 @@ async def test_a_failed_task_is_the_servers_own_error_and_a_cancelled_one_is_sai
     native = {"code": -32603, "message": "panic", "data": 1}
     server = Server({"status": "failed", "error": native})
     with pytest.raises(WorkFailed, match="panic") as failed:
-        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     assert failed.value.native == native
     server = Server({"status": "cancelled"})
     with pytest.raises(WorkFailed, match="has cancelled its task") as cancelled:
-        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     assert cancelled.value.native is None
     assert server.methods() == ["tasks/get"], "nothing is left to cancel"
 
@@ -139,25 +139,25 @@ async def test_a_task_that_the_server_has_lost_is_said_to_be_and_its_error_is_no
 ):
     server = Server(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
     with pytest.raises(WorkFailed, match="no longer knows the task") as lost:
-        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     assert lost.value.native is None
 
 
 async def test_a_server_may_be_away_for_a_moment_but_not_for_good() -> None:
     gone = Unreachable("gone")
     server = Server(gone, gone, {"status": "working"}, gone, gone, gone, gone, DONE)
-    result = await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    result = await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     assert result.content == ["done"]
     server = Server(gone)
     with pytest.raises(Unreachable):
-        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert server.methods().count("tasks/get") == remote_tasks.MAX_FAILURES
 
 
 async def test_a_server_that_is_gone_is_not_called_again_for_want_of_its_task() -> None:
     gone = Unreachable("gone", sent=False)
-    following = ServerTasks("s", 60)
+    following = UpstreamTasks("s", 60)
     asked = await following.follow(CREATED, a_call(), Server(ASKS).ask, finish)
     again = a_call(answers={}, handle=asked.handle)
     server = Server(gone)
@@ -165,7 +165,7 @@ async def test_a_server_that_is_gone_is_not_called_again_for_want_of_its_task() 
     for work in (
         following.follow(CREATED, a_call(), server.ask, finish),
         following.resume(again, server.ask, finish),
-        following.outcome(OLD, lambda update: None, server.ask, watched=False),
+        following.wait_result(OLD, lambda update: None, server.ask, watched=False),
     ):
         with pytest.raises(Unreachable) as left:
             await work
@@ -176,22 +176,24 @@ async def test_a_server_that_is_gone_is_not_called_again_for_want_of_its_task() 
 @pytest.mark.parametrize("id", [None, 7, "", "x" * 2_000])
 async def test_a_task_without_a_usable_id_is_a_bad_reply(id: Any) -> None:
     with pytest.raises(BadReply, match="no id"):
-        await ServerTasks("s", 60).follow({**CREATED, "taskId": id}, a_call(), Server().ask, finish)
+        await UpstreamTasks("s", 60).follow(
+            {**CREATED, "taskId": id}, a_call(), Server().ask, finish
+        )
 
 
 async def test_how_often_it_is_asked_is_the_servers_wish_within_reason() -> None:
     for wish, reason in ((0, 0.001), (-5, 0.001), (20, 0.02), (10**9, 60.0), ("x", None)):
-        followed = remote_tasks.FarTask("t1")
-        followed.hear({"pollIntervalMs": wish}, lambda update: None)
+        followed = remote_tasks.UpstreamTask("t1")
+        followed.update({"pollIntervalMs": wish}, lambda update: None)
         assert followed.pause == reason
     server = Server({"status": "working", "pollIntervalMs": 100}, DONE)
-    await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     assert server.times[1] - server.times[0] >= 0.09, "the last wish counts"
 
 
 async def test_whoever_leaves_has_the_task_cancelled_at_once() -> None:
     server = Server({"status": "working"})
-    following = ServerTasks("s", 60)
+    following = UpstreamTasks("s", 60)
     running = asyncio.create_task(following.follow(CREATED, a_call(), server.ask, finish))
     async with asyncio.timeout(5):
         while not server.asked:
@@ -206,7 +208,7 @@ async def test_whoever_leaves_has_the_task_cancelled_at_once() -> None:
 async def test_a_result_does_not_carry_the_id_of_the_servers_task() -> None:
     meta = {"io.modelcontextprotocol/related-task": {"taskId": "t1"}, "kept": 1}
     server = Server({"status": "completed", "result": {"content": [], "_meta": meta}})
-    result = await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+    result = await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     assert result.extra == {"kept": 1}
 
 
@@ -215,10 +217,10 @@ async def test_a_result_does_not_carry_the_id_of_the_servers_task() -> None:
 
 async def test_a_question_is_the_calls_and_its_answer_goes_to_the_same_task() -> None:
     server = Server({"status": "working"}, ASKS, ASKS, {"status": "working"}, DONE)
-    following = ServerTasks("s", 60)
+    following = UpstreamTasks("s", 60)
     asked = await following.follow(CREATED, a_call(), server.ask, finish)
     assert asked.questions is not None and asked.questions["a"].body == {"message": "sure?"}
-    assert is_handle(asked.handle)
+    assert is_task_handle(asked.handle)
     answers = {"a": {"action": "accept"}}
     told: list[Update] = []
     again = a_call(told.append, answers=answers, handle=asked.handle)
@@ -232,7 +234,7 @@ async def test_a_question_is_the_calls_and_its_answer_goes_to_the_same_task() ->
 async def test_a_second_question_is_asked_too() -> None:
     both = {"a": FORM_ASKED, "b": {"method": "roots/list"}}
     server = Server(ASKS, {**ASKS, "inputRequests": both}, DONE)
-    following = ServerTasks("s", 60)
+    following = UpstreamTasks("s", 60)
     features = {"elicitation": {}, "roots": {}}
     first = await following.follow(CREATED, a_call(features=features), server.ask, finish)
     again = a_call(features=features, answers={"a": {}}, handle=first.handle)
@@ -244,13 +246,13 @@ async def test_a_second_question_is_asked_too() -> None:
 async def test_a_caller_who_cannot_be_asked_has_the_task_cancelled() -> None:
     server = Server(ASKS)
     with pytest.raises(NeedsInput, match=r"sure\?"):
-        await ServerTasks("s", 60).follow(CREATED, a_call(features={}), server.ask, finish)
+        await UpstreamTasks("s", 60).follow(CREATED, a_call(features={}), server.ask, finish)
     await asyncio.wait_for(server.cancelled.wait(), 5)
 
 
 async def test_a_question_that_nobody_answers_lapses_and_the_task_with_it() -> None:
     server = Server(ASKS)
-    following = ServerTasks("s", 0.01)
+    following = UpstreamTasks("s", 0.01)
     await following.follow(CREATED, a_call(), server.ask, finish)
     assert not server.cancelled.is_set()
     await asyncio.wait_for(server.cancelled.wait(), 5)
@@ -259,7 +261,7 @@ async def test_a_question_that_nobody_answers_lapses_and_the_task_with_it() -> N
 
 async def test_a_question_that_has_lapsed_cannot_be_answered_and_the_server_hears_nothing() -> None:
     server = Server(ASKS)
-    following = ServerTasks("s", 0.01)
+    following = UpstreamTasks("s", 0.01)
     asked = await following.follow(CREATED, a_call(), server.ask, finish)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     again = a_call(answers={"a": {}}, handle=asked.handle)
@@ -269,28 +271,28 @@ async def test_a_question_that_has_lapsed_cannot_be_answered_and_the_server_hear
 
 
 async def test_a_handle_says_nothing_of_the_server_and_two_tasks_of_one_id_have_two() -> None:
-    following = ServerTasks("s", 60)
+    following = UpstreamTasks("s", 60)
     first, second = Server(ASKS), Server(ASKS, DONE)
     one = await following.follow(CREATED, a_call(), first.ask, finish)
     other = await following.follow(CREATED, a_call(), second.ask, finish)
     assert one.handle != other.handle and "t1" not in (one.handle or "")
     again = a_call(answers={"a": {}}, handle=other.handle)
     assert (await following.resume(again, second.ask, finish)).content == ["done"]
-    assert following.open == 1
+    assert following.suspended == 1
     await following.close()
 
 
 async def test_at_the_end_the_tasks_that_wait_for_answers_are_cancelled_too() -> None:
     server = Server(ASKS)
-    following = ServerTasks("s", 60)
+    following = UpstreamTasks("s", 60)
     await following.follow(CREATED, a_call(), server.ask, finish)
     await following.close()
-    assert server.cancelled.is_set() and not following.open
+    assert server.cancelled.is_set() and not following.suspended
 
 
 async def test_a_continuing_call_that_brings_no_answer_is_asked_again() -> None:
     server = Server(ASKS)
-    following = ServerTasks("s", 60)
+    following = UpstreamTasks("s", 60)
     asked = await following.follow(CREATED, a_call(), server.ask, finish)
     again = await following.resume(a_call(answers={}, handle=asked.handle), server.ask, finish)
     assert again.questions == asked.questions and "tasks/update" not in server.methods()
@@ -299,7 +301,7 @@ async def test_a_continuing_call_that_brings_no_answer_is_asked_again() -> None:
 
 async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
     server = Server(ASKS)
-    following = ServerTasks("s", 60)
+    following = UpstreamTasks("s", 60)
     asked = await following.follow(CREATED, a_call(), server.ask, finish)
     with pytest.raises(WorkFailed, match="given up"):
         again = a_call(handle=asked.handle)
@@ -310,7 +312,7 @@ async def test_a_task_whose_question_is_given_up_is_cancelled() -> None:
 
 async def test_open_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_tasks, "MAX_OPEN", 2)
-    server, following = Server(ASKS), ServerTasks("s", 60)
+    server, following = Server(ASKS), UpstreamTasks("s", 60)
     ann, bob, eve = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b", "e"))
     await following.follow(CREATED, ann, server.ask, finish)
     await following.follow(CREATED, bob, server.ask, finish)
@@ -325,7 +327,7 @@ async def test_one_caller_has_at_most_half_of_the_places_for_open_questions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote_tasks, "MAX_OPEN", 4)
-    server, following = Server(ASKS), ServerTasks("s", 60)
+    server, following = Server(ASKS), UpstreamTasks("s", 60)
     ann, bob = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b"))
     for _ in range(2):
         await following.follow(CREATED, ann, server.ask, finish)
@@ -340,7 +342,7 @@ async def test_one_caller_has_at_most_half_of_the_places_for_open_questions(
 async def test_a_question_of_an_unknown_kind_is_a_bad_reply_and_the_task_is_cancelled() -> None:
     server = Server({**ASKS, "inputRequests": {"a": {"method": "x/y"}}})
     with pytest.raises(BadReply, match='"x/y"'):
-        await ServerTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
+        await UpstreamTasks("s", 60).follow(CREATED, a_call(), server.ask, finish)
     await asyncio.wait_for(server.cancelled.wait(), 5)
 
 
@@ -357,7 +359,7 @@ async def test_the_older_form_waits_for_the_result_and_asks_how_it_goes_on_meanw
             meta = {"io.modelcontextprotocol/related-task": {"taskId": "t1"}}
             server.result.set_result({"content": ["done"], "_meta": meta})
 
-    value, size = await ServerTasks("s", 60).outcome(OLD, hear, server.ask, watched=True)
+    value, size = await UpstreamTasks("s", 60).wait_result(OLD, hear, server.ask, watched=True)
     assert (value, size) == ({"content": ["done"], "_meta": {}}, 7)
     assert told == [Lasting(), Progress(progress=1, message="half")]
     assert "tasks/cancel" not in server.methods()
@@ -366,7 +368,7 @@ async def test_the_older_form_waits_for_the_result_and_asks_how_it_goes_on_meanw
 async def test_nobody_asks_how_it_goes_on_for_whom_it_is_all_one() -> None:
     server = Server()
     server.result.set_result({"content": []})
-    await ServerTasks("s", 60).outcome(OLD, lambda update: None, server.ask, watched=False)
+    await UpstreamTasks("s", 60).wait_result(OLD, lambda update: None, server.ask, watched=False)
     assert server.methods() == ["tasks/result"]
 
 
@@ -375,12 +377,16 @@ async def test_the_calls_own_error_comes_through_and_a_lost_task_is_told_from_it
     server = Server({"status": "failed"})
     server.result.set_exception(WorkFailed("no", native))
     with pytest.raises(WorkFailed) as failed:
-        await ServerTasks("s", 60).outcome(OLD, lambda update: None, server.ask, watched=False)
+        await UpstreamTasks("s", 60).wait_result(
+            OLD, lambda update: None, server.ask, watched=False
+        )
     assert failed.value.native == native
     server = Server(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
     server.result.set_exception(WorkFailed("unknown", {"code": -32602, "message": "unknown"}))
     with pytest.raises(WorkFailed, match="no longer knows"):
-        await ServerTasks("s", 60).outcome(OLD, lambda update: None, server.ask, watched=False)
+        await UpstreamTasks("s", 60).wait_result(
+            OLD, lambda update: None, server.ask, watched=False
+        )
 
 
 async def test_a_server_that_does_not_wait_is_asked_again() -> None:
@@ -392,13 +398,15 @@ async def test_a_server_that_does_not_wait_is_asked_again() -> None:
             return {"content": ["done"]}, 7
         return await server.ask(method, params, timeout)
 
-    value, _ = await ServerTasks("s", 60).outcome(OLD, lambda update: None, ask, watched=False)
+    value, _ = await UpstreamTasks("s", 60).wait_result(
+        OLD, lambda update: None, ask, watched=False
+    )
     assert value == {"content": ["done"]}
 
 
 async def test_whoever_leaves_the_older_form_has_the_task_cancelled_too() -> None:
     server = Server({"status": "working"})
-    outcome = ServerTasks("s", 60).outcome(OLD, lambda update: None, server.ask, watched=True)
+    outcome = UpstreamTasks("s", 60).wait_result(OLD, lambda update: None, server.ask, watched=True)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await outcome
@@ -437,6 +445,6 @@ def test_both_forms_of_a_task_are_known_from_results() -> None:
     assert is_task(CREATED) and is_task(OLD)
     for other in (None, [], {"content": []}, {"task": "x"}, {"task": {"taskId": 7}}):
         assert not is_task(other)
-    assert remote_tasks.may_last({"tasks": {}})
-    assert remote_tasks.may_last({"extensions": {TASKS: {}}})
-    assert not remote_tasks.may_last({"extensions": {}, "tools": {}})
+    assert remote_tasks.makes_tasks({"tasks": {}})
+    assert remote_tasks.makes_tasks({"extensions": {TASKS: {}}})
+    assert not remote_tasks.makes_tasks({"extensions": {}, "tools": {}})

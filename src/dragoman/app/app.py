@@ -56,7 +56,7 @@ from dragoman.mcp.client.child_process import kill_marked
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.descendants import DESCENDANTS
 from dragoman.mcp.client.upstream import Upstream
-from dragoman.mcp.client.upstream_manager import Servers
+from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.protocol.elicitation import WAITS
 from dragoman.mcp.protocol.tool_names import canonical_name
@@ -200,14 +200,14 @@ class Instance:
             self._lookup,
             lambda url, private: self.net.reaching(url, allow_private=private),
         )
-        self.servers = Servers(self._upstream, self.hub.catalogs, self.bus)
+        self.servers = UpstreamManager(self._upstream, self.hub.catalogs, self.bus)
         self.tasks = Tasks(
             most=limits.tasks, most_each=limits.tasks_each, ttl=2 * limits.task_timeout_secs
         )
         self.face = Face(
             self.hub,
             key,
-            lambda client: self.config.mcp.style_for(client),
+            lambda client: self.config.mcp.find_style(client),
             limits.question_secs,
             self.tasks,
             config.mcp.task_after_secs,
@@ -315,7 +315,7 @@ class Instance:
             await listener.start()
         loop = asyncio.get_running_loop()
         await self.servers.apply(self.config.mcp_servers)
-        settled = asyncio.gather(self.servers.settled(), self.agents.settled())
+        settled = asyncio.gather(self.servers.wait_settled(), self.agents.settled())
         self._settled = start_task(_within(SETTLE_SECONDS, settled))
         self._settled.add_done_callback(lambda _: startup.settle())
         self._mcp_server = await loop.create_unix_server(
@@ -518,7 +518,7 @@ class Instance:
         }
 
     def server_log(self, name: str) -> str | None:
-        return self.servers.log(name)
+        return self.servers.read_log(name)
 
     def server_states(self) -> Mapping[str, Any]:
         states = self.servers.snapshot()

@@ -36,7 +36,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
 from dragoman.core.tool import Target
 from dragoman.guards.validate import compile_schema
-from dragoman.mcp.config import header_pairs
+from dragoman.mcp.config import parse_headers
 from dragoman.net.client import Client
 from dragoman.net.dialing import resolve_apart
 from dragoman.stores.registry import RegistryStore
@@ -187,7 +187,7 @@ class AgentSide:
         credentials = Credentials(
             entry.name,
             entry.token,
-            dict(header_pairs(entry.headers)),
+            dict(parse_headers(entry.headers)),
             self._lookup,
             self._place,
             files_below=Path("/") if source == CONFIG else self._place.resolve() / TOKENS,

@@ -14,7 +14,7 @@ from dragoman.cli.base.errors import NO_HUB, USAGE, say, stop, stop_for
 from dragoman.cli.base.hub_client import place_of
 from dragoman.cli.base.output import clean, home_option, json_option, print_json, user_name
 from dragoman.cli.base.prompt import confirm
-from dragoman.config import Config, StdioTransport, header_pairs, load
+from dragoman.config import Config, StdioTransport, load, parse_headers
 from dragoman.core.errors import HubError
 from dragoman.core.urls import render_arguments
 
@@ -95,7 +95,7 @@ def _find_secret(config: Config) -> str:
 
 def _has_secret(url: str, headers: dict[str, str] | list[str]) -> bool:
     parts = urlsplit(url)
-    literal = any(value and "${" not in value for _, value in header_pairs(headers))
+    literal = any(value and "${" not in value for _, value in parse_headers(headers))
     return literal or bool(parts.query or parts.username or parts.password)
 
 

@@ -14,7 +14,7 @@ from dragoman import home as homes
 from dragoman.cli.base.errors import say, stop, stop_for
 from dragoman.cli.base.hub_client import place_of
 from dragoman.cli.base.output import clean, home_option, json_option, print_json, table
-from dragoman.config import header_pairs
+from dragoman.config import parse_headers
 from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_arguments, render_origin
 
@@ -242,7 +242,7 @@ def _render_value(name: str, value: Any) -> str:
     if name == "args":
         value = render_arguments(value)
     elif name == "headers":
-        value = [f"{header}: …" for header, _ in header_pairs(value)]
+        value = [f"{header}: …" for header, _ in parse_headers(value)]
     elif isinstance(value, dict) and name not in SHOWN_TABLES:
         value = dict.fromkeys(value, "…")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

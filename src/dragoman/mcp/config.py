@@ -200,7 +200,7 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         Meta(ge=0, le=1_000_000, description="The same of all servers together."),
     ] = 16_000
 
-    def style_for(self, client: str) -> Style:
+    def find_style(self, client: str) -> Style:
         """How tools are called for the client of that name."""
         for pattern, style in self.names_for.items():
             if fnmatchcase(client.lower(), pattern.lower()):
@@ -214,12 +214,12 @@ def _refuses_long_names(client: str) -> bool:
     return any(fnmatchcase(client.lower(), pattern) for pattern in PORTABLE_CLIENTS)
 
 
-def namespace(server: str) -> str:
+def fold_server_name(server: str) -> str:
     """Names that lead to the same aliases are one name."""
     return server.lower().replace("-", "_").replace(" ", "_")
 
 
-def header_pairs(headers: dict[str, str] | list[str]) -> Iterator[tuple[str, str]]:
+def parse_headers(headers: dict[str, str] | list[str]) -> Iterator[tuple[str, str]]:
     """Both forms: a table, or lines of "Name: value"."""
     if isinstance(headers, dict):
         yield from headers.items()

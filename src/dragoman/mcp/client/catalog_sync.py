@@ -17,8 +17,8 @@ from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
 from dragoman.core.unlisted_resources import MAX_URI, listed_address, own_address
-from dragoman.mcp.client.notification_stream import tells_of_resources
-from dragoman.mcp.client.session import Session
+from dragoman.mcp.client.notification_stream import announces_resources
+from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.client.streamable_http import HttpWire
 from dragoman.mcp.protocol.mirrored_headers import Path, header_params
 from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, names_of, tool_from_definition
@@ -35,7 +35,7 @@ LIST_SECONDS = 10.0
 """The longest that any list but that of the tools is waited for."""
 
 
-class Kind(NamedTuple):
+class ListKind(NamedTuple):
     feature: str
     """Of the server; without it nothing is asked."""
     method: str
@@ -47,14 +47,14 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    TOOL: Kind("tools", "tools/list", "tools", "notifications/tools/list_changed", "name"),
-    PROMPT: Kind(
+    TOOL: ListKind("tools", "tools/list", "tools", "notifications/tools/list_changed", "name"),
+    PROMPT: ListKind(
         "prompts", "prompts/list", "prompts", "notifications/prompts/list_changed", "name"
     ),
-    RESOURCE: Kind(
+    RESOURCE: ListKind(
         "resources", "resources/list", "resources", "notifications/resources/list_changed", "uri"
     ),
-    TEMPLATE: Kind(
+    TEMPLATE: ListKind(
         "resources",
         "resources/templates/list",
         "resourceTemplates",
@@ -64,20 +64,20 @@ KINDS = {
 }
 
 
-def is_offered(session: Session, kind: str) -> bool:
+def is_offered(session: UpstreamSession, kind: str) -> bool:
     """Whether the server says that it has something of that kind. One that declares no capabilities
     at all may still have tools."""
     assumed = kind == TOOL and not session.features
     return assumed or session.features.get(KINDS[kind].feature) is not None
 
 
-def is_announced(session: Session, kind: str) -> bool:
+def is_announced(session: UpstreamSession, kind: str) -> bool:
     """Whether the server says that it announces changes of that list."""
     offered = session.features.get(KINDS[kind].feature)
     return isinstance(offered, dict) and offered.get("listChanged") is True
 
 
-def kinds_changed(method: str) -> list[str]:
+def find_changed_kinds(method: str) -> list[str]:
     """The kinds whose list a notification is about."""
     return [name for name, kind in KINDS.items() if kind.changed == method]
 
@@ -86,7 +86,7 @@ Lists = dict[str, "list[Any] | HubError"]
 """By kind; an error where the server did not give it."""
 
 
-class Made(NamedTuple):
+class ParsedList(NamedTuple):
     """What became of a list."""
 
     definitions: list[Any]
@@ -97,7 +97,7 @@ class Made(NamedTuple):
     problems: list[str]
 
 
-class Offers:
+class CatalogSync:
     def __init__(
         self,
         target: Target,
@@ -140,10 +140,10 @@ class Offers:
             found += catalog.remarks(self._target.name)
         return found[:MAX_PROBLEMS]
 
-    def count(self, kind: str) -> int:
+    def count_offered(self, kind: str) -> int:
         return len(self._catalogs[kind].offered_by(self._target.name))
 
-    def total(self, kind: str) -> int:
+    def count_total(self, kind: str) -> int:
         """Of all servers."""
         return len(self._catalogs[kind])
 
@@ -151,13 +151,13 @@ class Offers:
         for catalog in self._catalogs.values():
             catalog.withdraw(self._target.name)
 
-    def offered(self, kind: str) -> Sequence[Tool]:
+    def list_offered(self, kind: str) -> Sequence[Tool]:
         """What the catalog has of it."""
         return self._catalogs[kind].offered_by(self._target.name)
 
-    async def listed(
+    async def fetch_lists(
         self,
-        session: Session,
+        session: UpstreamSession,
         kinds: Iterable[str],
         timeout: float,
         declared: Mapping[str, Any] = NOTHING,
@@ -166,7 +166,7 @@ class Offers:
         not given. `declared` is what a request of the modern era says its sender can be asked."""
         wanted = list(kinds)
         found = await asyncio.gather(
-            *(self._list(session, kind, timeout, declared) for kind in wanted)
+            *(self._fetch_list(session, kind, timeout, declared) for kind in wanted)
         )
         lists = dict(zip(wanted, found, strict=True))
         for kind, entries in lists.items():
@@ -174,41 +174,43 @@ class Offers:
                 raise entries
         return lists
 
-    async def offer(self, session: Session, lists: Lists) -> None:
+    async def publish(self, session: UpstreamSession, lists: Lists) -> None:
         """Of a list that was not given what was offered stays."""
         self.has_resources = session.features.get("resources") is not None
-        self.tells_of_resources = tells_of_resources(session)
+        self.tells_of_resources = announces_resources(session)
         extensions = session.features.get("extensions")
         self.extensions = extensions if isinstance(extensions, dict) else NOTHING
-        changes: list[tuple[str, Made]] = []
+        changes: list[tuple[str, ParsedList]] = []
         self.spent = 0.0
         checked = session.modern and isinstance(session.wire, HttpWire)
         for kind, entries in lists.items():
             if isinstance(entries, HubError):
-                self.report(KINDS[kind].method, [f"no {kind}s are listed: {entries}"])
+                self.report_problems(KINDS[kind].method, [f"no {kind}s are listed: {entries}"])
                 continue
-            self.report(KINDS[kind].method, [])
+            self.report_problems(KINDS[kind].method, [])
             begun = thread_time()
             differs = entries != self._listed[kind]
             self.spent += thread_time() - begun
             if differs or (kind == TOOL and checked != self._checked):
-                changes.append((kind, await self._made(kind, entries, checked and kind == TOOL)))
+                changes.append(
+                    (kind, await self._parse_list(kind, entries, checked and kind == TOOL))
+                )
         begun = thread_time()
         for kind, made in changes:  # what is as it was is not touched: nobody is told of a change
-            self._offer(kind, made)
-        self._offer_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
+            self._publish_kind(kind, made)
+        self._publish_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
         self.spent += thread_time() - begun
 
-    def _offer_instructions(self, text: str) -> None:
+    def _publish_instructions(self, text: str) -> None:
         catalog = self._catalogs.get(INSTRUCTIONS)
         if catalog is None or text == self._instructions:
             return
         self._instructions = text
-        tool = instructions_of(self._target, text)
+        tool = tool_from_instructions(self._target, text)
         catalog.offer(self._target.name, [tool] if text else [])
 
-    def _offer(self, kind: str, made: Made) -> None:
-        self.report(kind, made.problems)
+    def _publish_kind(self, kind: str, made: ParsedList) -> None:
+        self.report_problems(kind, made.problems)
         self._listed[kind] = made.definitions
         if kind == TOOL:
             self._checked, self.mirrored = made.checked, made.mirrored
@@ -217,8 +219,8 @@ class Offers:
         except ConfigError as error:
             self._problems[kind].append(str(error))
 
-    async def _list(
-        self, session: Session, kind: str, timeout: float, declared: Mapping[str, Any]
+    async def _fetch_list(
+        self, session: UpstreamSession, kind: str, timeout: float, declared: Mapping[str, Any]
     ) -> list[Any] | HubError:
         """As the server put it, or why there is none. No other list keeps the tools waiting."""
         _, method, member, *_ = KINDS[kind]
@@ -230,16 +232,16 @@ class Offers:
             within = timeout = min(timeout, LIST_SECONDS)
         try:
             async with asyncio.timeout(within):
-                meta = session.meta_for(declared, None)
-                return await self._entries(session, kind, method, member, timeout, meta)
+                meta = session.build_meta(declared, None)
+                return await self._fetch_entries(session, kind, method, member, timeout, meta)
         except TimeoutError:
             return TimedOut(f'"{method}" was not answered to the end within {timeout:g} s')
         except HubError as error:
             return error
 
-    async def _entries(
+    async def _fetch_entries(
         self,
-        session: Session,
+        session: UpstreamSession,
         kind: str,
         method: str,
         member: str,
@@ -247,7 +249,7 @@ class Offers:
         meta: Mapping[str, Any],
     ) -> list[Any]:
         try:
-            return await session.entries(method, member, timeout, meta)
+            return await session.list_entries(method, member, timeout, meta)
         except HubError as error:
             native = getattr(error, "native", None)
             unknown = isinstance(native, dict) and native.get("code") == METHOD_NOT_FOUND
@@ -256,8 +258,8 @@ class Offers:
                 return []
             raise
 
-    async def _made(self, kind: str, definitions: list[Any], checked: bool) -> Made:
-        made = Made(definitions, checked, [], {}, [])
+    async def _parse_list(self, kind: str, definitions: list[Any], checked: bool) -> ParsedList:
+        made = ParsedList(definitions, checked, [], {}, [])
         taken: set[str] = set()
         begun = thread_time()
         for position, definition in enumerate(definitions):
@@ -266,8 +268,8 @@ class Offers:
                 await asyncio.sleep(0)
                 begun = thread_time()
             try:
-                tool = self._one(kind, definition, taken)
-                if checked and (params := _headers(tool)):
+                tool = self._parse_entry(kind, definition, taken)
+                if checked and (params := _find_header_params(tool)):
                     made.mirrored[tool.remote_name] = params
             except BadTool as error:
                 made.problems.append(f"{kind} {position + 1} is left out: {error}")
@@ -277,7 +279,7 @@ class Offers:
         self.spent += thread_time() - begun
         return made
 
-    def _one(self, kind: str, definition: Any, taken: Collection[str]) -> Tool:
+    def _parse_entry(self, kind: str, definition: Any, taken: Collection[str]) -> Tool:
         if kind == TOOL:
             return tool_from_definition(
                 definition, self._target, taken, self._compile, self._prefix
@@ -286,7 +288,7 @@ class Offers:
             return prompt_from_definition(definition, self._target, taken, self._prefix)
         return resource_from_definition(definition, self._target, taken, kind, KINDS[kind].id)
 
-    def report(self, about: str, problems: list[str]) -> None:
+    def report_problems(self, about: str, problems: list[str]) -> None:
         """Whatever was said about the same before is over."""
         known, found = self._problems.get(about, []), problems[:MAX_PROBLEMS]
         self._problems[about] = found
@@ -295,7 +297,7 @@ class Offers:
                 log.warning('server "%s": %s', self._target.name, problem)
 
 
-def _headers(tool: Tool) -> Mapping[str, Path]:
+def _find_header_params(tool: Tool) -> Mapping[str, Path]:
     try:
         return header_params(tool.definition["inputSchema"])
     except ValueError as error:
@@ -306,7 +308,7 @@ def prompt_from_definition(
     definition: Any, target: Target, taken: Collection[str], prefix: str | None = None
 ) -> Tool:
     """A server's prompt as the hub offers it. `taken` are the names that its list had before it."""
-    name = _text(definition, "name", MAX_NAME)
+    name = _read_text(definition, "name", MAX_NAME)
     arguments = definition.get("arguments")
     if not isinstance(arguments, list | None) or not all(
         isinstance(argument, dict) and isinstance(argument.get("name"), str)
@@ -320,7 +322,7 @@ def prompt_from_definition(
         other_names=others,
         kind=PROMPT,
         remote_name=name,
-        description=_description(definition, name),
+        description=_read_description(definition, name),
         definition=definition,
         target=target,
     )
@@ -330,8 +332,8 @@ def resource_from_definition(
     definition: Any, target: Target, taken: Collection[str], kind: str, member: str
 ) -> Tool:
     """A server's resource, or template of such, which is called as the server has it."""
-    uri = _text(definition, member, MAX_URI)
-    _text(definition, "name", MAX_URI)
+    uri = _read_text(definition, member, MAX_URI)
+    _read_text(definition, "name", MAX_URI)
     if not uri.isprintable():
         raise BadTool(f"its {member} has characters that no address has")
     if uri in taken:
@@ -343,13 +345,13 @@ def resource_from_definition(
         other_names={"own": own} if (own := own_address(target.name, uri)) != name else {},
         kind=kind,
         remote_name=uri,
-        description=_description(definition, uri),
+        description=_read_description(definition, uri),
         definition=definition,
         target=target,
     )
 
 
-def instructions_of(target: Target, text: str) -> Tool:
+def tool_from_instructions(target: Target, text: str) -> Tool:
     """A server's instructions in the form in which they are reviewed; nothing calls them."""
     name = f"{target.name}.{INSTRUCTIONS}"
     return Tool(
@@ -363,7 +365,7 @@ def instructions_of(target: Target, text: str) -> Tool:
     )
 
 
-def _text(definition: Any, member: str, longest: int) -> str:
+def _read_text(definition: Any, member: str, longest: int) -> str:
     if not isinstance(definition, dict):
         raise BadTool("it is no object")
     text = definition.get(member)
@@ -372,7 +374,7 @@ def _text(definition: Any, member: str, longest: int) -> str:
     return text
 
 
-def _description(definition: Mapping[str, Any], name: str) -> str:
+def _read_description(definition: Mapping[str, Any], name: str) -> str:
     description = definition.get("description", "")
     if not isinstance(description, str | None):
         raise BadTool(f'"{name[:200]}" has a description that is no text')

@@ -33,7 +33,7 @@ MARK = "DRAGOMAN_CHILD"
 """Set in every child's environment, so that all that it started can be found and ended."""
 
 
-class Ring:
+class OutputRing:
     """The last bytes of a child's stderr."""
 
     def __init__(self, limit: int = STDERR_BYTES) -> None:
@@ -45,15 +45,15 @@ class Ring:
         if len(self._data) > 2 * self.limit:  # not at every write: that would copy all of it
             del self._data[: -self.limit]
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         return self._data[-self.limit :].decode("utf-8", "replace")
 
-    def last_line(self) -> str:
-        lines = [line for line in self.text().splitlines() if line.strip()]
+    def read_last_line(self) -> str:
+        lines = [line for line in self.read_text().splitlines() if line.strip()]
         return lines[-1].strip()[:300] if lines else ""
 
 
-PASSED = frozenset(
+COMMON_VARIABLES = frozenset(
     {
         *("LANG", "LANGUAGE", "TZ"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
@@ -63,7 +63,7 @@ PASSED = frozenset(
 )
 """What every child is given where it is set, and all that begins with LC_: no program works well
 without its language, its time zone and the certificates that it is to trust."""
-OF_THE_USER = frozenset(
+USER_VARIABLES = frozenset(
     {
         *("USER", "LOGNAME", "SHELL", "TERM", "TMPDIR"),
         *("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"),
@@ -83,7 +83,7 @@ CACHES = {
 """Where package runners keep what they have fetched, below one folder for all private homes."""
 
 
-def environment(
+def build_environment(
     names: Sequence[str],
     lookup: Mapping[str, str],
     folder: Path,
@@ -100,17 +100,19 @@ def environment(
     passed = {
         name: value
         for name, value in lookup.items()
-        if name in PASSED or name.startswith("LC_") or (with_user_home and name in OF_THE_USER)
+        if name in COMMON_VARIABLES
+        or name.startswith("LC_")
+        or (with_user_home and name in USER_VARIABLES)
     }
     given = {name: lookup[name] for name in names if name in lookup}
     if with_user_home:
         own = {"HOME": lookup.get("HOME") or os.path.expanduser("~")}
     else:
-        own = _make_private(folder, caches)
+        own = _make_private_home(folder, caches)
     return {"PATH": lookup.get("PATH", os.defpath), **passed, **own, **given, MARK: mark}
 
 
-def _make_private(folder: Path, caches: Path) -> dict[str, str]:
+def _make_private_home(folder: Path, caches: Path) -> dict[str, str]:
     """Makes the folders of a private home; gives the variables that lead there."""
     home, tmp = folder / "home", folder / "tmp"
     for path in (home, tmp, caches):
@@ -148,11 +150,11 @@ class _PipeEnd:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def hand_over(self, loop: asyncio.AbstractEventLoop) -> _HandedOver:
+    def hand_over(self, loop: asyncio.AbstractEventLoop) -> _TransportFile:
         """What a transport gets: from here on the transport alone closes the descriptor, even
         when connecting it is cancelled."""
         fd, self._fd = self._fd, -1
-        return _HandedOver(fd, isinstance(loop, asyncio.BaseEventLoop))
+        return _TransportFile(fd, isinstance(loop, asyncio.BaseEventLoop))
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -160,7 +162,7 @@ class _PipeEnd:
             os.close(fd)
 
 
-class _HandedOver:
+class _TransportFile:
     """The file object that a transport takes for a pipe. asyncio's own transports close the
     descriptor through it. libuv closes the descriptor itself and calls `close` afterwards, when
     the number may already be another file's: `close` must do nothing there."""
@@ -188,12 +190,12 @@ class _Pipes(NamedTuple):
             end.close()
 
 
-class Child:
+class ChildProcess:
     """One running program. `received` gets its stdout; `exited` is done, in words, when it has
     ended or cannot be talked to any more."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], pipes: _Pipes, mark: str, stderr: Ring
+        self, process: subprocess.Popen[bytes], pipes: _Pipes, mark: str, stderr: OutputRing
     ) -> None:
         self.process = process
         self.pid = process.pid
@@ -219,9 +221,9 @@ class Child:
         env: dict[str, str],
         cwd: str,
         received: Callable[[bytes], None],
-        stderr: Ring,
+        stderr: OutputRing,
         server: str = "",
-    ) -> Child:
+    ) -> ChildProcess:
         program = shutil.which(command, path=env["PATH"])
         if program is None:
             raise Unreachable(
@@ -238,7 +240,7 @@ class Child:
         try:
             await child._connect(received)
         except BaseException as error:
-            await child.end()
+            await child.terminate()
             if isinstance(error, OSError):
                 raise Unreachable(
                     f'"{program}" could not be connected to: {error}', sent=False
@@ -252,9 +254,10 @@ class Child:
         if hasattr(os, "pidfd_open"):
             # What it has started may hold its pipes open, so their end does not tell of its own.
             self._pidfd = os.pidfd_open(self.pid)
-            loop.add_reader(self._pidfd, self._over, "")
+            loop.add_reader(self._pidfd, self._note_closed, "")
         self._stdout, _ = await loop.connect_read_pipe(
-            lambda: _Reader(received, lambda: self._over("output")), pipes.stdout.hand_over(loop)
+            lambda: _Reader(received, lambda: self._note_closed("output")),
+            pipes.stdout.hand_over(loop),
         )
         self._transports.append(self._stdout)
         errors, _ = await loop.connect_read_pipe(
@@ -262,21 +265,21 @@ class Child:
         )
         self._transports.append(errors)
         self._stdin, _ = await loop.connect_write_pipe(
-            lambda: _Writer(lambda: self._over("input")), pipes.stdin.hand_over(loop)
+            lambda: _Writer(lambda: self._note_closed("input")), pipes.stdin.hand_over(loop)
         )
         self._transports.append(self._stdin)
 
     def write(self, data: bytes) -> None:
         stdin = self._stdin
-        if self.over or stdin is None:
-            words = self.exited.result() if self.exited.done() else self._exit_words()
+        if self.is_over or stdin is None:
+            words = self.exited.result() if self.exited.done() else self._describe_exit()
             raise Unreachable(words, sent=False)
         if stdin.get_write_buffer_size() > UNWRITTEN_BYTES:
             raise Unreachable("it does not read what it is sent", sent=False)
         stdin.write(data)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it can be written to no more. Asks the system too: that it has just ended may not
         have been heard yet, and what is written to it then would count as sent."""
         stdin = self._stdin
@@ -304,7 +307,7 @@ class Child:
         if self._stdout is not None and not self._stdout.is_closing():
             self._stdout.resume_reading()
 
-    def _over(self, pipe: str) -> None:
+    def _note_closed(self, pipe: str) -> None:
         """It has exited (`pipe` is empty) or closed one of its pipes: it is of no more use."""
         if pipe:
             self._closed.append(pipe)
@@ -313,16 +316,16 @@ class Child:
         if self.exited.done():
             return
         if "output" in self._closed and self.process.poll() is not None:
-            self._ended()
+            self._set_exited()
         elif self._grace is None:
             loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(GRACE_SECONDS, self._ended)
+            self._grace = loop.call_later(GRACE_SECONDS, self._set_exited)
 
-    def _ended(self) -> None:
+    def _set_exited(self) -> None:
         if not self.exited.done():
-            self.exited.set_result(self._exit_words())
+            self.exited.set_result(self._describe_exit())
 
-    def _exit_words(self) -> str:
+    def _describe_exit(self) -> str:
         code = self.process.poll()
         if code is None:
             how = f"it closed its {self._closed[0] if self._closed else 'input'}"
@@ -330,25 +333,25 @@ class Child:
             how = f"it was ended by signal {signal.Signals(-code).name}"
         else:
             how = f"it exited with status {code}"
-        last = self.stderr.last_line()
+        last = self.stderr.read_last_line()
         return f"{how}; its last words: {last}" if last else how
 
-    async def end(self, patience: float = END_SECONDS) -> None:
+    async def terminate(self, patience: float = END_SECONDS) -> None:
         """Ends it and all that it started: asks by closing its stdin, then tells, then kills."""
-        DESCENDANTS.note(self.pid)  # when it has ended nobody can tell what it has started
+        DESCENDANTS.note_started(self.pid)  # when it has ended nobody can tell what it has started
         try:
             self._close_input()
-            if self._closed or not await self._gone(patience):
+            if self._closed or not await self._wait_exit(patience):
                 _signal_group(self.pid, signal.SIGTERM)
-                await self._gone(patience / 2)
+                await self._wait_exit(patience / 2)
         finally:  # whoever waits for this may have lost patience as well
             DESCENDANTS.kill(self.pid)  # while it can still be told what is its
             _signal_group(self.pid, signal.SIGKILL)
             DESCENDANTS.kill(self.pid)
             kill_marked(self._mark)
-            self._let_go()
+            self._release()
         try:
-            await self._gone(1)
+            await self._wait_exit(1)
         finally:
             DESCENDANTS.discard(self.pid)
 
@@ -358,12 +361,12 @@ class Child:
         else:
             self._pipes.stdin.close()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._unwatch()
         for transport in self._transports:
             transport.close()
         self._pipes.close()
-        self._ended()
+        self._set_exited()
 
     def _unwatch(self) -> None:
         if self._pidfd >= 0:
@@ -371,7 +374,7 @@ class Child:
             os.close(self._pidfd)
             self._pidfd = -1
 
-    async def _gone(self, seconds: float) -> bool:
+    async def _wait_exit(self, seconds: float) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         pause = 0.002

@@ -16,8 +16,8 @@ from dragoman.core.call import Call
 from dragoman.core.errors import HubError, NotFound
 from dragoman.core.ports import Viewer
 from dragoman.core.tool import PROMPT, RESOURCE, TOOL
-from dragoman.mcp.client.catalog_sync import KINDS, LIST_SECONDS, Lists, Offers
-from dragoman.mcp.client.client_sessions import Key, NotOpened, Own, PersonalSessions
+from dragoman.mcp.client.catalog_sync import KINDS, LIST_SECONDS, CatalogSync, Lists
+from dragoman.mcp.client.client_sessions import ClientSession, ClientSessions, Key, SessionNotOpened
 from dragoman.mcp.client.handshake_session import OWNER, HandshakeSession
 from dragoman.mcp.client.interactive_listing import (
     MAX_PROFILES,
@@ -27,7 +27,7 @@ from dragoman.mcp.client.interactive_listing import (
     Sight,
     profile_of,
 )
-from dragoman.mcp.client.session import Session
+from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.client.session_choice import SessionChoice
 from dragoman.mcp.client.streamable_http import HttpWire
 from dragoman.mcp.protocol.elicitation import WAITS, askable
@@ -43,13 +43,13 @@ _LISTED = frozenset({TOOL, PROMPT, RESOURCE})
 class ClientLists:
     def __init__(
         self,
-        offers: Offers,
+        offers: CatalogSync,
         listing: Listing,
-        personal: PersonalSessions,
+        personal: ClientSessions,
         choice: SessionChoice,
         handshake: HandshakeSession,
         timeout: float,
-        shared: Callable[[], Session | None],
+        shared: Callable[[], UpstreamSession | None],
         tell: Callable[[str, str], None],
         look_at: Callable[[Iterable[str]], None],
     ) -> None:
@@ -138,7 +138,7 @@ class ClientLists:
         own = self._personal.find(viewer, declared) if declared is not None else None
         return self._personal.catch_up(own, kind) if own is not None else None
 
-    async def _find_out(self, shared: Session, viewer: Viewer, profile: str) -> None:
+    async def _find_out(self, shared: UpstreamSession, viewer: Viewer, profile: str) -> None:
         declared = self._choice.features_for(shared, viewer)
         asked = False
         try:
@@ -146,9 +146,9 @@ class ClientLists:
                 lists, asked = await self._personal.read_lists(viewer, declared, self._read)
             else:
                 features = askable(viewer.features, R2607)
-                lists = await self._offers.listed(shared, KINDS, self._timeout, features)
+                lists = await self._offers.fetch_lists(shared, KINDS, self._timeout, features)
             differs = await self._listing.learn(shared, profile, lists)
-        except NotOpened as problem:
+        except SessionNotOpened as problem:
             self._choice.may_share(shared, declared or {}, problem.error)
             self._fail(profile, problem.error)
         except HubError as error:
@@ -159,8 +159,8 @@ class ClientLists:
             if asked:
                 self._choice.learn("it asks its clients when a session begins")
 
-    async def _read(self, session: Session) -> Lists:
-        return await self._offers.listed(session, KINDS, self._timeout)
+    async def _read(self, session: UpstreamSession) -> Lists:
+        return await self._offers.fetch_lists(session, KINDS, self._timeout)
 
     def _fail(self, profile: str, error: HubError) -> None:
         if len(self._failed) >= MAX_PROFILES:
@@ -170,12 +170,14 @@ class ClientLists:
 
     # --- changes -------------------------------------------------------------------------------
 
-    async def read_changed(self, key: Key, own: Own, kinds: set[str], announced: set[str]) -> None:
+    async def read_changed(
+        self, key: Key, own: ClientSession, kinds: set[str], announced: set[str]
+    ) -> None:
         """These lists of an own session may have changed; of some it has said so."""
         session = own.session
         if session is None:
             return
-        lists = await self._offers.listed(session, kinds, self._timeout)
+        lists = await self._offers.fetch_lists(session, kinds, self._timeout)
         shared = self._shared()
         profile = profile_of(own.features)
         if own.is_new and profile != PLAIN and shared is not None:

@@ -23,11 +23,11 @@ from dragoman.core.errors import Full, HubError, InvalidInput, Unreachable, Work
 from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.principal import Principal
 from dragoman.core.read_pacing import pause_after_list
-from dragoman.mcp.client.catalog_sync import Lists, kinds_changed
-from dragoman.mcp.client.notifications import Heard, Listener
-from dragoman.mcp.client.session import Session
-from dragoman.mcp.client.session_questions import OutsideQuestions
-from dragoman.mcp.client.suspended_call import REFUSED, Parked, Room
+from dragoman.mcp.client.catalog_sync import Lists, find_changed_kinds
+from dragoman.mcp.client.notifications import NotificationSink, RequestListener
+from dragoman.mcp.client.session import UpstreamSession
+from dragoman.mcp.client.session_questions import SessionQuestions
+from dragoman.mcp.client.suspended_call import REFUSED, QuestionBudget, SuspendedCall
 from dragoman.mcp.protocol.elicitation import AGAIN, PARKED
 from dragoman.mcp.server.client_state import owner_of
 
@@ -53,30 +53,30 @@ ROOTS_CHANGED = "notifications/roots/list_changed"
 CHANGE_SECONDS = 0.05
 """Changes of a list that a server announces together are read together."""
 
-Open = Callable[[Mapping[str, Any], Heard, Listener], Awaitable[Session]]
+Open = Callable[[Mapping[str, Any], NotificationSink, RequestListener], Awaitable[UpstreamSession]]
 """Opens a session that declares these features; who hears what is said on it unasked, and who takes
 questions outside of calls."""
 Caller = Call | Viewer
 """Whom a session is for."""
-Request = Callable[[Session, Listener], Awaitable[tuple[Any, int]]]
+Request = Callable[[UpstreamSession, RequestListener], Awaitable[tuple[Any, int]]]
 Key = tuple[str, ...]
 
 
 OwnHeard = Callable[[str, Mapping[str, Any], str], None]
 """Takes what is said on the own session of a client and belongs to no call."""
-Lister = Callable[[Session], Awaitable[Lists]]
-OwnChanged = Callable[[Key, "Own", set[str], set[str]], Awaitable[None]]
+Lister = Callable[[UpstreamSession], Awaitable[Lists]]
+OwnChanged = Callable[[Key, "ClientSession", set[str], set[str]], Awaitable[None]]
 """Reads lists of an own session that may have changed; of the second set it has said so."""
 
 
-class Asking(NamedTuple):
+class OpenQuestions(NamedTuple):
     """What a server asks before it answers, and the handle to continue with."""
 
     questions: dict[str, Question]
     handle: str
 
 
-class NotOpened(Exception):
+class SessionNotOpened(Exception):
     """A session of a client's own could not be opened: nothing was sent."""
 
     def __init__(self, error: HubError) -> None:
@@ -84,15 +84,15 @@ class NotOpened(Exception):
         self.error = error
 
 
-class Own:
+class ClientSession:
     """One session of a client's own, perhaps still being opened."""
 
     def __init__(
         self,
         call: Caller,
         features: Mapping[str, Any],
-        opening: asyncio.Task[Session],
-        outside: OutsideQuestions,
+        opening: asyncio.Task[UpstreamSession],
+        outside: SessionQuestions,
         now: float,
     ) -> None:
         self.features = features
@@ -120,7 +120,7 @@ class Own:
         """Reads these lists."""
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> UpstreamSession | None:
         opening = self.opening
         if not opening.done() or opening.cancelled() or opening.exception() is not None:
             return None
@@ -132,12 +132,12 @@ class Waiting:
 
     __slots__ = ("own", "parked")
 
-    def __init__(self, own: Own, parked: Parked) -> None:
+    def __init__(self, own: ClientSession, parked: SuspendedCall) -> None:
         self.own = own
         self.parked = parked
 
 
-class PersonalSessions:
+class ClientSessions:
     def __init__(
         self,
         server: str,
@@ -166,7 +166,7 @@ class PersonalSessions:
         self._own_changed = own_changed
         self._own_ended = own_ended
         self._asker = asker
-        self._sessions: dict[Key, Own] = {}
+        self._sessions: dict[Key, ClientSession] = {}
         self._waiting: dict[str, Waiting] = {}
         self._follows: dict[str, Counter[str]] = {}
         """Whose to which resources are followed: what a client's calls change may be known on its
@@ -174,7 +174,7 @@ class PersonalSessions:
         self._endings: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
-        self._room = Room(server, MAX_OPEN_BYTES)
+        self._room = QuestionBudget(server, MAX_OPEN_BYTES)
         self._uses_roots = False
         """Whether the server asks for roots outside of calls: a client that keeps no session is
         then asked for its own before a session is chosen for it."""
@@ -186,35 +186,35 @@ class PersonalSessions:
 
     async def call(
         self, call: Call, features: Mapping[str, Any], request: Request
-    ) -> tuple[Any, int] | Asking:
-        """What the server answers, or what is asked first. Raises `NotOpened`."""
+    ) -> tuple[Any, int] | OpenQuestions:
+        """What the server answers, or what is asked first. Raises `SessionNotOpened`."""
         roots = None
         if not call.client and self._uses_roots and "roots" in features:
             roots = _find_roots(call)
             if roots is None:
-                return Asking({ROOTS_KEY: Question(ROOTS, {})}, AGAIN)
+                return OpenQuestions({ROOTS_KEY: Question(ROOTS, {})}, AGAIN)
         own, session = await self._enter(call, features, roots)
         try:
             own.is_new = False
-            held, ready = own.outside.take_held(), asyncio.Event()
+            held, ready = own.outside.take_pending(), asyncio.Event()
             if not own.client and any(asked.method == "roots/list" for asked in held):
                 self._uses_roots = True
 
-            async def work(heard: Listener) -> tuple[Any, int]:
+            async def work(heard: RequestListener) -> tuple[Any, int]:
                 if held:  # what the server wants to know first may decide what the call does
                     await ready.wait()
                 return await request(session, heard)
 
-            parked = Parked(call, session.revision, self._call_secs, work, self._room)
+            parked = SuspendedCall(call, session.revision, self._call_secs, work, self._room)
             for asked in held:
-                asked.replied = ready.set
+                asked.on_reply = ready.set
                 if not parked.adopt(asked):
                     asked.refuse(REFUSED, "the question cannot be put to the client")
             return await self._outcome(Waiting(own, parked))
         finally:
             self._left(own)
 
-    async def resume(self, call: Call) -> tuple[Any, int] | Asking:
+    async def resume(self, call: Call) -> tuple[Any, int] | OpenQuestions:
         """Continues a parked call with the answers that `call` brings."""
         id = (call.handle or "").removeprefix(PARKED)
         waiting = self._waiting.get(id)
@@ -228,7 +228,7 @@ class PersonalSessions:
         del self._waiting[id]
         waiting.own.parked -= 1  # the place that its call had is kept until it is left
         self._note_roots(waiting, call.answers)
-        waiting.parked.take_up(call)
+        waiting.parked.resume(call)
         try:
             return await self._outcome(waiting)
         finally:
@@ -242,14 +242,14 @@ class PersonalSessions:
             if not waiting.own.client:
                 waiting.own.roots = _digest(answer)
 
-    async def _outcome(self, waiting: Waiting) -> tuple[Any, int] | Asking:
+    async def _outcome(self, waiting: Waiting) -> tuple[Any, int] | OpenQuestions:
         parked, own = waiting.parked, waiting.own
         asks = False
         try:
-            outcome = await parked.outcome()
+            outcome = await parked.wait_outcome()
             if outcome is not None:
                 for asked in parked.release_roots():
-                    own.outside.take(asked)
+                    own.outside.adopt(asked)
                 return outcome
             self._check_places(own)
             asks = True
@@ -260,10 +260,10 @@ class PersonalSessions:
         self._waiting[id] = waiting
         own.parked += 1
         own.calls += 1
-        parked.park(self._question_secs, lambda: self._lapse(id))
-        return Asking(parked.questions, PARKED + id)
+        parked.suspend(self._question_secs, lambda: self._lapse(id))
+        return OpenQuestions(parked.questions, PARKED + id)
 
-    def _check_places(self, own: Own) -> None:
+    def _check_places(self, own: ClientSession) -> None:
         """Raises `Full` where no more may wait for answers."""
         if len(self._waiting) >= MAX_PARKED or own.parked >= MAX_PARKED_OF_ONE:
             raise Full(f'too many questions of server "{self._server}" are open; try again later')
@@ -299,7 +299,7 @@ class PersonalSessions:
         self, call: Caller, features: Mapping[str, Any], lister: Lister
     ) -> tuple[Lists, bool]:
         """What the client's own session lists, and whether the server asked something when it
-        began. Raises `NotOpened`."""
+        began. Raises `SessionNotOpened`."""
         own, session = await self._enter(call, features)
         try:
             return await lister(session), own.outside.has_asked
@@ -328,7 +328,7 @@ class PersonalSessions:
             self._begin_reading(key, own)
         return own.reading
 
-    def _begin_reading(self, key: Key, own: Own) -> None:
+    def _begin_reading(self, key: Key, own: ClientSession) -> None:
         if own.reading is None and self._own_changed is not None:
             own.reading = self._loop.create_task(self._read_changed(key, own, self._own_changed))
 
@@ -357,7 +357,7 @@ class PersonalSessions:
 
     async def follow_alone(self, call: Call, uri: str, features: Mapping[str, Any]) -> bool:
         """Follows a resource on the caller's own session, which is opened for that. False where
-        the server tells of no changes there either. Raises `NotOpened`."""
+        the server tells of no changes there either. Raises `SessionNotOpened`."""
         own, session = await self._enter(call, features)
         self._left(own)
         resources = session.features.get("resources")
@@ -370,13 +370,13 @@ class PersonalSessions:
 
     async def _enter(
         self, call: Caller, features: Mapping[str, Any], roots: str | None = None
-    ) -> tuple[Own, Session]:
+    ) -> tuple[ClientSession, UpstreamSession]:
         """Takes a place on the client's own session, which is opened if need be; `_left` gives the
-        place back. Raises `NotOpened`, and then no place is taken."""
+        place back. Raises `SessionNotOpened`, and then no place is taken."""
         try:
             own = self._taken(call, features, roots)
         except Full as error:
-            raise NotOpened(error) from None
+            raise SessionNotOpened(error) from None
         own.calls += 1
         opening = own.opening
         try:
@@ -388,10 +388,10 @@ class PersonalSessions:
         except BaseException as error:
             self._left(own)
             if isinstance(error, HubError):
-                raise NotOpened(error) from None
+                raise SessionNotOpened(error) from None
             raise
 
-    def _taken(self, call: Caller, features: Mapping[str, Any], roots: str | None) -> Own:
+    def _taken(self, call: Caller, features: Mapping[str, Any], roots: str | None) -> ClientSession:
         """The session for this call. A client that keeps no session of its own has one to each of
         its calls at a time: nothing else would tell them apart. Nor does anything tell the clients
         of one caller apart, so a session whose server knows the roots of one of them is for calls
@@ -401,7 +401,7 @@ class PersonalSessions:
             key: Key = (call.client, declared)
             return self._sessions.get(key) or self._begin(key, call, features)
         free: Key | None = None
-        without: Own | None = None
+        without: ClientSession | None = None
         for n in range(MAX_SESSIONS):
             key = ("", declared, _whose(call), str(n))
             own = self._sessions.get(key)
@@ -417,7 +417,7 @@ class PersonalSessions:
             raise self._full()
         return self._begin(free, call, features)
 
-    def _begin(self, key: Key, call: Caller, features: Mapping[str, Any]) -> Own:
+    def _begin(self, key: Key, call: Caller, features: Mapping[str, Any]) -> ClientSession:
         mine = [key for key, own in self._sessions.items() if own.caller == call.caller]
         if len(mine) >= MAX_SESSIONS // 2:
             if not self._make_room(mine):
@@ -428,9 +428,9 @@ class PersonalSessions:
                 )
         elif len(self._sessions) >= MAX_SESSIONS and not self._make_room(list(self._sessions)):
             raise self._full()
-        outside = OutsideQuestions(call, self._asker)
+        outside = SessionQuestions(call, self._asker)
         opening = self._loop.create_task(self._connect(key, _whose(call), features, outside))
-        own = Own(call, features, opening, outside, self._loop.time())
+        own = ClientSession(call, features, opening, outside, self._loop.time())
         self._sessions[key] = own
         opening.add_done_callback(lambda task: self._connected(key, own))
         if self._sweep is None:
@@ -438,15 +438,15 @@ class PersonalSessions:
         return own
 
     async def _connect(
-        self, key: Key, whose: str, features: Mapping[str, Any], outside: OutsideQuestions
-    ) -> Session:
+        self, key: Key, whose: str, features: Mapping[str, Any], outside: SessionQuestions
+    ) -> UpstreamSession:
         session = await self._open(features, partial(self._overhear, key), outside.listener)
         outside.revision = session.revision
         try:
             if "roots" in features:  # servers that use them ask for them first
                 with contextlib.suppress(HubError):
                     await session.request("ping", {}, START_SECONDS)
-                await outside.settle(ROOTS_SECONDS)
+                await outside.wait_answered(ROOTS_SECONDS)
             for uri in list(self._follows.get(whose, ())):
                 with contextlib.suppress(HubError):
                     await session.request("resources/subscribe", {"uri": uri}, self._seconds)
@@ -457,7 +457,7 @@ class PersonalSessions:
 
     def _overhear(self, key: Key, method: str, params: Mapping[str, Any]) -> None:
         """What is said on an own session and belongs to no call."""
-        kinds = kinds_changed(method)
+        kinds = find_changed_kinds(method)
         own = self._sessions.get(key)
         if not kinds or own is None:
             if self._heard is not None:
@@ -465,7 +465,7 @@ class PersonalSessions:
             return
         self.read_again(key, kinds)
 
-    async def _read_changed(self, key: Key, own: Own, changed: OwnChanged) -> None:
+    async def _read_changed(self, key: Key, own: ClientSession, changed: OwnChanged) -> None:
         pause = CHANGE_SECONDS
         try:
             while own.changed or own.wanted:
@@ -482,7 +482,7 @@ class PersonalSessions:
         finally:
             own.reading = None
 
-    def _connected(self, key: Key, own: Own) -> None:
+    def _connected(self, key: Key, own: ClientSession) -> None:
         session = own.session
         if session is None:
             self._forget(key, own)
@@ -504,7 +504,7 @@ class PersonalSessions:
         self._end(key, self._sessions[key])
         return True
 
-    def _left(self, own: Own) -> None:
+    def _left(self, own: ClientSession) -> None:
         own.calls -= 1
         own.used_at = self._loop.time()
         if own.roots is not None and not own.calls and not self._uses_roots:
@@ -523,23 +523,23 @@ class PersonalSessions:
             pause = max(0.05, oldest + self._idle_secs - now, self._idle_secs / 10)
             self._sweep = self._loop.call_later(pause, self._end_idle)
 
-    def _is_kept(self, own: Own) -> bool:
+    def _is_kept(self, own: ClientSession) -> bool:
         """A client that stays connected keeps what its session holds; so does one that follows a
         resource. Over HTTP a client may have gone without a word."""
         connected = self._keeps_connected and own.door in STAYING_DOORS
         return connected or own.whose in self._follows
 
-    def _forget(self, key: Key, own: Own) -> None:
+    def _forget(self, key: Key, own: ClientSession) -> None:
         if self._sessions.get(key) is own:
             del self._sessions[key]
 
-    def _end(self, key: Key, own: Own) -> None:
+    def _end(self, key: Key, own: ClientSession) -> None:
         """The next call of its client opens another."""
         self._forget(key, own)
         for id, waiting in list(self._waiting.items()):
             if waiting.own is own:
                 del self._waiting[id]
-                waiting.parked.lose("the client's session has ended")
+                waiting.parked.abandon("the client's session has ended")
         own.opening.cancel()
         own.outside.close()
         if own.reading is not None:
@@ -552,7 +552,7 @@ class PersonalSessions:
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 
-    async def _close(self, session: Session) -> None:
+    async def _close(self, session: UpstreamSession) -> None:
         await asyncio.sleep(0)  # what was cancelled says so first
         with contextlib.suppress(HubError):
             await session.close()
@@ -566,7 +566,7 @@ class PersonalSessions:
                 self._endings.add(task)
                 task.add_done_callback(self._endings.discard)
 
-    def gone(self, client: str) -> None:
+    def drop_client(self, client: str) -> None:
         """A client's session has ended, and what was its own with it."""
         self._follows.pop(client, None)
         for key, own in list(self._sessions.items()):
@@ -583,7 +583,7 @@ class PersonalSessions:
         await asyncio.gather(*openings, *self._endings, return_exceptions=True)
 
 
-async def _tell_roots(session: Session) -> None:
+async def _tell_roots(session: UpstreamSession) -> None:
     with contextlib.suppress(HubError, TimeoutError):
         await session.wire.notify(ROOTS_CHANGED)
 

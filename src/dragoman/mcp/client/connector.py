@@ -22,14 +22,14 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.core.ports import HttpClient
-from dragoman.mcp.client.child_process import environment
+from dragoman.mcp.client.child_process import build_environment
 from dragoman.mcp.client.legacy_sse import SseWire
-from dragoman.mcp.client.notifications import Heard
-from dragoman.mcp.client.session import GreetedTwice, Session
+from dragoman.mcp.client.notifications import NotificationSink
+from dragoman.mcp.client.session import BothErasAnswered, UpstreamSession
 from dragoman.mcp.client.stdio import StdioWire
-from dragoman.mcp.client.streamable_http import HttpStatus, HttpWire
-from dragoman.mcp.client.upstream import Apart, Upstream
-from dragoman.mcp.config import HttpTransport, SseTransport, StdioTransport, header_pairs
+from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError
+from dragoman.mcp.client.upstream import SessionSpec, Upstream
+from dragoman.mcp.config import HttpTransport, SseTransport, StdioTransport, parse_headers
 
 OTHER_WAY = frozenset({200, 400, 404, 405, 406, 415, 501})
 """What a server of one of the two HTTP transports may say to a request of the other: to a POST of
@@ -49,7 +49,9 @@ class Connector:
         """Where `env` names and `${NAME}` references get their values."""
         self._reaching = reaching
 
-    async def __call__(self, upstream: Upstream, seconds: float, apart: Apart | None) -> Session:
+    async def __call__(
+        self, upstream: Upstream, seconds: float, apart: SessionSpec | None
+    ) -> UpstreamSession:
         """The shared session, in the era that is configured or found; apart from it, a session of
         the handshake era."""
         transport = upstream.entry.transport
@@ -66,7 +68,7 @@ class Connector:
             return await first(upstream, transport, seconds, apart)
         try:
             return await first(upstream, transport, seconds, apart)
-        except HttpStatus as error:
+        except UpstreamHttpError as error:
             if error.status not in OTHER_WAY:
                 raise
             problem: TargetFailed = error
@@ -82,13 +84,13 @@ class Connector:
         upstream: Upstream,
         transport: StdioTransport,
         seconds: float,
-        apart: Apart | None,
-    ) -> Session:
+        apart: SessionSpec | None,
+    ) -> UpstreamSession:
         folder = self.home / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", upstream.name)
         mark = f"{self.mark}:{upstream.name}"
         if apart is not None:  # all that carries a mark ends together
             mark = f"{self.mark}:{token_hex(8)} {upstream.name}"
-        env = environment(
+        env = build_environment(
             upstream.entry.env,
             self.lookup,
             folder,
@@ -98,14 +100,14 @@ class Connector:
         )
         cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
 
-        async def start(modern: bool | None) -> Session:
+        async def start(modern: bool | None) -> UpstreamSession:
             wire = StdioWire(upstream.name, _ears(upstream, apart), upstream.stderr)
             await wire.start(os.path.expanduser(transport.command), transport.args, env, cwd)
             return await self._open(upstream, wire, seconds, modern, apart)
 
         try:
             return await start(upstream.modern)
-        except GreetedTwice:
+        except BothErasAnswered:
             upstream.modern = True
             return await start(True)
 
@@ -114,8 +116,8 @@ class Connector:
         upstream: Upstream,
         transport: SseTransport,
         seconds: float,
-        apart: Apart | None,
-    ) -> Session:
+        apart: SessionSpec | None,
+    ) -> UpstreamSession:
         http = self._reaching(transport.url, transport.allow_private)
         headers = self._headers(upstream, transport)
         wire = HttpWire(upstream.name, http, transport.url, headers, _ears(upstream, apart))
@@ -128,10 +130,10 @@ class Connector:
         upstream: Upstream,
         transport: SseTransport,
         seconds: float,
-        apart: Apart | None,
-    ) -> Session:
+        apart: SessionSpec | None,
+    ) -> UpstreamSession:
         if upstream.entry.era == "modern":
-            raise not_modern(upstream.name)
+            raise build_not_modern(upstream.name)
         http = self._reaching(transport.url, transport.allow_private)
         headers = self._headers(upstream, transport)
         wire = SseWire(upstream.name, http, transport.url, headers, _ears(upstream, apart))
@@ -146,27 +148,29 @@ class Connector:
         wire: Any,
         seconds: float,
         modern: bool | None,
-        apart: Apart | None,
-    ) -> Session:
+        apart: SessionSpec | None,
+    ) -> UpstreamSession:
         if apart is None:
-            session = Session(upstream.name, wire, upstream.missed)
+            session = UpstreamSession(upstream.name, wire, upstream.reread_all)
         else:
-            session = Session(upstream.name, wire, apart.missed, apart.features, apart.listens)
+            session = UpstreamSession(
+                upstream.name, wire, apart.missed, apart.features, apart.listens
+            )
             if apart.outside is not None:
-                wire.hear_outside(apart.outside)
+                wire.set_session_listener(apart.outside)
         try:
             era = upstream.entry.era
             if apart is not None or era == "legacy":
                 modern = False
             try:
                 await session.open(seconds, modern=True if era == "modern" else modern)
-            except (WorkFailed, HttpStatus):
+            except (WorkFailed, UpstreamHttpError):
                 if apart is not None or era != "auto" or modern is None:
                     raise
                 # It is another than the one that was started before.
                 await session.open(seconds, modern=None)
             if era == "modern" and not session.modern:
-                raise not_modern(upstream.name)
+                raise build_not_modern(upstream.name)
         except BaseException as error:
             reason = wire.lost.result() if wire.lost.done() else None
             await session.close()
@@ -177,12 +181,12 @@ class Connector:
 
     def _headers(self, upstream: Upstream, transport: SseTransport) -> dict[str, str]:
         return {
-            name.lower(): expand(value, self.lookup, f'server "{upstream.name}"')
-            for name, value in header_pairs(transport.headers)
+            name.lower(): expand_variables(value, self.lookup, f'server "{upstream.name}"')
+            for name, value in parse_headers(transport.headers)
         }
 
 
-def expand(value: str, lookup: Mapping[str, str], whose: str) -> str:
+def expand_variables(value: str, lookup: Mapping[str, str], whose: str) -> str:
     """`${NAME}` replaced by its value; one that is not set is an error, not an empty secret."""
 
     def known(match: re.Match[str]) -> str:
@@ -197,11 +201,11 @@ def expand(value: str, lookup: Mapping[str, str], whose: str) -> str:
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", known, value)
 
 
-def not_modern(server: str) -> BadReply:
+def build_not_modern(server: str) -> BadReply:
     return BadReply(
         f'server "{server}" does not speak 2026-07-28; set its era to "auto" or "legacy"'
     )
 
 
-def _ears(upstream: Upstream, apart: Apart | None) -> Heard:
-    return upstream.heard if apart is None else apart.heard
+def _ears(upstream: Upstream, apart: SessionSpec | None) -> NotificationSink:
+    return upstream.handle_shared_notification if apart is None else apart.heard

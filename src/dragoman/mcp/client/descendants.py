@@ -33,7 +33,7 @@ PROCESS_COST = 10
 """What it costs to find a process and to list its files, in files."""
 
 
-class Stat(NamedTuple):
+class ProcessStat(NamedTuple):
     parent: int
     session: int
     begun: int
@@ -41,7 +41,7 @@ class Stat(NamedTuple):
     state: str
 
 
-class Child(NamedTuple):
+class HubChild(NamedTuple):
     mark: str
     server: str
     begun: int
@@ -50,9 +50,9 @@ class Child(NamedTuple):
 class Descendants:
     def __init__(self, search_files: int = SEARCH_FILES) -> None:
         self._search_files = search_files
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, HubChild] = {}
         """The processes that the hub has started, by pid."""
-        self._known: dict[tuple[int, int], Child] = {}
+        self._known: dict[tuple[int, int], HubChild] = {}
         """All processes below these that have been seen, by pid and when they began."""
         self._suspects: dict[tuple[int, int], frozenset[str]] = {}
         """Orphans that nobody can be found for, and the marks of those who may have started it."""
@@ -64,16 +64,16 @@ class Descendants:
 
     def add(self, pid: int, mark: str, server: str) -> None:
         found = read_stat(pid)
-        self._children[pid] = Child(mark, server, found.begun if found else 0)
+        self._children[pid] = HubChild(mark, server, found.begun if found else 0)
 
     def discard(self, pid: int) -> None:
         self._children.pop(pid, None)
 
-    def note(self, pid: int) -> None:
+    def note_started(self, pid: int) -> None:
         """Notes what child `pid` has started."""
         child = self._children.get(pid)
         if child is not None:
-            self._known.update((each, child) for each in _list_begun(pid))
+            self._known.update((each, child) for each in _list_started(pid))
 
     def find_server(self, pid: int) -> str | None:
         """The server that process `pid` descends from; None for one that is not below the hub.
@@ -108,9 +108,9 @@ class Descendants:
             return None
         wanted = f"socket:[{inode}]"
         left = self._search_files
-        for pid in list_below(os.getpid()):
+        for pid in list_descendants(os.getpid()):
             files = _list_files(pid)
-            if files is None or _is_among(pid, files[:left], wanted):
+            if files is None or _has_file(pid, files[:left], wanted):
                 return self.find_server(pid)
             left -= len(files) + PROCESS_COST
             if left <= 0:
@@ -127,7 +127,7 @@ class Descendants:
         that no longer run."""
         if not self.adopts:
             return
-        known: dict[tuple[int, int], Child] = {}
+        known: dict[tuple[int, int], HubChild] = {}
         suspects: dict[tuple[int, int], frozenset[str]] = {}
         every: list[tuple[int, int]] = []
         running = frozenset(child.mark for child in self._children.values())
@@ -135,7 +135,7 @@ class Descendants:
             if pid not in self._children and found.state == "Z":
                 _reap(pid)
                 continue
-            family = [(pid, found.begun), *_list_begun(pid)]
+            family = [(pid, found.begun), *_list_started(pid)]
             every += family
             child = self._children.get(pid) or self._attribute(pid, found)
             if child is not None:
@@ -158,14 +158,14 @@ class Descendants:
         if child is None:
             return
         for _ in range(ROUNDS):
-            found = list(_list_begun(pid))
+            found = list(_list_started(pid))
             for orphan, stat in _list_foreign(os.getpid()):
                 if orphan in self._children or stat.state == "Z":
                     continue
                 whose = self._attribute(orphan, stat)
                 if whose is not None and whose.mark == child.mark:
-                    found += [(orphan, stat.begun), *_list_begun(orphan)]
-            found = [each for each in found if _lives(*each)]
+                    found += [(orphan, stat.begun), *_list_started(orphan)]
+            found = [each for each in found if _is_alive(*each)]
             if not found:
                 return
             self._known.update((each, child) for each in found)
@@ -180,7 +180,7 @@ class Descendants:
                     if pid not in self._children:
                         _reap(pid)
                     continue
-                found += [(pid, stat.begun), *_list_begun(pid)]
+                found += [(pid, stat.begun), *_list_started(pid)]
             if not found:
                 break
             _kill_all(found)
@@ -198,7 +198,7 @@ class Descendants:
             if left["boot"] == _read_boot():
                 _kill_all([(int(pid), int(begun)) for pid, begun in left["processes"]])
 
-    def _attribute(self, pid: int, found: Stat) -> Child | None:
+    def _attribute(self, pid: int, found: ProcessStat) -> HubChild | None:
         """Of a process whose parent has ended: by what was seen before, or by the session that
         every child of the hub begins."""
         known = self._known.get((pid, found.begun))
@@ -223,13 +223,13 @@ DESCENDANTS = Descendants()
 """Of this process: there is one tree below it, whoever looks at it."""
 
 
-def read_stat(pid: int) -> Stat | None:
+def read_stat(pid: int) -> ProcessStat | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0])
+    return ProcessStat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0])
 
 
 def _has_children() -> bool:
@@ -241,7 +241,7 @@ def _has_children() -> bool:
     return True
 
 
-def list_below(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """Every process below `pid`, parents first."""
     found, left = [], [pid]
     while left:
@@ -252,7 +252,7 @@ def list_below(pid: int) -> list[int]:
 
 
 def _list_children(pid: int) -> list[int]:
-    if not _kernel_lists_children():
+    if not _has_children_file():
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         return [one for one in pids if (found := read_stat(one)) and found.parent == pid]
     children: list[int] = []
@@ -265,11 +265,11 @@ def _list_children(pid: int) -> list[int]:
 
 
 @lru_cache(maxsize=1)
-def _kernel_lists_children() -> bool:
+def _has_children_file() -> bool:
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
-def _list_foreign(hub: int) -> Iterator[tuple[int, Stat]]:
+def _list_foreign(hub: int) -> Iterator[tuple[int, ProcessStat]]:
     """The children of the hub in other sessions than its own: a server's process begins a session,
     and nothing that it starts can get into the hub's."""
     session = os.getsid(0)
@@ -279,8 +279,8 @@ def _list_foreign(hub: int) -> Iterator[tuple[int, Stat]]:
             yield pid, found
 
 
-def _list_begun(pid: int) -> Iterator[tuple[int, int]]:
-    for below in list_below(pid):
+def _list_started(pid: int) -> Iterator[tuple[int, int]]:
+    for below in list_descendants(pid):
         found = read_stat(below)
         if found is not None:
             yield below, found.begun
@@ -297,7 +297,7 @@ def _list_files(pid: int) -> list[str] | None:
         return None if found is not None and found.state != "Z" else []
 
 
-def _is_among(pid: int, files: Iterable[str], wanted: str) -> bool:
+def _has_file(pid: int, files: Iterable[str], wanted: str) -> bool:
     for file in files:
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(f"/proc/{pid}/fd/{file}") == wanted:
@@ -305,14 +305,14 @@ def _is_among(pid: int, files: Iterable[str], wanted: str) -> bool:
     return False
 
 
-def _lives(pid: int, begun: int) -> bool:
+def _is_alive(pid: int, begun: int) -> bool:
     found = read_stat(pid)
     return found is not None and found.begun == begun and found.state != "Z"
 
 
 def _kill_all(processes: Iterable[tuple[int, int]]) -> None:
     for pid, begun in processes:
-        if _lives(pid, begun):
+        if _is_alive(pid, begun):
             _kill(pid)
 
 

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from dragoman.core.errors import HubError, Unreachable
-from dragoman.mcp.client.session import Session
+from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.client.streamable_http import HttpWire
 
 OWNER = "the shared session of the handshake era"
@@ -23,19 +23,19 @@ OWNER = "the shared session of the handshake era"
 class HandshakeSession:
     def __init__(
         self,
-        open: Callable[[], Awaitable[Session]],
-        opened: Callable[[Session], Awaitable[None]],
+        open: Callable[[], Awaitable[UpstreamSession]],
+        opened: Callable[[UpstreamSession], Awaitable[None]],
         ended: Callable[[], None],
     ) -> None:
         """`opened` is awaited before a call is made."""
         self._open = open
         self._opened = opened
         self._ended = ended
-        self.session: Session | None = None
-        self._opening: asyncio.Task[Session] | None = None
+        self.session: UpstreamSession | None = None
+        self._opening: asyncio.Task[UpstreamSession] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def find(self) -> Session:
+    async def find(self) -> UpstreamSession:
         """The session, opened where there is none; however many wait for it, it is opened once."""
         if self.session is not None:
             return self.session
@@ -50,19 +50,19 @@ class HandshakeSession:
         if self.session is not None or self._opening is not None:
             return
 
-        def look(opening: asyncio.Task[Session]) -> None:
+        def look(opening: asyncio.Task[UpstreamSession]) -> None:
             error = None if opening.cancelled() else opening.exception()
             if isinstance(error, HubError):
                 failed(error)
 
         self._start().add_done_callback(look)
 
-    def _start(self) -> asyncio.Task[Session]:
+    def _start(self) -> asyncio.Task[UpstreamSession]:
         self._opening = opening = asyncio.get_running_loop().create_task(self._begin())
         opening.add_done_callback(self._begun)
         return opening
 
-    async def _begin(self) -> Session:
+    async def _begin(self) -> UpstreamSession:
         session = await self._open()
         try:
             await self._opened(session)
@@ -74,7 +74,7 @@ class HandshakeSession:
         session.wire.lost.add_done_callback(lambda _: self._end(session))
         return session
 
-    def _begun(self, opening: asyncio.Task[Session]) -> None:
+    def _begun(self, opening: asyncio.Task[UpstreamSession]) -> None:
         self._opening = None
         if not opening.cancelled():
             opening.exception()  # those who wait for it have it
@@ -86,13 +86,13 @@ class HandshakeSession:
         if session is None or error.sent:
             return False
         if isinstance(session.wire, HttpWire):
-            session.wire.lose(str(error))
+            session.wire.mark_lost(str(error))
         if not session.wire.lost.done():
             return False
         self._end(session)
         return True
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: UpstreamSession) -> None:
         if self.session is not session:
             return
         self.session = None
@@ -110,6 +110,6 @@ class HandshakeSession:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
 
-async def _close(session: Session) -> None:
+async def _close(session: UpstreamSession) -> None:
     with contextlib.suppress(HubError):
         await session.close()

@@ -15,9 +15,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, 
 from typing import Any, NamedTuple, TypeVar
 
 from dragoman.core.errors import HubError
-from dragoman.mcp.client.catalog_sync import KINDS, LIST_SECONDS, Lists, Offers, kinds_changed
-from dragoman.mcp.client.notifications import Heard
-from dragoman.mcp.client.session import MAX_ENTRIES, Session
+from dragoman.mcp.client.catalog_sync import (
+    KINDS,
+    LIST_SECONDS,
+    CatalogSync,
+    Lists,
+    find_changed_kinds,
+)
+from dragoman.mcp.client.notifications import NotificationSink
+from dragoman.mcp.client.session import MAX_ENTRIES, UpstreamSession
 from dragoman.mcp.protocol.elicitation import askable
 
 ASKED: Mapping[str, Any] = {
@@ -31,7 +37,7 @@ PLAIN = ""
 MAX_PROFILES = 32
 
 T = TypeVar("T")
-Open = Callable[[Mapping[str, Any], Heard], Awaitable[Session]]
+Open = Callable[[Mapping[str, Any], NotificationSink], Awaitable[UpstreamSession]]
 """Opens a session that declares these features, and who hears what is said on it unasked."""
 Owner = Hashable
 """Whose an own session is."""
@@ -62,14 +68,14 @@ def profile_of(features: Mapping[str, Any], *, modern: bool = False) -> str:
 
 
 class Listing:
-    def __init__(self, offers: Offers, open: Open, timeout: float, *, looks: bool) -> None:
+    def __init__(self, offers: CatalogSync, open: Open, timeout: float, *, looks: bool) -> None:
         """`looks`: whether the server is listed at once as clients see it that can be asked
         everything."""
         self._offers = offers
         self._open = open
         self._timeout = timeout
         self._looks = looks
-        self._session: Session | None = None
+        self._session: UpstreamSession | None = None
         self._listed: dict[str, list[Any]] = {}
         """What the shared session lists, by kind, as it puts it."""
         self._shared: dict[str, set[str]] = {}
@@ -90,7 +96,7 @@ class Listing:
 
     # --- reading -------------------------------------------------------------------------------
 
-    async def refresh(self, session: Session, kinds: Iterable[str], seconds: float) -> None:
+    async def refresh(self, session: UpstreamSession, kinds: Iterable[str], seconds: float) -> None:
         """Lists these kinds and offers them. Another connection for that may take so long; where it
         fails, what the shared session lists is offered."""
         wanted = list(kinds)
@@ -98,11 +104,13 @@ class Listing:
             self._session, self._listed, self._shared = session, {}, {}
             self._known, self._profiles = {}, {}
         if not self._looks or not seconds:
-            await self._offer(session, await self._offers.listed(session, wanted, self._timeout))
+            await self._offer(
+                session, await self._offers.fetch_lists(session, wanted, self._timeout)
+            )
             return
         looking = self._begin(self._look(session, wanted, min(seconds, LIST_SECONDS)))
         try:
-            lists = await self._offers.listed(session, wanted, self._timeout)
+            lists = await self._offers.fetch_lists(session, wanted, self._timeout)
             found = await looking
         finally:
             looking.cancel()
@@ -113,9 +121,9 @@ class Listing:
         if not isinstance(found, str):
             self._record(profile_of(ASKED), found)
         await self._offer(session, lists)
-        self._offers.report("listing", problems)
+        self._offers.report_problems("listing", problems)
 
-    async def learn(self, session: Session, profile: str, lists: Lists) -> bool:
+    async def learn(self, session: UpstreamSession, profile: str, lists: Lists) -> bool:
         """Offers what clients of that profile are listed; whether it differs from what all are."""
         differs = self._record(profile, lists)
         await self._offer(session, {kind: [] for kind in lists}, is_shared=False)
@@ -124,14 +132,14 @@ class Listing:
     def knows(self, profile: str) -> bool:
         return profile in self._profiles
 
-    async def set_own(self, session: Session | None, owner: Owner, lists: Lists) -> None:
+    async def set_own(self, session: UpstreamSession | None, owner: Owner, lists: Lists) -> None:
         """What an own session lists by now."""
         own = self._own.setdefault(owner, {})
         own.update({kind: found for kind, found in lists.items() if isinstance(found, list)})
         if session is not None:
             await self._offer(session, {kind: [] for kind in lists}, is_shared=False)
 
-    async def drop_own(self, session: Session | None, owner: Owner) -> None:
+    async def drop_own(self, session: UpstreamSession | None, owner: Owner) -> None:
         """The session has ended."""
         own = self._own.pop(owner, None)
         if own and session is not None:
@@ -149,7 +157,9 @@ class Listing:
     def own_kinds(self, owner: Owner) -> set[str]:
         return set(self._own.get(owner, ()))
 
-    async def _offer(self, session: Session, lists: Lists, *, is_shared: bool = True) -> None:
+    async def _offer(
+        self, session: UpstreamSession, lists: Lists, *, is_shared: bool = True
+    ) -> None:
         async with self._lock:
             if is_shared:
                 self._note_shared(lists)
@@ -159,7 +169,7 @@ class Listing:
                 kind: entries if isinstance(entries, HubError) else self._whole(kind)
                 for kind, entries in lists.items()
             }
-            await self._offers.offer(session, whole)
+            await self._offers.publish(session, whole)
 
     def _note_shared(self, lists: Lists) -> None:
         for kind, entries in lists.items():
@@ -216,7 +226,7 @@ class Listing:
     def hidden(self, kind: str, sight: Sight) -> frozenset[str]:
         """The canonical names of what is offered, and not listed to such a client."""
         visible = self._visible(kind, sight)
-        offered = self._offers.offered(kind)
+        offered = self._offers.list_offered(kind)
         return frozenset(tool.name for tool in offered if tool.remote_name not in visible)
 
     def own_names(self, kind: str) -> frozenset[str]:
@@ -261,12 +271,14 @@ class Listing:
         task.add_done_callback(self._running.discard)
         return task
 
-    async def _look(self, session: Session, kinds: list[str], seconds: float) -> Lists | str:
+    async def _look(
+        self, session: UpstreamSession, kinds: list[str], seconds: float
+    ) -> Lists | str:
         """What clients see that can be asked everything, or why that is not known."""
         try:
             async with asyncio.timeout(seconds):
                 if session.modern:  # the request for a list says what can be asked
-                    return await self._offers.listed(session, kinds, self._timeout, ASKED)
+                    return await self._offers.fetch_lists(session, kinds, self._timeout, ASKED)
                 return await self._listed_apart(session.revision, kinds)
         except (HubError, TimeoutError) as error:
             return str(error) or f"it took longer than {seconds:g} s"
@@ -276,14 +288,14 @@ class Listing:
         changed: set[str] = set()
 
         def heard(method: str, params: Mapping[str, Any]) -> None:
-            changed.update(kinds_changed(method))
+            changed.update(find_changed_kinds(method))
 
         session = await self._open(askable(ASKED, revision), heard)
         try:
-            lists = await self._offers.listed(session, kinds, self._timeout)
+            lists = await self._offers.fetch_lists(session, kinds, self._timeout)
             late = changed.intersection(kinds)
             if late:  # what hangs on the client is often added only after the greeting
-                lists.update(await self._offers.listed(session, late, self._timeout))
+                lists.update(await self._offers.fetch_lists(session, late, self._timeout))
             return lists
         finally:
             self._begin(_close(session))  # a child may take its time
@@ -293,7 +305,7 @@ class Listing:
             await asyncio.gather(*self._running, return_exceptions=True)
 
 
-async def _close(session: Session) -> None:
+async def _close(session: UpstreamSession) -> None:
     with contextlib.suppress(HubError):
         await session.close()
 

@@ -22,10 +22,10 @@ from dragoman.mcp.client.notifications import (
     COMPLETED,
     MESSAGE,
     PROGRESS,
-    Asked,
-    Heard,
-    Listener,
-    ServerRequests,
+    NotificationSink,
+    PendingServerRequests,
+    RequestListener,
+    ServerRequest,
 )
 from dragoman.mcp.protocol.framing import PREFIX, TooLarge, peek, peek_end
 from dragoman.mcp.protocol.revisions import SUBSCRIPTION_KEY
@@ -64,7 +64,7 @@ class Wire(Protocol):
         method: str,
         params: dict[str, Any],
         timeout: float,
-        listener: Listener | None = None,
+        listener: RequestListener | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
         """The result and the bytes it came in. On expiry the server is told to cancel; progress
@@ -72,20 +72,22 @@ class Wire(Protocol):
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None: ...
 
-    def hear_outside(self, listener: Listener) -> None:
+    def set_session_listener(self, listener: RequestListener) -> None:
         """`listener` takes the questions that belong to no call."""
 
     async def close(self) -> None: ...
 
 
-def failure(server: str, method: str, native: Any) -> WorkFailed:
+def failure_from_error(server: str, method: str, native: Any) -> WorkFailed:
     """The error a server answered with, as one of ours."""
     native = native if isinstance(native, dict) else {"code": -32603, "message": str(native)}
     code, words = native.get("code"), str(native.get("message", ""))[:1000]
     return WorkFailed(f'server "{server}" answered "{method}" with error {code}: {words}', native)
 
 
-def put(asked: Asked, listener: Listener | None, heard: Heard) -> bool:
+def deliver_request(
+    asked: ServerRequest, listener: RequestListener | None, heard: NotificationSink
+) -> bool:
     """A server's request to the call that it belongs to; refused where there is none, or where its
     client cannot be asked that."""
     if asked.method == "ping":
@@ -98,10 +100,10 @@ def put(asked: Asked, listener: Listener | None, heard: Heard) -> bool:
     return True
 
 
-class Unanswered(WorkFailed):
+class UnansweredQuestion(WorkFailed):
     """A call that failed after a question of its was refused, most likely for that."""
 
-    def __init__(self, message: str, native: dict[str, Any] | None, asked: Asked) -> None:
+    def __init__(self, message: str, native: dict[str, Any] | None, asked: ServerRequest) -> None:
         super().__init__(message, native)
         self.asked = asked
 
@@ -110,11 +112,13 @@ class Unanswered(WorkFailed):
         return WorkFailed.__name__  # the difference is nobody's business but the target's
 
 
-def unanswered(server: str, method: str, message: Mapping[str, Any], asked: Asked) -> Unanswered:
+def build_unanswered(
+    server: str, method: str, message: Mapping[str, Any], asked: ServerRequest
+) -> UnansweredQuestion:
     """For an answer that is a failure, whether it says so in an error or in a result."""
     native = message.get("error")
     code = native.get("code") if isinstance(native, dict) else None
-    return Unanswered(
+    return UnansweredQuestion(
         f'server "{server}" asked "{asked.method[:100]}", which was refused, and "{method}" failed'
         + (f" with error {code}" if code is not None else ""),
         native if isinstance(native, dict) else None,
@@ -127,17 +131,21 @@ def is_failure(message: Mapping[str, Any]) -> bool:
     return "error" in message or (isinstance(result, dict) and result.get("isError") is True)
 
 
-class Pending:
+class PendingRequest:
     __slots__ = ("future", "listener", "method", "refused", "timeout", "timer")
 
     def __init__(
-        self, method: str, future: asyncio.Future[Any], timeout: float, listener: Listener | None
+        self,
+        method: str,
+        future: asyncio.Future[Any],
+        timeout: float,
+        listener: RequestListener | None,
     ) -> None:
         self.method = method
         self.future = future
         self.timeout = timeout
         self.listener = listener
-        self.refused: Asked | None = None
+        self.refused: ServerRequest | None = None
         """What the server asked of it in vain."""
         self.timer: asyncio.TimerHandle | None = None
 
@@ -147,22 +155,22 @@ Send = Callable[[bytes, Mapping[str, Any]], None]
 stands in its `_meta`, for streams that have another place for that too."""
 
 
-class Duplex:
-    def __init__(self, server: str, send: Send, heard: Heard) -> None:
+class JsonRpcChannel:
+    def __init__(self, server: str, send: Send, heard: NotificationSink) -> None:
         self.server = server
         self._send = send
         self._heard = heard
-        self._requests = ServerRequests(self._reply)
-        self._pending: dict[int, Pending] = {}
+        self._requests = PendingServerRequests(self._reply)
+        self._pending: dict[int, PendingRequest] = {}
         self._next = 0
         self._loop = asyncio.get_running_loop()
         self._complaints = 0
         self._left_by: str | None = None
         self._left_until = float("-inf")
         """Whose call was given up last, and how long the server may still talk of it."""
-        self.outside: Listener | None = None
+        self.session_listener: RequestListener | None = None
         """Who takes questions that belong to no call."""
-        self.unasked = 0
+        self.unsolicited = 0
         """Messages so far that answered nothing: notifications, requests, and what is neither."""
         self.spent = 0.0
         """Seconds of processor time that the large ones of these took."""
@@ -172,11 +180,11 @@ class Duplex:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        listener: Listener | None = None,
+        listener: RequestListener | None = None,
     ) -> tuple[Any, int]:
         self._next += 1
         id = self._next
-        pending = Pending(method, self._loop.create_future(), timeout, listener)
+        pending = PendingRequest(method, self._loop.create_future(), timeout, listener)
         if listener is not None and listener.progress:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
         self._send(rpc.request(id, method, params), params.get("_meta", NOTHING))
@@ -195,20 +203,20 @@ class Duplex:
     def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._send(rpc.notification(method, params), NOTHING)
 
-    def fail(self, error: Callable[[], HubError]) -> None:
+    def fail_pending(self, error: Callable[[], HubError]) -> None:
         """Nothing more will come: everyone who waits is told, each with an error of its own."""
         for pending in self._pending.values():
             if not pending.future.done():
                 pending.future.set_exception(error())
         self._pending.clear()
 
-    def oversized(self, message: TooLarge, limit: int) -> None:
+    def reject_oversized(self, message: TooLarge, limit: int) -> None:
         """A message too large to keep was passed over; who waited for it is told. Some servers
         write the id first, others last."""
         id = peek(message.prefix)[0]
-        pending = self._waiting(peek_end(message.suffix) if id is None else id)
+        pending = self._find_pending(peek_end(message.suffix) if id is None else id)
         if pending is None:
-            self.complain("a message larger than what is taken")
+            self.report_invalid("a message larger than what is taken")
             return
         pending.future.set_exception(
             BadReply(
@@ -217,66 +225,68 @@ class Duplex:
             )
         )
 
-    def _waiting(self, id: Any) -> Pending | None:
+    def _find_pending(self, id: Any) -> PendingRequest | None:
         """Who waits for an answer under `id`. Python takes True for 1; JSON does not."""
         pending = self._pending.get(id) if type(id) is int else None
         return pending if pending is not None and not pending.future.done() else None
 
     def receive(self, data: bytes) -> None:
-        before = self.unasked
+        before = self.unsolicited
         begun = thread_time() if len(data) > LARGE else 0.0
         try:
             message = decode_reply(data)
         except Malformed as error:
-            self._not_understood(data, error)
+            self._reject_malformed(data, error)
             message = []
         if isinstance(message, list):  # 2025-03-26: batches
             for item in message[:MAX_BATCH]:
-                self._receive(item, len(data))
+                self._dispatch(item, len(data))
             if len(message) > MAX_BATCH:
-                self.complain(f"a batch of {len(message)}; {MAX_BATCH} are taken")
+                self.report_invalid(f"a batch of {len(message)}; {MAX_BATCH} are taken")
         else:
-            self._receive(message, len(data))
-        if begun and self.unasked != before:
+            self._dispatch(message, len(data))
+        if begun and self.unsolicited != before:
             message = None  # which takes time, too
             self.spent += thread_time() - begun
 
-    def _not_understood(self, data: bytes, error: Malformed) -> None:
+    def _reject_malformed(self, data: bytes, error: Malformed) -> None:
         """Where it can be told whose answer it was to be, that one need not wait for another."""
         id, is_answer = peek(data[:PREFIX])
-        pending = self._waiting(id) if is_answer else None
+        pending = self._find_pending(id) if is_answer else None
         if pending is None:
-            self.complain(str(error))
+            self.report_invalid(str(error))
             return
         problem = f'server "{self.server}" answered "{pending.method}" with what is no message'
         pending.future.set_exception(BadReply(f"{problem}: {error}"))
 
-    def _receive(self, message: Any, size: int) -> None:
+    def _dispatch(self, message: Any, size: int) -> None:
         if not isinstance(message, dict):
-            self.complain("a message that is no object")
+            self.report_invalid("a message that is no object")
         elif "method" in message:
-            self._asked(message)
+            self._handle_incoming(message)
         else:
-            self._answered(message, size)
+            self._resolve(message, size)
 
-    def _answered(self, message: dict[str, Any], size: int) -> None:
-        pending = self._waiting(message.get("id"))
+    def _resolve(self, message: dict[str, Any], size: int) -> None:
+        pending = self._find_pending(message.get("id"))
         if pending is None:
-            self.unasked += 1  # late, or never asked
+            self.unsolicited += 1  # late, or never asked
         elif pending.refused is not None and is_failure(message):
             pending.future.set_exception(
-                unanswered(self.server, pending.method, message, pending.refused)
+                build_unanswered(self.server, pending.method, message, pending.refused)
             )
         elif "error" in message:
-            pending.future.set_exception(failure(self.server, pending.method, message["error"]))
+            pending.future.set_exception(
+                failure_from_error(self.server, pending.method, message["error"])
+            )
         elif "result" in message:
             pending.future.set_result((message["result"], size))
         else:
             problem = f'server "{self.server}" answered "{pending.method}" with neither result nor'
             pending.future.set_exception(BadReply(f"{problem} error"))
 
-    def _asked(self, message: dict[str, Any]) -> None:
-        self.unasked += 1
+    def _handle_incoming(self, message: dict[str, Any]) -> None:
+        self.unsolicited += 1
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
@@ -284,15 +294,15 @@ class Duplex:
             if method == "ping":
                 asked.answer({})
             else:
-                self._put(asked)
+                self._route_question(asked)
         elif method == PROGRESS:
-            self._progress(params)
+            self._report_progress(params)
         elif method == MESSAGE:
-            whose = self._whose_note()
-            if whose is None or not whose.noted(params):
+            whose = self._find_log_listener()
+            if whose is None or not whose.report_note(params):
                 self._heard(method, params)
         elif method == ACKNOWLEDGED:
-            self._acknowledged(params)
+            self._acknowledge(params)
         elif method == CANCELLED:
             self._requests.cancel(params)
         elif method != COMPLETED or not self._requests.complete(params):
@@ -302,29 +312,29 @@ class Duplex:
         with contextlib.suppress(Unreachable):
             self._send(message, NOTHING)
 
-    def _put(self, asked: Asked) -> None:
+    def _route_question(self, asked: ServerRequest) -> None:
         """A question names no request either: it is the newest call's that can be asked at all, and
         where none can, it must have been the only one's."""
-        calls = list(islice(self._calls(), MANY))
+        calls = list(islice(self._list_calls(), MANY))
         askable = (call for call in calls if call.listener is not None and call.listener.ask)
         whose = next(askable, calls[0] if len(calls) == 1 else None)
         listener = whose.listener if whose is not None else None
-        if self.outside is not None and (listener is None or listener.ask is None):
-            listener, whose = self.outside, None
-        if not put(asked, listener, self._heard) and whose is not None:
+        if self.session_listener is not None and (listener is None or listener.ask is None):
+            listener, whose = self.session_listener, None
+        if not deliver_request(asked, listener, self._heard) and whose is not None:
             whose.refused = asked
 
-    def _calls(self) -> Iterator[Pending]:
+    def _list_calls(self) -> Iterator[PendingRequest]:
         """Those under way, the newest first."""
         for pending in reversed(self._pending.values()):
             if pending.method in CALLS and not pending.future.done():
                 yield pending
 
-    def _whose_note(self) -> Listener | None:
+    def _find_log_listener(self) -> RequestListener | None:
         """A line of the log names no request: it is somebody's only where it can be nobody else's,
         since one call is under way or all are of one client."""
-        first: Listener | None = None
-        for call in self._calls():
+        first: RequestListener | None = None
+        for call in self._list_calls():
             listener = call.listener
             if listener is None:
                 return None
@@ -337,16 +347,20 @@ class Duplex:
             return None if in_doubt else first
         return first
 
-    def _acknowledged(self, params: Mapping[str, Any]) -> None:
+    def _acknowledge(self, params: Mapping[str, Any]) -> None:
         meta = params.get("_meta")
-        pending = self._waiting(meta.get(SUBSCRIPTION_KEY)) if isinstance(meta, dict) else None
+        pending = self._find_pending(meta.get(SUBSCRIPTION_KEY)) if isinstance(meta, dict) else None
         if pending is not None and pending.listener is not None and pending.listener.acknowledged:
             pending.listener.acknowledged(params)
 
-    def _progress(self, params: Mapping[str, Any]) -> None:
+    def _report_progress(self, params: Mapping[str, Any]) -> None:
         id = params.get("progressToken")
-        pending = self._waiting(id)
-        if pending is None or pending.listener is None or not pending.listener.progressed(params):
+        pending = self._find_pending(id)
+        if (
+            pending is None
+            or pending.listener is None
+            or not pending.listener.report_progress(params)
+        ):
             return
         if pending.timer is not None and type(id) is int:
             pending.timer.cancel()
@@ -379,8 +393,8 @@ class Duplex:
         except Unreachable:
             log.debug("%s: gone before it could be told to cancel", self.server)
 
-    def complain(self, problem: str) -> None:
-        self.unasked += 1
+    def report_invalid(self, problem: str) -> None:
+        self.unsolicited += 1
         self._complaints += 1
         if self._complaints <= 5:
             log.warning('server "%s" sent what is no message: %s', self.server, problem)

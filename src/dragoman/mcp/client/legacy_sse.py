@@ -13,9 +13,9 @@ from dragoman.core.ports import HttpClient, Reply
 from dragoman.core.read_pacing import LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import headers_of, new_trace
-from dragoman.mcp.client.jsonrpc_channel import Duplex
-from dragoman.mcp.client.notifications import Heard, Listener
-from dragoman.mcp.client.streamable_http import JSON_TYPE, STREAM_TYPE, HttpStatus
+from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
+from dragoman.mcp.client.notifications import NotificationSink, RequestListener
+from dragoman.mcp.client.streamable_http import JSON_TYPE, STREAM_TYPE, UpstreamHttpError
 from dragoman.wire import sse
 from dragoman.wire.json import MAX_BYTES
 
@@ -28,7 +28,12 @@ ENDPOINT_SECONDS = 5
 
 class SseWire:
     def __init__(
-        self, server: str, http: HttpClient, url: str, headers: Mapping[str, str], heard: Heard
+        self,
+        server: str,
+        http: HttpClient,
+        url: str,
+        headers: Mapping[str, str],
+        heard: NotificationSink,
     ) -> None:
         self.server = server
         self.url = url
@@ -37,7 +42,7 @@ class SseWire:
         self._headers = {
             name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
         }
-        self._duplex = Duplex(server, self._send, heard)
+        self._duplex = JsonRpcChannel(server, self._send, heard)
         self._outbox: asyncio.Queue[tuple[bytes, dict[str, str]]] = asyncio.Queue()
         """Messages, and the headers of the trace that each belongs to."""
         self._unsent = 0
@@ -52,7 +57,7 @@ class SseWire:
         reply = await self._http.request("GET", self.url, headers, timeout=10)
         if reply.status != 200 or not reply.headers.get("content-type", "").startswith(STREAM_TYPE):
             reply.body.close()
-            raise HttpStatus(
+            raise UpstreamHttpError(
                 f'server "{self.server}" answered a GET with HTTP {reply.status} and no stream',
                 reply.status,
             )
@@ -83,7 +88,7 @@ class SseWire:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        listener: Listener | None = None,
+        listener: RequestListener | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
         return await self._duplex.request(method, params, timeout, listener)
@@ -91,8 +96,8 @@ class SseWire:
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._duplex.notify(method, params)
 
-    def hear_outside(self, listener: Listener) -> None:
-        self._duplex.outside = listener
+    def set_session_listener(self, listener: RequestListener) -> None:
+        self._duplex.session_listener = listener
 
     async def close(self) -> None:
         self._lose("it was closed")
@@ -149,14 +154,14 @@ class SseWire:
         reason = "it ended the stream"
         try:
             async for chunk in reply.body.chunks():
-                before, spent = self._duplex.unasked, self._duplex.spent
+                before, spent = self._duplex.unsolicited, self._duplex.spent
                 for event in parser.feed(chunk):
                     if event.event == "endpoint" and not told.done():
                         told.set_result(event.data.decode("utf-8", "replace").strip())
                     elif event.event == "message":
                         self._duplex.receive(event.data)
                 lines = chunk.count(b"\n") // LINES_AN_EVENT
-                unasked = self._duplex.unasked - before + lines
+                unasked = self._duplex.unsolicited - before + lines
                 if pause := pace.pause(unasked, self._duplex.spent - spent):
                     await asyncio.sleep(pause)
         except (HubError, sse.TooLong) as error:
@@ -172,4 +177,4 @@ class SseWire:
             return
         self.lost.set_result(reason)
         words = f'server "{self.server}" is gone: {reason}. It may or may not have done what was'
-        self._duplex.fail(lambda: Unreachable(f"{words} asked"))
+        self._duplex.fail_pending(lambda: Unreachable(f"{words} asked"))

@@ -33,7 +33,7 @@ class _List:
         """Whether its server says that it announces changes."""
 
 
-class Freshness:
+class ListFreshness:
     """Of the lists of one server."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Freshness:
         self._lists: dict[str, _List] = {}
         self._rest = LEAST_SECONDS
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """There is no connection to read anything from."""
         self._lists.clear()
 
@@ -77,7 +77,7 @@ class Freshness:
         known = self._lists.get(kind)
         return known is not None and self._clock() - known.read_at >= self._rest
 
-    def due(self, used_at: float) -> list[str]:
+    def list_due(self, used_at: float) -> list[str]:
         """What is to be read in the background: lists that are old, if the server was used since
         they were read."""
         if not self._interval:

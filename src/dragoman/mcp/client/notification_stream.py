@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import BadReply, HubError, InvalidInput, TargetFailed, TimedOut
 from dragoman.core.trace import new_trace
-from dragoman.mcp.client.notifications import LISTEN, Listener
-from dragoman.mcp.client.streamable_http import HttpStatus, HttpWire, SessionExpired
+from dragoman.mcp.client.notifications import LISTEN, RequestListener
+from dragoman.mcp.client.streamable_http import HttpWire, SessionExpired, UpstreamHttpError
 
 if TYPE_CHECKING:
-    from dragoman.mcp.client.session import Session
+    from dragoman.mcp.client.session import UpstreamSession
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,17 @@ LISTS = {
 }
 
 
-def tells_of_resources(session: Session) -> bool:
+def announces_resources(session: UpstreamSession) -> bool:
     """Whether the server may be asked to tell of changes of resources. One of the modern era that
     serves `subscriptions/listen` may do so without having declared any resources: what it will tell
     of it says when the stream begins."""
     resources = session.features.get("resources")
     if resources is None:
-        return session.modern and bool(announced_lists(session.features))
+        return session.modern and bool(find_announced_lists(session.features))
     return isinstance(resources, dict) and resources.get("subscribe") is True
 
 
-def announced_lists(features: Mapping[str, Any]) -> dict[str, bool]:
+def find_announced_lists(features: Mapping[str, Any]) -> dict[str, bool]:
     """The lists that a server says it tells the changes of, as members of a listen."""
     found = {}
     for feature, member in LISTS.items():
@@ -59,8 +59,8 @@ def announced_lists(features: Mapping[str, Any]) -> dict[str, bool]:
     return found
 
 
-class Unasked:
-    def __init__(self, session: Session, missed: Callable[[], None]) -> None:
+class NotificationStream:
+    def __init__(self, session: UpstreamSession, missed: Callable[[], None]) -> None:
         self._session = session
         self._missed = missed
         """Called where something may have been said while nobody listened."""
@@ -80,8 +80,8 @@ class Unasked:
 
     def start(self) -> None:
         """Opens the stream where one is needed and offered."""
-        self.end()
-        if self._needed(self._wanted):
+        self.stop()
+        if self._is_needed(self._wanted):
             self._keeper = self._keep(self._wanted, None)
 
     async def wait_open(self) -> None:
@@ -94,7 +94,7 @@ class Unasked:
             async with asyncio.timeout(OPEN_SECONDS):
                 await self._tried.wait()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._tried = asyncio.Event()
         if self._keeper is not None:
             self._keeper.cancel()
@@ -102,7 +102,7 @@ class Unasked:
 
     async def close(self) -> None:
         keeper = self._keeper
-        self.end()
+        self.stop()
         if keeper is not None:
             await asyncio.gather(keeper, return_exceptions=True)
 
@@ -110,14 +110,14 @@ class Unasked:
         """What the next start asks for, too."""
         self._wanted = uris
 
-    async def follow(self, uris: frozenset[str], timeout: float) -> None:
+    async def subscribe(self, uris: frozenset[str], timeout: float) -> None:
         """Listens to what becomes of these resources instead of those before, without a gap: the
         new stream is there before the old one ends. The new era only."""
         if uris == self._wanted and self._keeper is not None and not self._keeper.done():
             return
-        if not self._needed(uris):
+        if not self._is_needed(uris):
             self._wanted = uris
-            self.end()
+            self.stop()
             return
         ready: asyncio.Future[frozenset[str]] = asyncio.get_running_loop().create_future()
         keeper = self._keep(uris, ready)
@@ -142,7 +142,7 @@ class Unasked:
 
     # --- keeping it open -----------------------------------------------------------------------
 
-    def _needed(self, uris: frozenset[str]) -> bool:
+    def _is_needed(self, uris: frozenset[str]) -> bool:
         session = self._session
         if not session.listens:
             return False
@@ -154,7 +154,7 @@ class Unasked:
         return bool(uris) or bool(self._lists())
 
     def _lists(self) -> dict[str, bool]:
-        return announced_lists(self._session.features)
+        return find_announced_lists(self._session.features)
 
     def _keep(
         self, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None
@@ -173,7 +173,7 @@ class Unasked:
         meta = {**self._session.meta, **new_trace().carried()}
         return {"notifications": wanted, "_meta": meta}
 
-    def _listener(self, ready: asyncio.Future[frozenset[str]] | None) -> Listener:
+    def _listener(self, ready: asyncio.Future[frozenset[str]] | None) -> RequestListener:
         def acknowledged(params: Mapping[str, Any]) -> None:
             granted = params.get("notifications")
             uris = granted.get("resourceSubscriptions") if isinstance(granted, dict) else None
@@ -181,7 +181,7 @@ class Unasked:
             if ready is not None and not ready.done():
                 ready.set_result(frozenset(told))
 
-        return Listener(acknowledged=acknowledged)
+        return RequestListener(acknowledged=acknowledged)
 
     async def _keep_http(
         self, wire: HttpWire, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None
@@ -198,9 +198,9 @@ class Unasked:
             except SessionExpired:
                 # The more often it forgets, the later it is asked; calls do not wait for this.
                 await asyncio.sleep(min(LONGEST_PAUSE, session.openings))
-                if await session.is_known() or wire.lost.done():
+                if await session.is_alive() or wire.lost.done():
                     return  # there is none: 404 is also what a framework says of a missing route
-            except HttpStatus as error:
+            except UpstreamHttpError as error:
                 if error.status in NO_STREAM or error.status < 400:  # or it shows a page there
                     return
                 failures = 0
@@ -209,8 +209,8 @@ class Unasked:
                 lasted = loop.time() - begun > STEADY_SECONDS
                 failures = 0 if lasted else failures + 1
                 if failures >= LOST_AFTER:
-                    if not await session.is_known():
-                        wire.lose(f"it cannot be reached: {error}")
+                    if not await session.is_alive():
+                        wire.mark_lost(f"it cannot be reached: {error}")
                     return  # else it has no such stream, and only breaks off where it should say so
             if loop.time() - begun > STEADY_SECONDS:
                 pause = FIRST_PAUSE
@@ -220,7 +220,7 @@ class Unasked:
     async def _listen(
         self, wire: HttpWire, uris: frozenset[str], ready: asyncio.Future[frozenset[str]] | None
     ) -> None:
-        announces = tells_of_resources(self._session) or bool(self._lists())
+        announces = announces_resources(self._session) or bool(self._lists())
 
         is_open, tried = False, self._tried
 

@@ -19,16 +19,16 @@ ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 UPDATED = "notifications/resources/updated"
 LISTEN = "subscriptions/listen"
 
-Heard = Callable[[str, Mapping[str, Any]], None]
+NotificationSink = Callable[[str, Mapping[str, Any]], None]
 """Takes what belongs to no request: notifications, and the questions that had to be refused."""
 
-GRAVITY = {level: number for number, level in enumerate(LEVELS)}
+SEVERITY = {level: number for number, level in enumerate(LEVELS)}
 
 
-class Asked:
+class ServerRequest:
     """A request of the server's, to be answered once, unless the server cancels it."""
 
-    __slots__ = ("_id", "_reply", "method", "on_cancel", "on_complete", "params", "replied")
+    __slots__ = ("_id", "_reply", "method", "on_cancel", "on_complete", "on_reply", "params")
 
     def __init__(
         self, id: rpc.Id, method: str, params: Mapping[str, Any], reply: Callable[[bytes], None]
@@ -41,34 +41,34 @@ class Asked:
         """Called when the server says that the user has been at the address it asked for."""
         self._id = id
         self._reply = reply
-        self.replied: Callable[[], None] | None = None
+        self.on_reply: Callable[[], None] | None = None
         """Called when it has been answered or refused."""
 
     def answer(self, result: Mapping[str, Any]) -> None:
         self._reply(rpc.result(self._id, result))
-        self._is_over()
+        self._finish()
 
-    def _is_over(self) -> None:
-        if self.replied is not None:
-            self.replied()
-            self.replied = None
+    def _finish(self) -> None:
+        if self.on_reply is not None:
+            self.on_reply()
+            self.on_reply = None
 
     def refuse(self, code: int, words: str, data: Any = None) -> None:
         self._reply(rpc.error(self._id, code, words, data))
-        self._is_over()
+        self._finish()
         # A call keeps what was asked in vain for as long as it lasts: only what is told of it.
         told = {key: self.params.get(key) for key in ("mode", "message", "url")}
         self.params = {key: text[:1000] for key, text in told.items() if isinstance(text, str)}
 
 
-class ServerRequests:
+class PendingServerRequests:
     """The requests of one server that wait for an answer, so that its cancellations find them."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._open: dict[Any, Asked] = {}
+        self._open: dict[Any, ServerRequest] = {}
 
-    def open(self, id: rpc.Id, method: str, params: Mapping[str, Any]) -> Asked:
+    def open(self, id: rpc.Id, method: str, params: Mapping[str, Any]) -> ServerRequest:
         key = rpc.key_of(id)
 
         def reply(message: bytes) -> None:
@@ -76,7 +76,7 @@ class ServerRequests:
                 del self._open[key]
                 self._send(message)
 
-        asked = self._open[key] = Asked(id, method, params, reply)
+        asked = self._open[key] = ServerRequest(id, method, params, reply)
         return asked
 
     def cancel(self, params: Mapping[str, Any]) -> None:
@@ -98,7 +98,7 @@ class ServerRequests:
         return found
 
 
-class Listener:
+class RequestListener:
     """To whom it goes what a server says beside the answer to one request.
 
     A request that wants nothing of the kind has none.
@@ -113,7 +113,7 @@ class Listener:
         progress: bool = False,
         notes: str | None = None,
         client: str = "",
-        ask: Callable[[Asked], bool] | None = None,
+        ask: Callable[[ServerRequest], bool] | None = None,
         acknowledged: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.updates = updates
@@ -126,34 +126,34 @@ class Listener:
         """Of a listen: told what the server will tell of."""
         self.highest = float("-inf")
 
-    def progressed(self, params: Mapping[str, Any]) -> bool:
+    def report_progress(self, params: Mapping[str, Any]) -> bool:
         """Passes progress on, where it is some: it goes forwards only."""
-        update = progress_of(params) if self.progress else None
+        update = progress_from_params(params) if self.progress else None
         if update is None or update.progress <= self.highest:
             return False
         self.highest = update.progress
         self.updates(update)
         return True
 
-    def noted(self, params: Mapping[str, Any]) -> bool:
+    def report_note(self, params: Mapping[str, Any]) -> bool:
         """Passes a line of the log on, where it is one that was wanted."""
-        note = note_of(params)
-        if self.notes is None or note is None or GRAVITY[note.level] < GRAVITY[self.notes]:
+        note = note_from_params(params)
+        if self.notes is None or note is None or SEVERITY[note.level] < SEVERITY[self.notes]:
             return False
         self.updates(note)
         return True
 
 
-def listener_of(call: Call) -> Listener | None:
+def listener_from_call(call: Call) -> RequestListener | None:
     """None for a call that wants nothing but its answer, as most."""
     wanted = call.wanted
     if wanted is NO_UPDATES or not (wanted.progress or wanted.notes):
         return None
-    notes = wanted.notes if wanted.notes in GRAVITY else None
-    return Listener(call.updates, progress=wanted.progress, notes=notes, client=call.client)
+    notes = wanted.notes if wanted.notes in SEVERITY else None
+    return RequestListener(call.updates, progress=wanted.progress, notes=notes, client=call.client)
 
 
-def progress_of(params: Mapping[str, Any]) -> Progress | None:
+def progress_from_params(params: Mapping[str, Any]) -> Progress | None:
     progress, total = _number(params.get("progress")), _number(params.get("total"))
     message = params.get("message")
     if progress is None:
@@ -166,15 +166,15 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def note_of(params: Mapping[str, Any]) -> Note | None:
+def note_from_params(params: Mapping[str, Any]) -> Note | None:
     level, logger = params.get("level"), params.get("logger")
-    if level not in GRAVITY or "data" not in params:
+    if level not in SEVERITY or "data" not in params:
         return None
     name = logger[:200] if isinstance(logger, str) else None
     return Note(level=str(level), data=params["data"], logger=name)
 
 
-def line_of(note: Note) -> str:
+def render_note(note: Note) -> str:
     """A note as a line of a log."""
     words = note.data if isinstance(note.data, str) else repr(note.data)
     where = f" {note.logger}" if note.logger else ""

@@ -32,7 +32,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import unanswerable
-from dragoman.mcp.client.jsonrpc_channel import Unanswered
+from dragoman.mcp.client.jsonrpc_channel import UnansweredQuestion
 from dragoman.mcp.protocol.elicitation import question_of
 from dragoman.mcp.protocol.revisions import RELATED_KEY, TASKS
 
@@ -75,7 +75,7 @@ def wants_task(features: Mapping[str, Any], call: Call) -> bool:
     return support == "required" or (support == "optional" and call.wanted.lasting)
 
 
-def may_last(features: Mapping[str, Any]) -> bool:
+def makes_tasks(features: Mapping[str, Any]) -> bool:
     """Whether a server of either era has said that it makes tasks."""
     return isinstance(features.get("tasks"), dict) or isinstance(
         _at(features, "extensions", TASKS), dict
@@ -89,12 +89,12 @@ def is_task(value: Any) -> bool:
     return value.get("resultType") == "task" or isinstance(_at(value, "task", "taskId"), str)
 
 
-def is_handle(handle: str | None) -> bool:
+def is_task_handle(handle: str | None) -> bool:
     return handle is not None and handle.startswith(HANDLE)
 
 
 @dataclass(slots=True)
-class FarTask:
+class UpstreamTask:
     """What is known of a server's task."""
 
     id: str
@@ -105,7 +105,7 @@ class FarTask:
     """How often progress was reported."""
     message: str = ""
 
-    def hear(self, task: Mapping[str, Any], updates: Updates) -> None:
+    def update(self, task: Mapping[str, Any], updates: Updates) -> None:
         """Takes in what the server says of it: when to ask again, and what it is doing."""
         said = task.get("pollIntervalMs", task.get("pollInterval"))
         if isinstance(said, int | float) and not isinstance(said, bool):
@@ -117,56 +117,56 @@ class FarTask:
             updates(Progress(progress=self.told, message=self.message))
 
 
-class Open(NamedTuple):
+class SuspendedTask(NamedTuple):
     """A task with open questions: nobody asks for it while nobody answers."""
 
-    followed: FarTask
+    followed: UpstreamTask
     ask: Ask
     timer: asyncio.TimerHandle
     caller: Principal
 
 
-class ServerTasks:
+class UpstreamTasks:
     """The tasks of one server that are being followed."""
 
     def __init__(self, server: str, question_secs: float) -> None:
         self.server = server
         self._question_secs = question_secs
-        self._open: dict[str, Open] = {}
+        self._open: dict[str, SuspendedTask] = {}
         """By the handle that is given out for each: the server's own id stays here."""
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def follow(self, created: Any, call: Call, ask: Ask, finish: Finish) -> Result:
         """The extension: from the answer that made a task of `call` to its result, or questions."""
-        followed = self._begun(created, call.updates)
-        with self._held(followed, ask):
+        followed = self._start(created, call.updates)
+        with self._cancel_on_error(followed, ask):
             return await self._poll(followed, call, ask, finish)
 
-    async def outcome(
+    async def wait_result(
         self, created: Any, updates: Updates, ask: Ask, *, watched: bool
     ) -> tuple[Any, int]:
         """2025-11-25: from the answer that made a task of a call to what the call would have been
         answered. `watched` says that somebody would like to know how it goes on."""
-        followed = self._begun(created["task"], updates)
+        followed = self._start(created["task"], updates)
         watching: asyncio.Task[None] | None = None
         if watched:
             watch = self._watch(followed, updates, ask)
             watching = asyncio.get_running_loop().create_task(watch)
         try:
-            with self._held(followed, ask):
+            with self._cancel_on_error(followed, ask):
                 return await self._await(followed, ask)
         finally:
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait([watching])
 
-    def _begun(self, task: Mapping[str, Any], updates: Updates) -> FarTask:
+    def _start(self, task: Mapping[str, Any], updates: Updates) -> UpstreamTask:
         id, message = task.get("taskId"), task.get("statusMessage")
         if not isinstance(id, str) or not 0 < len(id) <= MAX_ID:
             raise BadReply(f'server "{self.server}" made a task with no id of a call')
         updates(Lasting(message=message[:1000] if isinstance(message, str) else None))
-        followed = FarTask(id)
-        followed.hear(task, updates)
+        followed = UpstreamTask(id)
+        followed.update(task, updates)
         return followed
 
     async def resume(self, call: Call, ask: Ask, finish: Finish) -> Result:
@@ -182,13 +182,13 @@ class ServerTasks:
             self._cancel(followed.id, ask)
             raise WorkFailed(f'the task of server "{self.server}" was given up: nobody answered it')
         call.updates(Lasting())
-        with self._held(followed, ask):
+        with self._cancel_on_error(followed, ask):
             if call.answers:
                 await self._update(followed, call, ask)
             return await self._poll(followed, call, ask, finish)
 
     @property
-    def open(self) -> int:
+    def suspended(self) -> int:
         """Tasks that wait for an answer."""
         return len(self._open)
 
@@ -205,7 +205,7 @@ class ServerTasks:
 
     # --- the extension ---------------------------------------------------------------------------
 
-    async def _poll(self, followed: FarTask, call: Call, ask: Ask, finish: Finish) -> Result:
+    async def _poll(self, followed: UpstreamTask, call: Call, ask: Ask, finish: Finish) -> Result:
         """Until there is a result or a question."""
         pause, failures = FIRST_PAUSE, 0
         while True:
@@ -216,47 +216,49 @@ class ServerTasks:
                 failures = 0
             except (Unreachable, TimedOut) as error:
                 failures += 1
-                await self._patience(failures, error)
+                await self._back_off(failures, error)
                 continue
-            followed.hear(task, call.updates)
+            followed.update(task, call.updates)
             status = task.get("status")
             if status == "completed":
                 return finish(_unrelated(task.get("result")), size)
             if status in ("failed", "cancelled"):
-                raise self._ended(task)
-            if status == "input_required" and (asked := self._questions(followed, task)):
-                return self._asking(followed, asked, call, ask)
+                raise self._build_failure(task)
+            if status == "input_required" and (asked := self._list_questions(followed, task)):
+                return self._suspend(followed, asked, call, ask)
 
-    async def _get(self, followed: FarTask, ask: Ask) -> tuple[dict[str, Any], int]:
+    async def _get(self, followed: UpstreamTask, ask: Ask) -> tuple[dict[str, Any], int]:
         try:
             task, size = await ask("tasks/get", {"taskId": followed.id}, ASK_SECONDS)
         except WorkFailed as error:
-            raise self._lost(error) from error
+            raise self._build_lost(error) from error
         if not isinstance(task, dict):
             raise BadReply(f'server "{self.server}" answered "tasks/get" with no object')
         return task, size
 
-    async def _update(self, followed: FarTask, call: Call, ask: Ask) -> None:
+    async def _update(self, followed: UpstreamTask, call: Call, ask: Ask) -> None:
         answers = dict(call.answers or {})
         params = {"taskId": followed.id, "inputResponses": answers}
         try:
             await ask("tasks/update", params, ASK_SECONDS)
         except WorkFailed as error:
-            raise self._lost(error) from error
+            raise self._build_lost(error) from error
         followed.answered += [name for name in answers if name not in followed.answered]
 
-    def _questions(self, followed: FarTask, task: Mapping[str, Any]) -> dict[str, Question]:
+    def _list_questions(
+        self, followed: UpstreamTask, task: Mapping[str, Any]
+    ) -> dict[str, Question]:
         """Those that are new: it may be a while before the server has taken in an answer."""
         asked = task.get("inputRequests")
         if not isinstance(asked, dict):
             return {}
         return {
-            name: self._question(request)
+            name: self._parse_question(request)
             for name, request in asked.items()
             if name not in followed.answered
         }
 
-    def _question(self, request: Any) -> Question:
+    def _parse_question(self, request: Any) -> Question:
         asked = request if isinstance(request, dict) else {}
         question = question_of(asked.get("method"), asked.get("params"))
         if question is None:
@@ -264,8 +266,8 @@ class ServerTasks:
             raise BadReply(f'server "{self.server}" asks for "{method}", which is unknown')
         return question
 
-    def _asking(
-        self, followed: FarTask, asked: dict[str, Question], call: Call, ask: Ask
+    def _suspend(
+        self, followed: UpstreamTask, asked: dict[str, Question], call: Call, ask: Ask
     ) -> Result:
         if problem := unanswerable(asked, call):
             self._cancel(followed.id, ask)
@@ -280,37 +282,37 @@ class ServerTasks:
             )
         handle = HANDLE + token_hex(16)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._question_secs, self._lapse, handle)
-        self._open[handle] = Open(followed, ask, timer, call.caller)
+        timer = loop.call_later(self._question_secs, self._expire, handle)
+        self._open[handle] = SuspendedTask(followed, ask, timer, call.caller)
         return Result(questions=asked, handle=handle)
 
-    def _lapse(self, handle: str) -> None:
+    def _expire(self, handle: str) -> None:
         open = self._open.pop(handle)
         self._cancel(open.followed.id, open.ask)
 
     # --- the form of 2025-11-25 ------------------------------------------------------------------
 
-    async def _await(self, followed: FarTask, ask: Ask) -> tuple[Any, int]:
+    async def _await(self, followed: UpstreamTask, ask: Ask) -> tuple[Any, int]:
         failures = 0
         while True:
             try:
                 value, size = await ask("tasks/result", {"taskId": followed.id}, RESULT_SECONDS)
                 return _unrelated(value), size
-            except Unanswered:
+            except UnansweredQuestion:
                 raise
             except WorkFailed as error:
                 # The call's own error, or a server that does not wait for the end.
                 task, _ = await self._get(followed, ask)
                 if task.get("status") == "cancelled":
-                    raise self._ended(task) from error
+                    raise self._build_failure(task) from error
                 if task.get("status") in ("completed", "failed"):
                     raise
             except (Unreachable, TimedOut) as error:
                 failures += 1
-                await self._patience(failures, error)
+                await self._back_off(failures, error)
             await asyncio.sleep(followed.pause or FIRST_PAUSE)
 
-    async def _watch(self, followed: FarTask, updates: Updates, ask: Ask) -> None:
+    async def _watch(self, followed: UpstreamTask, updates: Updates, ask: Ask) -> None:
         """Asks what it is doing; that it has ended is heard by the one who waits for the result."""
         pause = FIRST_PAUSE
         while True:
@@ -321,22 +323,22 @@ class ServerTasks:
             except HubError as error:
                 log.debug('a task of server "%s" cannot be watched: %s', self.server, error)
                 continue
-            followed.hear(task, updates)
+            followed.update(task, updates)
 
     # --- ends ------------------------------------------------------------------------------------
 
-    async def _patience(self, failures: int, error: HubError) -> None:
+    async def _back_off(self, failures: int, error: HubError) -> None:
         if failures >= MAX_FAILURES:
             raise error
         await asyncio.sleep(min(FIRST_PAUSE * 2**failures, LAST_PAUSE))
 
     @contextmanager
-    def _held(self, followed: FarTask, ask: Ask) -> Iterator[None]:
+    def _cancel_on_error(self, followed: UpstreamTask, ask: Ask) -> Iterator[None]:
         """Whoever leaves has the task cancelled, unless it has ended or was seen to."""
         try:
             yield
         except (WorkFailed, NeedsInput) as error:
-            if isinstance(error, Unanswered):
+            if isinstance(error, UnansweredQuestion):
                 self._cancel(followed.id, ask)
             raise
         except Unreachable as error:
@@ -346,7 +348,7 @@ class ServerTasks:
             self._cancel(followed.id, ask)
             raise
 
-    def _ended(self, task: Mapping[str, Any]) -> WorkFailed:
+    def _build_failure(self, task: Mapping[str, Any]) -> WorkFailed:
         if task.get("status") == "cancelled":
             return WorkFailed(f'server "{self.server}" has cancelled its task')
         native = task.get("error")
@@ -355,7 +357,7 @@ class ServerTasks:
         words = str(native.get("message", ""))[:300]
         return WorkFailed(f'a task of server "{self.server}" failed: {words}', native)
 
-    def _lost(self, error: WorkFailed) -> WorkFailed:
+    def _build_lost(self, error: WorkFailed) -> WorkFailed:
         """Not with the server's own words alone: its task is none that the caller knows of."""
         return WorkFailed(
             f'server "{self.server}" no longer knows the task that it made of this call; '
@@ -364,11 +366,11 @@ class ServerTasks:
 
     def _cancel(self, id: str, ask: Ask) -> None:
         """Nobody waits for this: whoever leaves is gone."""
-        task = asyncio.get_running_loop().create_task(self._tell_cancel(id, ask))
+        task = asyncio.get_running_loop().create_task(self._send_cancel(id, ask))
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
 
-    async def _tell_cancel(self, id: str, ask: Ask) -> None:
+    async def _send_cancel(self, id: str, ask: Ask) -> None:
         try:
             await ask("tasks/cancel", {"taskId": id}, CANCEL_SECONDS)
         except HubError as error:

@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 from dragoman.core.errors import Full, HubError, InvalidInput, TimedOut, Unreachable
 from dragoman.core.unlisted_resources import MAX_URI
-from dragoman.mcp.client.notification_stream import tells_of_resources
-from dragoman.mcp.client.session import Session
+from dragoman.mcp.client.notification_stream import announces_resources
+from dragoman.mcp.client.session import UpstreamSession
 
 MAX_URIS = 1_000
 MAX_FOLLOWERS = 20_000
 """Of one server's resources, all together."""
 
 
-class Followed:
+class ResourceSubscriptions:
     def __init__(self, server: str, updated: Callable[[str], None]) -> None:
         self._server = server
         self._updated = updated
@@ -29,8 +29,8 @@ class Followed:
         self._total = 0
         self._held: set[str] = set()
         """What the server of the old era was asked to tell of, and in which session."""
-        self._held_in: tuple[Session, int] | None = None
-        self.beside: Session | None = None
+        self._held_in: tuple[UpstreamSession, int] | None = None
+        self.handshake_session: UpstreamSession | None = None
         """The shared session of the handshake era beside one of the modern era."""
         self._lock = asyncio.Lock()
         self._errands: set[asyncio.Task[None]] = set()
@@ -44,18 +44,20 @@ class Followed:
 
     # --- by clients --------------------------------------------------------------------------
 
-    async def follow(self, session: Session, client: str, uri: str, timeout: float) -> None:
-        beside = self.beside is not None and tells_of_resources(self.beside)
-        if not beside and not tells_of_resources(session):
+    async def subscribe(
+        self, session: UpstreamSession, client: str, uri: str, timeout: float
+    ) -> None:
+        beside = self.handshake_session is not None and announces_resources(self.handshake_session)
+        if not beside and not announces_resources(session):
             raise InvalidInput(f'server "{self._server}" does not tell of changes of its resources')
-        self.note(client, uri)
+        self.add(client, uri)
         try:
-            await self._settle(session, timeout, uri)
+            await self._sync(session, timeout, uri)
         except BaseException:
             self._drop(client, uri)
             raise
 
-    def note(self, client: str, uri: str) -> None:
+    def add(self, client: str, uri: str) -> None:
         """The client follows it on a session of its own alone; nothing is asked of the shared
         one."""
         if uri not in self._followers and len(self._followers) >= MAX_URIS:
@@ -66,17 +68,17 @@ class Followed:
         clients[client] = clients.get(client, 0) + 1
         self._total += 1
 
-    async def unfollow(
-        self, session: Session | None, client: str, uri: str, timeout: float
+    async def unsubscribe(
+        self, session: UpstreamSession | None, client: str, uri: str, timeout: float
     ) -> None:
         """Without a session there is nobody to be told, and nothing to be asked for again."""
         if client in self._followers.get(uri, ()):
             self._drop(client, uri)
             if session is not None:
                 with contextlib.suppress(HubError):  # told or not, it is followed by nobody
-                    await self._settle(session, timeout, None)
+                    await self._sync(session, timeout, None)
 
-    def gone(self, client: str, session: Session | None, timeout: float) -> None:
+    def drop_client(self, client: str, session: UpstreamSession | None, timeout: float) -> None:
         """A client's session has ended."""
         left = [uri for uri, clients in self._followers.items() if client in clients]
         for uri in left:
@@ -106,33 +108,35 @@ class Followed:
 
     # --- with the server -----------------------------------------------------------------------
 
-    async def restore(self, session: Session, timeout: float) -> None:
+    async def restore(self, session: UpstreamSession, timeout: float) -> None:
         """After a connection was made: it knows nothing of what was followed before."""
         if self._followers:
             await self._restore(session, timeout)
 
-    async def _restore(self, session: Session, timeout: float) -> None:
+    async def _restore(self, session: UpstreamSession, timeout: float) -> None:
         with contextlib.suppress(HubError):
-            await self._settle(session, timeout, None)
+            await self._sync(session, timeout, None)
 
-    async def _settle(self, session: Session, timeout: float, needed: str | None) -> None:
+    async def _sync(self, session: UpstreamSession, timeout: float, needed: str | None) -> None:
         """Has the server tell of what is followed now, and no more of what is not. One at a time:
         whoever waited finds it done. Fails only for `needed`."""
         async with self._lock:
             if not session.modern:
                 await self._subscribe(session, timeout, needed)
                 return
-            is_told = tells_of_resources(session)
+            is_told = announces_resources(session)
             if is_told:  # else each is followed on another session
-                await session.unasked.follow(self.uris, timeout)
-            if self.beside is not None and tells_of_resources(self.beside):
+                await session.notifications.subscribe(self.uris, timeout)
+            if self.handshake_session is not None and announces_resources(self.handshake_session):
                 try:
-                    await self._subscribe(self.beside, timeout, needed)
+                    await self._subscribe(self.handshake_session, timeout, needed)
                 except HubError:
                     if needed is not None and not is_told:
                         raise
 
-    async def _subscribe(self, session: Session, timeout: float, needed: str | None) -> None:
+    async def _subscribe(
+        self, session: UpstreamSession, timeout: float, needed: str | None
+    ) -> None:
         """In a session of the handshake era."""
         if self._held_in != (session, session.openings):
             self._held, self._held_in = set(), (session, session.openings)
@@ -150,7 +154,7 @@ class Followed:
 
     # --- what the server says ------------------------------------------------------------------
 
-    def told(self, uri: object) -> None:
+    def notify_updated(self, uri: object) -> None:
         """Of a change. What has changed may lie below what is followed (2025-11-25, resources)."""
         if not isinstance(uri, str) or len(uri) > MAX_URI:
             return
@@ -160,7 +164,7 @@ class Followed:
                 return
             uri = uri[:-1] if uri.endswith("/") else uri.rpartition("/")[0]
 
-    def missed(self) -> None:
+    def notify_all(self) -> None:
         """Nobody listened for a while: any of them may have changed."""
         for uri in self.uris:
             self._updated(uri)

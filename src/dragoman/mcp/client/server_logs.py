@@ -13,8 +13,8 @@ from typing import Any
 from dragoman.core.bus import Bus
 from dragoman.core.call import Note
 from dragoman.core.events import ServerLogged
-from dragoman.mcp.client.child_process import Ring
-from dragoman.mcp.client.notifications import line_of, note_of
+from dragoman.mcp.client.child_process import OutputRing
+from dragoman.mcp.client.notifications import note_from_params, render_note
 from dragoman.wire.json import encode
 
 PER_SECOND = 20.0
@@ -26,7 +26,7 @@ MAX_ANNOUNCED = 64 * 1024
 
 class ServerLogs:
     def __init__(
-        self, server: str, ring: Ring, bus: Bus, clock: Callable[[], float] = monotonic
+        self, server: str, ring: OutputRing, bus: Bus, clock: Callable[[], float] = monotonic
     ) -> None:
         self._server = server
         self._ring = ring
@@ -38,10 +38,10 @@ class ServerLogs:
     def write(self, params: Mapping[str, Any], client: str | None) -> None:
         """Takes a `notifications/message`. `client` is the session whose own connection it came on,
         "" for a client that keeps none; None for the connection that all clients share."""
-        note = note_of(params)
+        note = note_from_params(params)
         if note is None:
             return
-        line = line_of(note)
+        line = render_note(note)
         self._ring.write(line.encode("utf-8", "replace") + b"\n")
         if client != "" and self._may_announce():
             data = note.data

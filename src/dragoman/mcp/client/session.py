@@ -16,9 +16,9 @@ from dragoman.core.call import LEVELS, NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.trace import new_trace
 from dragoman.mcp.client.jsonrpc_channel import Wire
-from dragoman.mcp.client.notification_stream import Unasked
-from dragoman.mcp.client.notifications import GRAVITY, Listener
-from dragoman.mcp.client.streamable_http import HttpStatus, HttpWire, SessionExpired
+from dragoman.mcp.client.notification_stream import NotificationStream
+from dragoman.mcp.client.notifications import SEVERITY, RequestListener
+from dragoman.mcp.client.streamable_http import HttpWire, SessionExpired, UpstreamHttpError
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
@@ -56,14 +56,14 @@ MODERN_META: dict[str, Any] = {
 }
 
 
-class GreetedTwice(BadReply):
+class BothErasAnswered(BadReply):
     """A server of both eras has taken a greeting of each. It is to be started again, in the modern
     era alone."""
 
     kind = BadReply.__name__
 
 
-class Session:
+class UpstreamSession:
     """Made over a wire that is connected; `open` before use."""
 
     meta = MODERN_META
@@ -93,7 +93,7 @@ class Session:
         """Bytes of the lists that were read last, by method."""
         self.openings = 0
         """How often the server had to be greeted again."""
-        self.unasked = Unasked(self, missed)
+        self.notifications = NotificationStream(self, missed)
         self._missed = missed
         self._level = len(LEVELS)
         self._reopening: asyncio.Task[None] | None = None
@@ -107,16 +107,16 @@ class Session:
     async def open(self, timeout: float, *, modern: bool | None) -> None:
         """`modern` is the era found earlier, or None to find out."""
         if modern is None and not isinstance(self.wire, HttpWire):
-            await self._find_out(timeout)
+            await self._detect_era(timeout)
         elif modern is False or not await self._discover(timeout / 2):
             await self._initialize(timeout)
-        self.unasked.start()
-        await self.unasked.wait_open()
+        self.notifications.start()
+        await self.notifications.wait_open()
 
-    async def _find_out(self, timeout: float) -> None:
+    async def _detect_era(self, timeout: float) -> None:
         """Asks the new way first. A server that keeps silent, since it is still starting or never
         answers what it does not know, is greeted the old way as well; the first good answer counts.
-        Raises `GreetedTwice` where both are answered well: one of both eras may then speak either.
+        Raises `BothErasAnswered` where both succeed: the server may then speak either era.
         """
         loop = asyncio.get_running_loop()
         discovering = loop.create_task(self._discover(timeout))
@@ -133,7 +133,7 @@ class Session:
                 if await discovering:
                     await asyncio.wait([greeting], timeout=min(SECOND_SECONDS, timeout))
                     if greeting.done() and greeting.exception() is None:
-                        raise GreetedTwice(f'server "{self.server}" was greeted in both eras')
+                        raise BothErasAnswered(f'server "{self.server}" was greeted in both eras')
                     return
             await greeting
         finally:
@@ -147,7 +147,7 @@ class Session:
     async def _discover(self, timeout: float) -> bool:
         """Whether the server is of the new era."""
         if isinstance(self.wire, HttpWire):
-            self.wire.speak(R2607)
+            self.wire.set_revision(R2607)
         try:
             params = {"_meta": {**MODERN_META, **new_trace().carried()}}
             result, _ = await self.wire.request("server/discover", params, timeout)
@@ -155,7 +155,7 @@ class Session:
             if not _is_modern(error):
                 return False
             result = {"supportedVersions": MODERN}
-        except (HttpStatus, TimedOut):
+        except (UpstreamHttpError, TimedOut):
             return False
         versions = result.get("supportedVersions") if isinstance(result, dict) else None
         # Some of the old era answer anything with an empty result: that discovers nothing.
@@ -163,7 +163,7 @@ class Session:
             return False
         self.revision = R2607
         meta = result.get("_meta")
-        self._introduce(result, meta.get(SERVER_KEY) if isinstance(meta, dict) else None)
+        self._read_server_info(result, meta.get(SERVER_KEY) if isinstance(meta, dict) else None)
         return True
 
     async def _initialize(self, timeout: float) -> None:
@@ -191,12 +191,12 @@ class Session:
             )
         self.revision = REVISIONS[version]
         if isinstance(self.wire, HttpWire):
-            self.wire.speak(self.revision)
-        self._introduce(result, result.get("serverInfo"))
+            self.wire.set_revision(self.revision)
+        self._read_server_info(result, result.get("serverInfo"))
         self._level = len(LEVELS)
         await self.wire.notify("notifications/initialized")
 
-    def _introduce(self, result: dict[str, Any], info: Any) -> None:
+    def _read_server_info(self, result: dict[str, Any], info: Any) -> None:
         features = result.get("capabilities")
         self.features = features if isinstance(features, dict) else {}
         self.server_info = info if isinstance(info, dict) else {}
@@ -210,7 +210,7 @@ class Session:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        listener: Listener | None = None,
+        listener: RequestListener | None = None,
         headers: Mapping[str, str] | None = None,
         meta: Mapping[str, Any] = MODERN_META,
     ) -> tuple[Any, int]:
@@ -231,36 +231,36 @@ class Session:
                 await self._reopen(timeout)
             return await self.wire.request(method, params, timeout, listener, headers)
 
-    def meta_for(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:
+    def build_meta(self, features: Mapping[str, Any], notes: str | None) -> Mapping[str, Any]:
         """What a request of the new era says where it is made for somebody: what that one can be
         asked, and which lines of the log it wants. Extensions that the server does not know are
         left out: nobody could carry them on."""
         if not features and notes is None:
             return MODERN_META
-        meta = {**MODERN_META, CAPABILITIES_KEY: self._known(features)}
+        meta = {**MODERN_META, CAPABILITIES_KEY: self._select_features(features)}
         if notes is not None:
             meta[LOG_LEVEL_KEY] = notes
         return meta
 
-    def _known(self, features: Mapping[str, Any]) -> dict[str, Any]:
+    def _select_features(self, features: Mapping[str, Any]) -> dict[str, Any]:
         known = dict(features)
         if known.pop("extensions", None) is not None:
-            shared = self.shared_extensions(features)
+            shared = self.find_shared_extensions(features)
             if shared:
                 known["extensions"] = shared
         return known
 
-    def shared_extensions(self, features: Mapping[str, Any]) -> dict[str, Any]:
+    def find_shared_extensions(self, features: Mapping[str, Any]) -> dict[str, Any]:
         """Those that both this caller and the server have declared."""
         theirs, ours = self.features.get("extensions"), features.get("extensions")
         if not isinstance(theirs, dict) or not isinstance(ours, dict):
             return {}
         return {name: value for name, value in ours.items() if name in theirs}
 
-    async def hear_notes(self, level: str, timeout: float) -> None:
+    async def request_log_level(self, level: str, timeout: float) -> None:
         """Has the server send such lines of its log, in the old era; said once. What a single call
         does not want of them is kept from it later."""
-        gravity = GRAVITY[level]
+        gravity = SEVERITY[level]
         if self.modern or gravity >= self._level or "logging" not in self.features:
             return
         self._level = gravity
@@ -274,7 +274,7 @@ class Session:
         if self._reopening is None:
             log.info('server "%s" ended the session; opening a new one', self.server)
             self._reopening = asyncio.get_running_loop().create_task(self._initialize(timeout))
-            self._reopening.add_done_callback(self._reopened)
+            self._reopening.add_done_callback(self._note_reopened)
         opening = self._reopening
         await asyncio.wait([opening])
         if opening.cancelled():
@@ -284,21 +284,21 @@ class Session:
                 f'server "{self.server}" has ended the session and opens no other: {error}',
                 sent=False,
             )
-        await self.unasked.wait_open()
+        await self.notifications.wait_open()
 
-    def _reopened(self, task: asyncio.Task[None]) -> None:
+    def _note_reopened(self, task: asyncio.Task[None]) -> None:
         self._reopening = None
         if task.cancelled():
             return
         if error := task.exception():
             if isinstance(self.wire, HttpWire):
-                self.wire.lose(f"it ended the session and opens no other: {error}")
+                self.wire.mark_lost(f"it ended the session and opens no other: {error}")
             return
         self.openings += 1
-        self.unasked.start()
+        self.notifications.start()
         self._missed()
 
-    async def entries(
+    async def list_entries(
         self,
         method: str,
         member: str,
@@ -343,7 +343,7 @@ class Session:
         if self.modern and isinstance(ttl, int | float) and not isinstance(ttl, bool) and ttl >= 0:
             self.ttls[method] = min(ttl / 1000, self.ttls.get(method, ttl / 1000))
 
-    async def is_known(self) -> bool:
+    async def is_alive(self) -> bool:
         """Whether the server still knows the session. If not, that opens another, whose stream is
         followed instead."""
         try:
@@ -355,7 +355,7 @@ class Session:
         return True
 
     async def close(self) -> None:
-        await self.unasked.close()
+        await self.notifications.close()
         if self._reopening is not None:
             self._reopening.cancel()
             await asyncio.gather(self._reopening, return_exceptions=True)

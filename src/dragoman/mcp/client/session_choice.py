@@ -17,7 +17,7 @@ from typing import Any
 from dragoman.core.call import Call
 from dragoman.core.errors import Full, HubError, TimedOut, Unreachable
 from dragoman.core.ports import Viewer
-from dragoman.mcp.client.session import Session
+from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.protocol.elicitation import askable
 from dragoman.mcp.protocol.revisions import LATEST_HANDSHAKE, MODERN
@@ -86,7 +86,7 @@ class SessionChoice:
         self._failures = 0
         self.sharing.clear()
 
-    def features_for(self, shared: Session | None, call: Call | Viewer) -> Features | None:
+    def features_for(self, shared: UpstreamSession | None, call: Call | Viewer) -> Features | None:
         """What the session for this call declares; None where it is the shared one."""
         if not self._separable or self._era == "modern":
             return None
@@ -131,7 +131,7 @@ class SessionChoice:
         era: nobody waits for the next attempt."""
         return self._failures > 0
 
-    def may_share(self, shared: Session, features: Features, error: HubError) -> bool:
+    def may_share(self, shared: UpstreamSession, features: Features, error: HubError) -> bool:
         """Whether the call may go over the shared session after its own could not be opened."""
         if shared.modern:
             if not isinstance(error, Unreachable | TimedOut | Full):
@@ -146,7 +146,7 @@ class SessionChoice:
             self._failed_at = monotonic()
         return True
 
-    def opened(self, shared: Session | None) -> None:
+    def opened(self, shared: UpstreamSession | None) -> None:
         """A session of the handshake era was opened, a client's own or a second shared one."""
         if shared is not None and shared.modern:
             self._handshake = True

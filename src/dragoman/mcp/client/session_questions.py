@@ -12,7 +12,7 @@ from functools import partial
 from dragoman.core.call import Call, Question, Refusal
 from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.question_handles import MAX_QUESTIONS
-from dragoman.mcp.client.notifications import Asked, Listener
+from dragoman.mcp.client.notifications import RequestListener, ServerRequest
 from dragoman.mcp.client.suspended_call import REFUSED
 from dragoman.mcp.protocol.elicitation import answer_for, is_answerable, question_of
 from dragoman.mcp.protocol.revisions import LATEST_HANDSHAKE
@@ -21,7 +21,7 @@ ANSWER_SECONDS = 60.0
 """How long the client may take; the SDKs' servers wait no longer."""
 
 
-class OutsideQuestions:
+class SessionQuestions:
     def __init__(self, call: Call | Viewer, asker: ClientAsker | None) -> None:
         """`call` is the one that the session is opened for."""
         self._client = call.client
@@ -30,32 +30,32 @@ class OutsideQuestions:
         self.revision = LATEST_HANDSHAKE
         """That the server speaks."""
         self.has_asked = False
-        self._held: list[Asked] = []
+        self._held: list[ServerRequest] = []
         self._answering: set[asyncio.Task[None]] = set()
-        self.listener = Listener(client=call.client, ask=self._ask)
+        self.listener = RequestListener(client=call.client, ask=self._ask)
 
-    def take_held(self) -> list[Asked]:
+    def take_pending(self) -> list[ServerRequest]:
         """What is to be asked with the client's next call."""
         held, self._held = self._held, []
         return held
 
-    def take(self, asked: Asked) -> None:
+    def adopt(self, asked: ServerRequest) -> None:
         """A question that the call under way turned out not to wait for."""
         if not self._ask(asked):
             asked.refuse(REFUSED, "the question cannot be put to the client")
 
-    async def settle(self, seconds: float) -> None:
+    async def wait_answered(self, seconds: float) -> None:
         """Waits until the client has answered what it was asked so far."""
         if self._answering:
             await asyncio.wait(self._answering, timeout=seconds)
 
     def close(self) -> None:
-        for asked in self.take_held():
+        for asked in self.take_pending():
             asked.refuse(REFUSED, "the session has ended")
         for task in self._answering:
             task.cancel()
 
-    def _ask(self, asked: Asked) -> bool:
+    def _ask(self, asked: ServerRequest) -> bool:
         self.has_asked = True
         question = question_of(asked.method, asked.params)
         if question is None or not is_answerable(question, self._features):
@@ -73,11 +73,11 @@ class OutsideQuestions:
             asked.on_cancel = partial(self._withdraw, asked)
         return True
 
-    def _withdraw(self, asked: Asked) -> None:
+    def _withdraw(self, asked: ServerRequest) -> None:
         if asked in self._held:
             self._held.remove(asked)
 
-    async def _answer(self, asker: ClientAsker, asked: Asked, question: Question) -> None:
+    async def _answer(self, asker: ClientAsker, asked: ServerRequest, question: Question) -> None:
         answer = await asker.ask_client(self._client, question, ANSWER_SECONDS)
         if isinstance(answer, Refusal):
             asked.refuse(answer.code, answer.message, answer.data)

@@ -8,9 +8,9 @@ from typing import Any
 
 from dragoman.core.errors import Unreachable
 from dragoman.core.read_pacing import Pace
-from dragoman.mcp.client.child_process import Child, Ring
-from dragoman.mcp.client.jsonrpc_channel import Duplex
-from dragoman.mcp.client.notifications import Heard, Listener
+from dragoman.mcp.client.child_process import ChildProcess, OutputRing
+from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
+from dragoman.mcp.client.notifications import NotificationSink, RequestListener
 from dragoman.mcp.protocol.framing import Deframer, Frame, Hopeless, TooLarge
 from dragoman.wire.json import MAX_BYTES
 
@@ -19,17 +19,17 @@ DRAIN_BYTES = 64 * 1024 * 1024
 
 
 class StdioWire:
-    def __init__(self, server: str, heard: Heard, stderr: Ring) -> None:
+    def __init__(self, server: str, heard: NotificationSink, stderr: OutputRing) -> None:
         self.server = server
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._duplex = Duplex(server, self._send, heard)
+        self._duplex = JsonRpcChannel(server, self._send, heard)
         self._pace = Pace()
         self._deframer = Deframer(MAX_BYTES, drain_limit=DRAIN_BYTES)
         self._stderr = stderr
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
 
     async def start(self, command: str, args: list[str], env: dict[str, str], cwd: str) -> None:
-        self._child = await Child.start(
+        self._child = await ChildProcess.start(
             command, args, env, cwd, self._received, self._stderr, self.server
         )
         self._child.exited.add_done_callback(self._exited)
@@ -43,7 +43,7 @@ class StdioWire:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        listener: Listener | None = None,
+        listener: RequestListener | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
         return await self._duplex.request(method, params, timeout, listener)
@@ -51,13 +51,13 @@ class StdioWire:
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._duplex.notify(method, params)
 
-    def hear_outside(self, listener: Listener) -> None:
-        self._duplex.outside = listener
+    def set_session_listener(self, listener: RequestListener) -> None:
+        self._duplex.session_listener = listener
 
     async def close(self) -> None:
         self._lose("it was stopped", "")
         if self._child is not None:
-            await self._child.end()
+            await self._child.terminate()
 
     def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
         if self._child is None:
@@ -65,12 +65,12 @@ class StdioWire:
         try:
             self._child.write(message + b"\n")
         except Unreachable as error:
-            if self._child.over:
+            if self._child.is_over:
                 self._lose(str(error))
             raise Unreachable(f'server "{self.server}" is gone: {error}', sent=False) from None
 
     def _received(self, data: bytes) -> None:
-        before, spent = self._duplex.unasked, self._duplex.spent
+        before, spent = self._duplex.unsolicited, self._duplex.spent
         for frame in self._deframer.feed(data):
             if isinstance(frame, Hopeless):
                 self._lose(f"it sent a message of more than {DRAIN_BYTES} bytes")
@@ -80,10 +80,10 @@ class StdioWire:
             if isinstance(frame, Frame):
                 self._duplex.receive(frame.payload)
             elif isinstance(frame, TooLarge):
-                self._duplex.oversized(frame, MAX_BYTES)
+                self._duplex.reject_oversized(frame, MAX_BYTES)
             else:
-                self._duplex.complain(frame.reason)
-        pause = self._pace.pause(self._duplex.unasked - before, self._duplex.spent - spent)
+                self._duplex.report_invalid(frame.reason)
+        pause = self._pace.pause(self._duplex.unsolicited - before, self._duplex.spent - spent)
         if pause and self._child is not None:
             self._child.pause(pause)
 
@@ -95,4 +95,4 @@ class StdioWire:
             return
         self.lost.set_result(reason)
         words = f'server "{self.server}" is gone: {reason}. It may or may not have done what was'
-        self._duplex.fail(lambda: Unreachable(f"{words} asked{more}"))
+        self._duplex.fail_pending(lambda: Unreachable(f"{words} asked{more}"))

@@ -19,17 +19,23 @@ from dragoman.core.read_pacing import LARGE, LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import headers_of, new_trace
 from dragoman.core.urls import hide_secrets
-from dragoman.mcp.client.jsonrpc_channel import MAX_BATCH, failure, is_failure, put, unanswered
+from dragoman.mcp.client.jsonrpc_channel import (
+    MAX_BATCH,
+    build_unanswered,
+    deliver_request,
+    failure_from_error,
+    is_failure,
+)
 from dragoman.mcp.client.notifications import (
     ACKNOWLEDGED,
     CANCELLED,
     COMPLETED,
     MESSAGE,
     PROGRESS,
-    Asked,
-    Heard,
-    Listener,
-    ServerRequests,
+    NotificationSink,
+    PendingServerRequests,
+    RequestListener,
+    ServerRequest,
 )
 from dragoman.mcp.protocol.mirrored_headers import NAMED, header_value
 from dragoman.mcp.protocol.revisions import (
@@ -71,7 +77,7 @@ CONFIRM_SECONDS = 5.0
 """How long a server may take to say that it still speaks the modern era."""
 
 
-class OtherEra(Unreachable):
+class WrongEra(Unreachable):
     """The server refuses a request of the modern era before it looks at it."""
 
     @property
@@ -79,7 +85,7 @@ class OtherEra(Unreachable):
         return Unreachable.__name__
 
 
-class HttpStatus(BadReply):
+class UpstreamHttpError(BadReply):
     """An answer whose status says no, and whose body is no JSON-RPC error."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -91,7 +97,7 @@ class HttpStatus(BadReply):
         return BadReply.__name__
 
 
-class Mark:
+class StreamPosition:
     """How far a stream was read."""
 
     __slots__ = ("id", "pause")
@@ -103,7 +109,12 @@ class Mark:
 
 class HttpWire:
     def __init__(
-        self, server: str, http: HttpClient, url: str, headers: Mapping[str, str], heard: Heard
+        self,
+        server: str,
+        http: HttpClient,
+        url: str,
+        headers: Mapping[str, str],
+        heard: NotificationSink,
     ) -> None:
         self.server = server
         self.url = url
@@ -116,14 +127,14 @@ class HttpWire:
             name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
         }
         self._heard = heard
-        self._requests = ServerRequests(self._reply)
+        self._requests = PendingServerRequests(self._reply)
         self._next = 0
         self._kept: dict[tuple[str, str | None], FixedHeaders] = {}
         self._errands: set[asyncio.Task[None]] = set()
-        self._outside: Listener | None = None
-        self._asking: dict[int, Listener] = {}
+        self._outside: RequestListener | None = None
+        self._asking: dict[int, RequestListener] = {}
         """Of the calls under way that can be asked something."""
-        self._refused: dict[int, Asked] = {}
+        self._refused: dict[int, ServerRequest] = {}
         """What the server asked of calls under way in vain."""
 
     # --- what the client calls ---------------------------------------------------------------
@@ -133,7 +144,7 @@ class HttpWire:
         method: str,
         params: dict[str, Any],
         timeout: float,
-        listener: Listener | None = None,
+        listener: RequestListener | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
         if self.lost.done():  # the session with it: nobody could tell what this belongs to
@@ -145,7 +156,7 @@ class HttpWire:
                 params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
             if listener.ask is not None:
                 self._asking[id] = listener
-        sent = self._headers(method, params.get(NAMED[method]) if method in NAMED else None)
+        sent = self._find_headers(method, params.get(NAMED[method]) if method in NAMED else None)
         in_session = SESSION in sent
         try:
             deadline = self._loop.time() + timeout
@@ -158,11 +169,11 @@ class HttpWire:
                 if method == "initialize":
                     self._note_session(reply)
                 data = await reply.body.read(MAX_BYTES)  # as nearly always
-                return self._result(self._decoded(data, method), id, method), len(data)
+                return self._extract_result(self._decode(data, method), id, method), len(data)
             if reply.status != 200 or not _is_stream(reply):
-                return await self._answer(reply, id, method, in_session, params)
+                return await self._read_answer(reply, id, method, in_session, params)
             async with asyncio.timeout_at(deadline) as clock:  # a stream's reader keeps the time
-                return await self._answer_in_stream(reply, id, method, listener, clock, timeout)
+                return await self._read_stream_answer(reply, id, method, listener, clock, timeout)
         except (TimedOut, TimeoutError):
             self._cancel(id, method, f"no answer within {timeout:g} s")
             raise TimedOut(
@@ -181,10 +192,10 @@ class HttpWire:
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         message = rpc.notification(method, params)
         async with asyncio.timeout(10):
-            reply = await self._post(self._alone(method), message, 10)
+            reply = await self._post(self._build_own_headers(method), message, 10)
             reply.body.close()
 
-    def hear_outside(self, listener: Listener) -> None:
+    def set_session_listener(self, listener: RequestListener) -> None:
         self._outside = listener
 
     async def listen(
@@ -192,14 +203,14 @@ class HttpWire:
         method: str,
         params: dict[str, Any] | None,
         opened: Callable[[], None],
-        listener: Listener | None = None,
+        listener: RequestListener | None = None,
     ) -> None:
         """Follows a stream that answers nothing: a GET in the old era, a listen in the new.
 
         Calls `opened` once there is one, and returns when the server ends it; raises
         `SessionExpired`, or `HttpStatus` where there is no such stream.
         """
-        headers = self._alone(method)
+        headers = self._build_own_headers(method)
         if params is None:
             headers["accept"] = STREAM_TYPE
             reply = await self._http.request("GET", self.url, headers, timeout=30)
@@ -210,14 +221,14 @@ class HttpWire:
             reply = await self._http.request("POST", self.url, headers, message, timeout=30)
         try:
             if reply.status == 404 and SESSION in headers:
-                raise self._expired()
+                raise self._build_expired()
             if reply.status != 200 or not _is_stream(reply):
-                raise HttpStatus(f"HTTP {reply.status}", reply.status)
+                raise UpstreamHttpError(f"HTTP {reply.status}", reply.status)
             opened()
-            async for message_in, _ in self._messages(reply, Mark()):
+            async for message_in, _ in self._read_messages(reply, StreamPosition()):
                 if "method" not in message_in:
                     return  # the listen has ended
-                self._asked(message_in, None, listener)
+                self._handle_incoming(message_in, None, listener)
         finally:
             reply.body.close()
 
@@ -228,16 +239,16 @@ class HttpWire:
         if self.session is not None and not self.lost.done():
             with contextlib.suppress(HubError, TimeoutError):
                 async with asyncio.timeout(1):
-                    headers = self._alone("")
+                    headers = self._build_own_headers("")
                     reply = await self._http.request("DELETE", self.url, headers, timeout=1)
                     reply.body.close()
-        self.lose("it was closed")
+        self.mark_lost("it was closed")
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
 
-    def speak(self, revision: int) -> None:
+    def set_revision(self, revision: int) -> None:
         """From now on every request says that it is of `revision`."""
         self.revision = revision
         self._kept.clear()
@@ -252,7 +263,7 @@ class HttpWire:
     def _post(self, headers: Mapping[str, str], message: bytes, timeout: float) -> Awaitable[Reply]:
         return self._http.request("POST", self.url, headers, message, timeout=timeout)
 
-    def _headers(self, method: str, name: Any) -> FixedHeaders:
+    def _find_headers(self, method: str, name: Any) -> FixedHeaders:
         if type(name) is not str:
             name = None
         kept = self._kept.get((method, name))
@@ -276,9 +287,9 @@ class HttpWire:
         self._kept[method, name] = headers
         return headers
 
-    def _alone(self, method: str) -> dict[str, str]:
+    def _build_own_headers(self, method: str) -> dict[str, str]:
         """Headers of what is sent for nobody in particular."""
-        return {**self._headers(method, None), **new_trace().headers()}
+        return {**self._find_headers(method, None), **new_trace().headers()}
 
     def _cancel(self, id: int, method: str, reason: str) -> None:
         """In the old era a message; in the new one the closed connection says it."""
@@ -299,25 +310,27 @@ class HttpWire:
 
     # --- receiving ---------------------------------------------------------------------------
 
-    async def _answer(
+    async def _read_answer(
         self, reply: Reply, id: int, method: str, in_session: bool, params: Mapping[str, Any]
     ) -> tuple[Any, int]:
         if method == "initialize":
             self._note_session(reply)
         data = await reply.body.read(MAX_BYTES)
         if reply.status == 200:
-            return self._result(self._decoded(data, method), id, method), len(data)
-        if in_session and (reply.status == 404 or (reply.status == 400 and _no_session(data, id))):
-            raise self._expired()
+            return self._extract_result(self._decode(data, method), id, method), len(data)
+        if in_session and (
+            reply.status == 404 or (reply.status == 400 and _is_session_refusal(data, id))
+        ):
+            raise self._build_expired()
         is_modern = self.revision == R2607 and method != "server/discover"
         if (
             is_modern
             and reply.status == 400
-            and _is_foreign(data, id)
+            and _is_era_refusal(data, id)
             and not await self._is_still_modern(params.get("_meta", NOTHING))
         ):
-            self.lose("it does not speak 2026-07-28 any more")
-            raise OtherEra(f'server "{self.server}" does not speak 2026-07-28', sent=False)
+            self.mark_lost("it does not speak 2026-07-28 any more")
+            raise WrongEra(f'server "{self.server}" does not speak 2026-07-28', sent=False)
         self._raise_status(reply, data, method)
 
     async def _is_still_modern(self, meta: Mapping[str, Any]) -> bool:
@@ -331,13 +344,13 @@ class HttpWire:
         versions = result.get("supportedVersions") if isinstance(result, dict) else None
         return isinstance(versions, list) and MODERN[-1] in versions
 
-    def _expired(self) -> SessionExpired:
+    def _build_expired(self) -> SessionExpired:
         return SessionExpired(f'server "{self.server}" has ended the session', sent=False)
 
     def _note_session(self, reply: Reply) -> None:
         self.session = reply.headers.get(SESSION)
 
-    def _decoded(self, data: bytes, method: str) -> Any:
+    def _decode(self, data: bytes, method: str) -> Any:
         try:
             return decode_reply(data)
         except Malformed as error:
@@ -350,20 +363,20 @@ class HttpWire:
                 f'server "{self.server}" answered "{method}" with what is no message: {error}'
             ) from None
 
-    def _result(self, message: Any, id: int, method: str) -> Any:
+    def _extract_result(self, message: Any, id: int, method: str) -> Any:
         if isinstance(message, list):
             message = next((m for m in message if isinstance(m, dict) and m.get("id") == id), None)
         if isinstance(message, dict):
             if "error" in message:
-                raise self._failure(method, message["error"])
+                raise self._build_failure(method, message["error"])
             if "result" in message and message.get("id") == id:
                 return message["result"]
         raise BadReply(f'server "{self.server}" answered "{method}" with no result')
 
-    def _failure(self, method: str, error: Any) -> WorkFailed:
+    def _build_failure(self, method: str, error: Any) -> WorkFailed:
         if isinstance(error, dict) and isinstance(error.get("message"), str):
             error = {**error, "message": self._hide_secrets(error["message"])}
-        return failure(self.server, method, error)
+        return failure_from_error(self.server, method, error)
 
     def _hide_secrets(self, text: str) -> str:
         return hide_secrets(text, self.url, self._fixed.values())
@@ -375,70 +388,70 @@ class HttpWire:
             with contextlib.suppress(Malformed):
                 body = decode(data)
                 if isinstance(body, dict) and isinstance(body.get("error"), dict):
-                    raise self._failure(method, body["error"])
+                    raise self._build_failure(method, body["error"])
         if status == 401 and "resource_metadata=" in reply.headers.get("www-authenticate", ""):
-            raise HttpStatus(
+            raise UpstreamHttpError(
                 f'server "{self.server}" wants OAuth (HTTP 401), which the hub does not do yet; if '
                 "it also takes a token, set that under headers in its transport",
                 status,
             )
         if status in (401, 403):
-            raise HttpStatus(
+            raise UpstreamHttpError(
                 f'server "{self.server}" wants other credentials (HTTP {status}); set them under '
                 "headers in its transport",
                 status,
             )
-        raise HttpStatus(
+        raise UpstreamHttpError(
             f'server "{self.server}" answered "{method}" with HTTP {status}'
             + (f": {' '.join(text.split())}" if text.strip() else ""),
             status,
         )
 
-    async def _answer_in_stream(
+    async def _read_stream_answer(
         self,
         reply: Reply,
         id: int,
         method: str,
-        listener: Listener | None,
+        listener: RequestListener | None,
         clock: asyncio.Timeout,
         timeout: float,
     ) -> tuple[Any, int]:
         if method == "initialize":
             self._note_session(reply)
-        mark, fruitless = Mark(), 0
+        mark, fruitless = StreamPosition(), 0
         while True:
             known = mark.id
             try:
-                async for message, size in self._messages(reply, mark):
+                async for message, size in self._read_messages(reply, mark):
                     if "method" in message:
-                        if self._asked(message, id, listener):
+                        if self._handle_incoming(message, id, listener):
                             clock.reschedule(self._loop.time() + timeout)
                     elif message.get("id") == id:
                         if id in self._refused and is_failure(message):
-                            raise unanswered(self.server, method, message, self._refused[id])
-                        return self._result(message, id, method), size
+                            raise build_unanswered(self.server, method, message, self._refused[id])
+                        return self._extract_result(message, id, method), size
             except Unreachable:
-                if not self._resumable(mark, method):
+                if not self._is_resumable(mark, method):
                     raise
             finally:
                 reply.body.close()
             fruitless = fruitless + 1 if mark.id == known else 0
-            if not self._resumable(mark, method) or fruitless >= RESUMPTIONS:
+            if not self._is_resumable(mark, method) or fruitless >= RESUMPTIONS:
                 raise Unreachable(
                     f'server "{self.server}" ended the stream of "{method}" without an answer; it '
                     "may or may not have been done"
                 )
             reply = await self._resume(mark, method)
 
-    def _resumable(self, mark: Mark, method: str) -> bool:
+    def _is_resumable(self, mark: StreamPosition, method: str) -> bool:
         """2025-03-26 to 2025-11-25, transports: resumability."""
         revision = self.revision
         known = revision is not None and R2503 <= revision < R2607
         return known and mark.id is not None and method != "initialize"
 
-    async def _resume(self, mark: Mark, method: str) -> Reply:
+    async def _resume(self, mark: StreamPosition, method: str) -> Reply:
         """The rest of a stream that ended early. Whoever waits for it keeps the time."""
-        headers = self._alone("")
+        headers = self._build_own_headers("")
         headers["accept"] = STREAM_TYPE
         headers["last-event-id"] = mark.id or ""
         pause = mark.pause
@@ -459,8 +472,8 @@ class HttpWire:
             "let it be taken up again; it may or may not have been done"
         )
 
-    async def _messages(
-        self, reply: Reply, mark: Mark
+    async def _read_messages(
+        self, reply: Reply, mark: StreamPosition
     ) -> AsyncIterator[tuple[dict[str, Any], int]]:
         """What comes on a stream, each with the bytes it came in."""
         parser = sse.Parser(MAX_BYTES)
@@ -480,7 +493,7 @@ class HttpWire:
                     continue
                 size = len(event.data)
                 begun = thread_time() if size > LARGE else 0.0
-                message = self._decoded(event.data, "a stream")
+                message = self._decode(event.data, "a stream")
                 for item in message[:MAX_BATCH] if isinstance(message, list) else [message]:
                     if isinstance(item, dict):
                         yield item, size
@@ -490,7 +503,9 @@ class HttpWire:
             if pause := pace.pause(len(events) + chunk.count(b"\n") // LINES_AN_EVENT, spent):
                 await asyncio.sleep(pause)
 
-    def _asked(self, message: dict[str, Any], id: int | None, listener: Listener | None) -> bool:
+    def _handle_incoming(
+        self, message: dict[str, Any], id: int | None, listener: RequestListener | None
+    ) -> bool:
         """What a server says on a stream beside its answer; whether it was progress.
 
         What comes on the stream of a request belongs to that, and on the stream for all the rest a
@@ -504,40 +519,42 @@ class HttpWire:
                 id, listener = next(reversed(self._asking.items()))
             if self._outside is not None and (listener is None or listener.ask is None):
                 id, listener = None, self._outside
-            if not put(asked, listener, self._heard) and id is not None:
+            if not deliver_request(asked, listener, self._heard) and id is not None:
                 self._refused[id] = asked
         elif method == PROGRESS:
             token = params.get("progressToken")
             if listener is not None and id is not None and token == id:
-                return listener.progressed(params)
+                return listener.report_progress(params)
         elif method == ACKNOWLEDGED:
             if listener is not None and listener.acknowledged is not None:
                 listener.acknowledged(params)
         elif method == CANCELLED:
             self._requests.cancel(params)
         elif method == MESSAGE:
-            self._logged(params, id, listener)
+            self._report_log(params, id, listener)
         elif method != COMPLETED or not self._requests.complete(params):
             self._heard(method, params)
         return False
 
-    def _logged(self, params: Mapping[str, Any], id: int | None, listener: Listener | None) -> None:
+    def _report_log(
+        self, params: Mapping[str, Any], id: int | None, listener: RequestListener | None
+    ) -> None:
         """A line of the server's log. On a session of a client's own each of them is that client's,
         so that the newest call under way may have those that come on no call's stream."""
         if id is None and self._asking:
             listener = next(reversed(self._asking.values()))
-        if listener is None or not listener.noted(params):
+        if listener is None or not listener.report_note(params):
             self._heard(MESSAGE, params)
 
     def _reply(self, message: bytes) -> None:
         self._errand(self._deliver(message))
 
     async def _deliver(self, message: bytes) -> None:
-        reply = await self._post(self._alone(""), message, 10)
+        reply = await self._post(self._build_own_headers(""), message, 10)
         reply.body.close()
 
 
-def _no_session(data: bytes, id: int) -> bool:
+def _is_session_refusal(data: bytes, id: int) -> bool:
     """Whether a 400 is about the session. An error under the request's own id is about that, and
     the request may have been worked on."""
     if b"session" not in data[:2000].lower():
@@ -549,7 +566,7 @@ def _no_session(data: bytes, id: int) -> bool:
     return not (isinstance(error, dict) and error.get("id") == id)
 
 
-def _is_foreign(data: bytes, id: int) -> bool:
+def _is_era_refusal(data: bytes, id: int) -> bool:
     """Whether a 400 is of a server of the handshake era, which wants a session, or does not know
     the revision, before it looks at the request."""
     words = data[:2000].lower()

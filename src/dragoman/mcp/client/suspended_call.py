@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from dragoman.core.call import ROOTS, Call, Lasting, Progress, Question, Refusal, Update, discard
 from dragoman.core.errors import TimedOut
 from dragoman.core.question_handles import MAX_QUESTIONS
-from dragoman.mcp.client.notifications import Asked, Listener, listener_of
+from dragoman.mcp.client.notifications import RequestListener, ServerRequest, listener_from_call
 from dragoman.mcp.protocol.elicitation import answer_for, is_answerable, question_of
 from dragoman.wire.json import encode
 
@@ -30,11 +30,11 @@ LONGEST_SECONDS = 7 * 86_400.0
 LEAST_SECONDS = 1.0
 """What is left at least of a call's time once its question was answered."""
 
-Work = Callable[[Listener], Awaitable[tuple[Any, int]]]
+Work = Callable[[RequestListener], Awaitable[tuple[Any, int]]]
 """Makes the request, with whom to ask meanwhile."""
 
 
-class Room:
+class QuestionBudget:
     """For the questions of one server that are open, in bytes."""
 
     def __init__(self, server: str, most: int) -> None:
@@ -57,16 +57,18 @@ class Room:
         self._said = False
 
 
-class Open(NamedTuple):
+class OpenQuestion(NamedTuple):
     question: Question
-    asked: Asked
+    asked: ServerRequest
     size: int
 
 
-class Parked:
+class SuspendedCall:
     """Made for a call whose server may ask; parked for as long as `questions` are open."""
 
-    def __init__(self, call: Call, revision: int, seconds: float, work: Work, room: Room) -> None:
+    def __init__(
+        self, call: Call, revision: int, seconds: float, work: Work, room: QuestionBudget
+    ) -> None:
         self.client = call.client
         self._name = call.tool.name
         self._room = room
@@ -76,12 +78,12 @@ class Parked:
         self._revision = revision
         self._seconds = self._left = seconds
         self._deadline = self._loop.time() + seconds
-        self._open: dict[str, Open] = {}
+        self._open: dict[str, OpenQuestion] = {}
         self._count = 0
         self._lasting = False
         self._arrived: asyncio.Future[None] | None = None
         self._lapsing: asyncio.TimerHandle | None = None
-        made = listener_of(call) or Listener(client=call.client)
+        made = listener_from_call(call) or RequestListener(client=call.client)
         made.ask = self._ask
         self._updates = call.updates
         made.updates = self._update
@@ -89,7 +91,7 @@ class Parked:
         self._task: asyncio.Task[tuple[Any, int]] = self._loop.create_task(self._run(work, made))
         self._task.add_done_callback(self._finished)
 
-    async def _run(self, work: Work, listener: Listener) -> tuple[Any, int]:
+    async def _run(self, work: Work, listener: RequestListener) -> tuple[Any, int]:
         return await work(listener)
 
     @property
@@ -98,7 +100,7 @@ class Parked:
 
     # --- by its caller -------------------------------------------------------------------------
 
-    async def outcome(self) -> tuple[Any, int] | None:
+    async def wait_outcome(self) -> tuple[Any, int] | None:
         """What the server answered at last; None when it asks something first."""
         self._deadline = self._loop.time() + self._left
         while True:
@@ -134,12 +136,12 @@ class Parked:
             self._task.cancel()
             raise
 
-    def park(self, seconds: float, lapsed: Callable[[], None]) -> None:
+    def suspend(self, seconds: float, lapsed: Callable[[], None]) -> None:
         """Nobody waits for it now; it ends by itself unless it is taken up again in time."""
         self._updates = discard
         self._lapsing = self._loop.call_later(seconds, lapsed)
 
-    def take_up(self, call: Call) -> None:
+    def resume(self, call: Call) -> None:
         """`call` continues it, with answers to some of what is open."""
         if self._lapsing is not None:
             self._lapsing.cancel()
@@ -161,7 +163,7 @@ class Parked:
             else:
                 open.asked.answer(result)
 
-    def lose(self, words: str) -> None:
+    def abandon(self, words: str) -> None:
         """The session has ended: nobody waits for answers any more, and the client is told so."""
         self._withdraw_all()
         self.end(words)
@@ -178,11 +180,11 @@ class Parked:
         self._open.clear()
         self._task.cancel()
 
-    def adopt(self, asked: Asked) -> bool:
+    def adopt(self, asked: ServerRequest) -> bool:
         """Takes a question that the server asked before the call; whether it will be put."""
         return self._ask(asked)
 
-    def release_roots(self) -> list[Asked]:
+    def release_roots(self) -> list[ServerRequest]:
         """The questions for the client's roots that are still open: a server may ask for them at
         any time, whatever call is under way."""
         keys = [key for key, open in self._open.items() if open.question.kind == ROOTS]
@@ -193,7 +195,7 @@ class Parked:
 
     # --- by the server -------------------------------------------------------------------------
 
-    def _ask(self, asked: Asked) -> bool:
+    def _ask(self, asked: ServerRequest) -> bool:
         question = question_of(asked.method, asked.params)
         if question is None or self._ended or len(self._open) >= MAX_QUESTIONS:
             return False
@@ -209,7 +211,7 @@ class Parked:
             question, withdrawn=self._loop.create_future(), completed=self._loop.create_future()
         )
         asked.on_complete = partial(_set, question.completed)
-        self._open[key] = Open(question, asked, size)
+        self._open[key] = OpenQuestion(question, asked, size)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         return True

@@ -40,25 +40,31 @@ from dragoman.core.read_pacing import pause_after_list
 from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
 from dragoman.mcp.client.catalog_sync import (
     KINDS,
-    Offers,
+    CatalogSync,
+    find_changed_kinds,
     is_announced,
     is_offered,
-    kinds_changed,
 )
-from dragoman.mcp.client.child_process import Ring
+from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.client_lists import ClientLists
-from dragoman.mcp.client.client_sessions import Key, Own, PersonalSessions
+from dragoman.mcp.client.client_sessions import ClientSession, ClientSessions, Key
 from dragoman.mcp.client.handshake_session import OWNER, HandshakeSession
 from dragoman.mcp.client.interactive_listing import Listing
-from dragoman.mcp.client.list_freshness import Freshness
-from dragoman.mcp.client.notification_stream import FOR_EVER, tells_of_resources
-from dragoman.mcp.client.notifications import COMPLETED, MESSAGE, UPDATED, Heard, Listener
-from dragoman.mcp.client.remote_tasks import ServerTasks, may_last
-from dragoman.mcp.client.resource_subscriptions import Followed
+from dragoman.mcp.client.list_freshness import ListFreshness
+from dragoman.mcp.client.notification_stream import FOR_EVER, announces_resources
+from dragoman.mcp.client.notifications import (
+    COMPLETED,
+    MESSAGE,
+    UPDATED,
+    NotificationSink,
+    RequestListener,
+)
+from dragoman.mcp.client.remote_tasks import UpstreamTasks, makes_tasks
+from dragoman.mcp.client.resource_subscriptions import ResourceSubscriptions
 from dragoman.mcp.client.server_logs import ServerLogs
-from dragoman.mcp.client.session import Session
+from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.client.session_choice import SessionChoice
-from dragoman.mcp.client.streamable_http import HttpStatus, HttpWire, OtherEra
+from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError, WrongEra
 from dragoman.mcp.client.upstream_call import Calls
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.protocol.elicitation import ASKING
@@ -90,19 +96,19 @@ OWN_IDLE_SECONDS = 1_800.0
 without a word; as long as the hub keeps an idle session of the client's."""
 
 
-class Apart(NamedTuple):
+class SessionSpec(NamedTuple):
     """A session that is not the first one that all share: what it declares, who hears what is said
     on it unasked, whether a stream is opened for that, who takes questions that belong to no call,
     and who is told that something may have been missed."""
 
     features: Mapping[str, Any]
-    heard: Heard
+    heard: NotificationSink
     listens: bool
-    outside: Listener | None = None
+    outside: RequestListener | None = None
     missed: Callable[[], None] = lambda: None
 
 
-Connect = Callable[["Upstream", float, Apart | None], Awaitable[Session]]
+Connect = Callable[["Upstream", float, SessionSpec | None], Awaitable[UpstreamSession]]
 """Makes an open session with a server, within so many seconds; with None the one that all share."""
 
 
@@ -115,9 +121,9 @@ class Upstream:
         "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
         "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_reading",
         "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
-        "_wake", "choice", "entry", "facts", "followed", "fresh", "handshake", "listing", "lists",
-        "logs", "may_last", "modern", "name", "offers", "personal", "reason", "restarts", "session",
-        "state", "stderr", "tasks", "way",
+        "_wake", "choice", "client_sessions", "entry", "facts", "freshness", "handshake", "listing",
+        "lists", "logs", "may_last", "modern", "name", "offers", "reason", "restarts", "session",
+        "state", "stderr", "subscriptions", "tasks", "way",
     )  # fmt: skip
 
     def __init__(
@@ -148,20 +154,20 @@ class Upstream:
         self.state = "starting"
         self.reason = ""
         self._failure = RepeatedFailure()
-        self.stderr = Ring()
+        self.stderr = OutputRing()
         """What it wrote there, and the lines of its log that are nobody's."""
         self.logs = ServerLogs(self.name, self.stderr, bus)
-        self.session: Session | None = None
+        self.session: UpstreamSession | None = None
         self.modern: bool | None = None
         self.way: str | None = None
         """What was found out about it the last time: the era, and which HTTP transport."""
         self.restarts = -1
-        self.offers = Offers(self, catalogs, compile_schema, entry.prefix)
+        self.offers = CatalogSync(self, catalogs, compile_schema, entry.prefix)
         looks = entry.interactive is True
         self.listing = Listing(self.offers, self._open_to_list, self._answer_secs, looks=looks)
-        self.followed = Followed(self.name, self._updated)
-        self.personal = self._make_personal(question_secs, asker)
-        self.tasks = ServerTasks(self.name, question_secs)
+        self.subscriptions = ResourceSubscriptions(self.name, self._updated)
+        self.client_sessions = self._make_personal(question_secs, asker)
+        self.tasks = UpstreamTasks(self.name, question_secs)
         self.choice = SessionChoice(entry)
         self.handshake = HandshakeSession(
             self._open_handshake, self._handshake_opened, self._handshake_ended
@@ -185,7 +191,7 @@ class Upstream:
         self._reading: set[str] | frozenset[str] = frozenset()
         """Lists that have changed and are being read."""
         self._refreshing: asyncio.Future[None] | None = None
-        self.fresh = Freshness(entry.refresh_secs, self._hears)
+        self.freshness = ListFreshness(entry.refresh_secs, self._hears)
         self._settled: asyncio.Future[None] | None = None
         self._failed_at = float("-inf")
         self._in_flight = 0
@@ -193,9 +199,9 @@ class Upstream:
         self._leaving: set[asyncio.Task[None]] = set()
         """Those who follow a resource no more."""
 
-    def _make_personal(self, question_secs: float, asker: ClientAsker | None) -> PersonalSessions:
+    def _make_personal(self, question_secs: float, asker: ClientAsker | None) -> ClientSessions:
         entry = self.entry
-        return PersonalSessions(
+        return ClientSessions(
             self.name,
             self._open_own,
             self._answer_secs,
@@ -203,7 +209,7 @@ class Upstream:
             entry.idle_secs or OWN_IDLE_SECONDS,
             entry.timeout_secs or FOR_EVER,
             keeps_connected=not entry.idle_secs,
-            heard=self.overheard,
+            heard=self.handle_notification,
             own_changed=self._read_own,
             own_ended=lambda key: self.lists.own_ended(key),
             asker=asker,
@@ -216,7 +222,7 @@ class Upstream:
             self.entry.timeout_secs or FOR_EVER,
             self.offers,
             self.listing,
-            self.personal,
+            self.client_sessions,
             self.tasks,
             self._connected,
             self.choice,
@@ -227,7 +233,7 @@ class Upstream:
         return ClientLists(
             self.offers,
             self.listing,
-            self.personal,
+            self.client_sessions,
             self.choice,
             self.handshake,
             self._answer_secs,
@@ -236,7 +242,9 @@ class Upstream:
             self._look_at,
         )
 
-    async def _read_own(self, key: Key, own: Own, kinds: set[str], announced: set[str]) -> None:
+    async def _read_own(
+        self, key: Key, own: ClientSession, kinds: set[str], announced: set[str]
+    ) -> None:
         await self.lists.read_changed(key, own, kinds, announced)
 
     def _tell_client(self, owner: str, kind: str) -> None:
@@ -251,7 +259,7 @@ class Upstream:
     async def stop(self) -> None:
         """What it offers is gone at once; the server itself may take a while to end."""
         self.offers.withdraw()
-        self.followed.close()
+        self.subscriptions.close()
         for leaving in self._leaving:
             leaving.cancel()
         self._become("stopped", "it was stopped")
@@ -275,7 +283,7 @@ class Upstream:
         await self.tasks.close()  # while there is a connection
         if self._task is not None:
             self._task.cancel()
-        await asyncio.gather(self.personal.close(), self.handshake.close())
+        await asyncio.gather(self.client_sessions.close(), self.handshake.close())
         await self.lists.close()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -308,7 +316,7 @@ class Upstream:
             self._in_flight -= 1
             self._used_at = monotonic()
 
-    async def _back(self, call: Call) -> Session:
+    async def _back(self, call: Call) -> UpstreamSession:
         """The session, once there is one again. What the server offers was looked at when it came
         back, and may be held by now: what was judged before that is not what would be called."""
         session = await self._wait()
@@ -318,19 +326,19 @@ class Upstream:
             raise Quarantined(str(found.error))
         return session
 
-    async def _subscribe(self, session: Session, call: Call) -> Result:
+    async def _subscribe(self, session: UpstreamSession, call: Call) -> Result:
         if not _follows(call):
             await asyncio.wait([self._leave(session, call)])
             return Result()
         uri = call.tool.remote_name
-        if not tells_of_resources(session):  # perhaps it does in the other era
+        if not announces_resources(session):  # perhaps it does in the other era
             await self._calls.find_shared(session, call)
         try:
-            await self.followed.follow(session, call.client, uri, self._answer_secs)
+            await self.subscriptions.subscribe(session, call.client, uri, self._answer_secs)
         except InvalidInput:
             if not session.modern or not await self._calls.follow_alone(session, call):
                 raise
-            self.followed.note(call.client, uri)
+            self.subscriptions.add(call.client, uri)
             return Result()
         try:
             await self._calls.follow(session, call, True)
@@ -339,12 +347,12 @@ class Upstream:
             raise
         return Result()
 
-    def _leave(self, session: Session | None, call: Call) -> asyncio.Task[None]:
+    def _leave(self, session: UpstreamSession | None, call: Call) -> asyncio.Task[None]:
         """Has the client follow it no more, even if nobody waits for that."""
 
         async def leave() -> None:
             uri, seconds = call.tool.remote_name, self._answer_secs
-            await self.followed.unfollow(session, call.client, uri, seconds)
+            await self.subscriptions.unsubscribe(session, call.client, uri, seconds)
             await self._calls.follow(session, call, False)
 
         task = asyncio.get_running_loop().create_task(leave())
@@ -352,23 +360,23 @@ class Upstream:
         task.add_done_callback(self._leaving.discard)
         return task
 
-    def client_gone(self, client: str) -> None:
+    def drop_client(self, client: str) -> None:
         """A client's session has ended; what was kept for it alone goes."""
-        self.personal.gone(client)
+        self.client_sessions.drop_client(client)
         self.choice.forget_client(client)
         self._calls.url_elicitations.forget_client(client)
-        self.followed.gone(client, self.session, self._answer_secs)
+        self.subscriptions.drop_client(client, self.session, self._answer_secs)
 
     def roots_changed(self, client: str) -> None:
         """The folders that a client works in are others."""
-        self.personal.roots_changed(client)
+        self.client_sessions.roots_changed(client)
 
     async def try_now(self) -> None:
         """Tries a server that has failed again at once; raises if it fails again."""
         if self.state == "failed":
             await self._wait()
 
-    async def tried(self) -> None:
+    async def wait_tried(self) -> None:
         """Until the attempt under way has come to something."""
         if self._settled is not None:
             await asyncio.wait([self._settled])
@@ -396,22 +404,24 @@ class Upstream:
 
     # --- what the server says unasked ----------------------------------------------------------
 
-    def heard(self, method: str, params: Mapping[str, Any]) -> None:
+    def handle_shared_notification(self, method: str, params: Mapping[str, Any]) -> None:
         """On the session that all share."""
         if method in ASKING:
             self.choice.learn("it asks questions")
         else:
-            self.overheard(method, params)
+            self.handle_notification(method, params)
 
-    def overheard(self, method: str, params: Mapping[str, Any], client: str | None = None) -> None:
+    def handle_notification(
+        self, method: str, params: Mapping[str, Any], client: str | None = None
+    ) -> None:
         """On any session; `client` is whose own it is."""
         if method == MESSAGE:
             self.logs.write(params, client)
         elif method == UPDATED:
-            self.followed.told(params.get("uri"))
+            self.subscriptions.notify_updated(params.get("uri"))
         elif method == COMPLETED:
             self._complete_elicitation(params.get("elicitationId"), client)
-        elif kinds := kinds_changed(method):
+        elif kinds := find_changed_kinds(method):
             self._announced.update(kinds)
             self._look_at(kinds)
 
@@ -420,10 +430,10 @@ class Upstream:
         if told is not None:
             self._bus.emit(ElicitationCompleted(told, id))
 
-    def missed(self) -> None:
+    def reread_all(self) -> None:
         """Something may have been said while nobody listened."""
         self._look_at(ALL)
-        self.followed.missed()
+        self.subscriptions.notify_all()
 
     def _look_at(self, kinds: Iterable[str]) -> None:
         self._dirty.update(kinds)
@@ -442,27 +452,27 @@ class Upstream:
         self._changed.set()
         return self._refreshing
 
-    def is_behind(self, kind: str) -> bool:
+    def is_stale(self, kind: str) -> bool:
         """Whether a list is to be read before it is given to somebody. Nobody waits for a server
         that is not connected."""
         if self.session is None:
             return False
         if kind in self._dirty or kind in self._reading:
             return True
-        return self.fresh.is_stale(kind, self._used_at)
+        return self.freshness.is_stale(kind, self._used_at)
 
     def _hears(self) -> bool:
-        return self.session is not None and self.session.unasked.is_open
+        return self.session is not None and self.session.notifications.is_open
 
     def _updated(self, uri: str) -> None:
         self._bus.emit(ResourceUpdated(f"{self.name}.{uri}"))
 
     # --- waiting for a connection --------------------------------------------------------------
 
-    async def _connected(self) -> Session:
+    async def _connected(self) -> UpstreamSession:
         return self.session or await self._wait()
 
-    async def _wait(self) -> Session:
+    async def _wait(self) -> UpstreamSession:
         """The session of the attempt under way, or of one made now."""
         if self.state == "stopped":
             raise self._unreachable()
@@ -491,11 +501,11 @@ class Upstream:
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
 
-    def _suspect(self, session: Session, error: Unreachable) -> None:
+    def _suspect(self, session: UpstreamSession, error: Unreachable) -> None:
         """A call found nobody there: the connection is made again. One that was lost on the way
         says nothing of the server: the next call will tell."""
         if not error.sent and self.session is session and isinstance(session.wire, HttpWire):
-            session.wire.lose(str(error))
+            session.wire.mark_lost(str(error))
 
     # --- keeping it connected -------------------------------------------------------------------
 
@@ -535,9 +545,9 @@ class Upstream:
             if failures > 1 and not wanted:
                 await self._pause(reason, failures - 1, tried=failures > LOSSES)
 
-    async def _open(self) -> Session:
+    async def _open(self) -> UpstreamSession:
         seconds = self._start_seconds()
-        session: Session | None = None
+        session: UpstreamSession | None = None
         known = self.modern
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -562,7 +572,7 @@ class Upstream:
         self.modern = session.modern
         if not session.modern:
             await self.handshake.close()  # all share this one from here on
-        self.may_last = self._calls.lasts = may_last(session.features)
+        self.may_last = self._calls.lasts = makes_tasks(session.features)
         self.choice.reconnected()
         self.session = session
         self._wake.clear()
@@ -573,8 +583,8 @@ class Upstream:
             'server "%s" is connected: %s, %d tools; %d tools in all',
             self.name,
             self.revision,
-            self.offers.count(TOOL),
-            self.offers.total(TOOL),
+            self.offers.count_offered(TOOL),
+            self.offers.count_total(TOOL),
         )
         return session
 
@@ -583,7 +593,7 @@ class Upstream:
         child = isinstance(self.entry.transport, StdioTransport)
         return max(seconds, START_SECONDS) if child else seconds
 
-    async def _list(self, session: Session, kinds: Collection[str], seconds: float) -> None:
+    async def _list(self, session: UpstreamSession, kinds: Collection[str], seconds: float) -> None:
         """What it offers of these kinds. Another connection for that may take so long."""
         begun = monotonic()
         try:
@@ -593,49 +603,53 @@ class Upstream:
                 if is_offered(session, kind):
                     ttl = session.ttls.get(KINDS[kind].method)
                     announced = is_announced(session, kind)
-                    self.fresh.note(kind, begun, ttl, announced=announced)
+                    self.freshness.note(kind, begun, ttl, announced=announced)
 
     async def _open_own(
-        self, features: Mapping[str, Any], heard: Heard, outside: Listener
-    ) -> Session:
+        self, features: Mapping[str, Any], heard: NotificationSink, outside: RequestListener
+    ) -> UpstreamSession:
         seconds = self._start_seconds()
         shared = self.session
         if shared is not None and shared.modern:  # it may well speak no other era
             seconds = min(seconds, HANDSHAKE_SECONDS)
-        apart = Apart(features, heard, listens=True, outside=outside)
+        apart = SessionSpec(features, heard, listens=True, outside=outside)
         session = await self._open_apart(apart, seconds)
         self.choice.opened(shared)
-        self.may_last = self.may_last or may_last(session.features)
+        self.may_last = self.may_last or makes_tasks(session.features)
         return session
 
-    async def _open_handshake(self) -> Session:
+    async def _open_handshake(self) -> UpstreamSession:
         shared = self.session
-        apart = Apart({}, self.heard, listens=True, missed=self._read_soon)
+        apart = SessionSpec(
+            {}, self.handle_shared_notification, listens=True, missed=self._read_soon
+        )
         session = await self._open_apart(apart, min(self._start_seconds(), HANDSHAKE_SECONDS))
         self.choice.opened(shared)
-        self.may_last = self._calls.lasts = self.may_last or may_last(session.features)
+        self.may_last = self._calls.lasts = self.may_last or makes_tasks(session.features)
         return session
 
-    async def _handshake_opened(self, session: Session) -> None:
+    async def _handshake_opened(self, session: UpstreamSession) -> None:
         """What is followed is followed there too, and what it lists is read. Clients that were
         listed something else are told."""
-        self.followed.beside = session
+        self.subscriptions.handshake_session = session
         if self.session is not None:
-            await self.followed.restore(self.session, self._answer_secs)
+            await self.subscriptions.restore(self.session, self._answer_secs)
         with contextlib.suppress(HubError):
-            lists = await self.offers.listed(session, ALL, self._answer_secs)
+            lists = await self.offers.fetch_lists(session, ALL, self._answer_secs)
             for kind in sorted(await self.lists.learn_handshake(lists)):
                 self._bus.emit(ListAnnounced(self.name, kind))
 
     def _handshake_ended(self) -> None:
-        self.followed.beside = None
+        self.subscriptions.handshake_session = None
         self.lists.own_ended(OWNER)
 
-    def _open_to_list(self, features: Mapping[str, Any], heard: Heard) -> Awaitable[Session]:
-        apart = Apart(features, heard, listens=False)
+    def _open_to_list(
+        self, features: Mapping[str, Any], heard: NotificationSink
+    ) -> Awaitable[UpstreamSession]:
+        apart = SessionSpec(features, heard, listens=False)
         return self._open_apart(apart, self._start_seconds())
 
-    async def _open_apart(self, apart: Apart, seconds: float) -> Session:
+    async def _open_apart(self, apart: SessionSpec, seconds: float) -> UpstreamSession:
         try:
             async with asyncio.timeout(seconds):
                 return await self._connect(self, seconds, apart)
@@ -644,18 +658,18 @@ class Upstream:
                 f'server "{self.name}" did not open another session within {seconds:g} s'
             ) from None
 
-    async def _serve(self, session: Session) -> str | None:
+    async def _serve(self, session: UpstreamSession) -> str | None:
         """Until it is lost (the reason in words) or has been idle for long enough (None)."""
         idle = self.entry.idle_secs if isinstance(self.entry.transport, StdioTransport) else 0
         self._used_at = monotonic()
-        if self.followed:
-            await self.followed.restore(session, self._answer_secs)
-            self.followed.missed()
+        if self.subscriptions:
+            await self.subscriptions.restore(session, self._answer_secs)
+            self.subscriptions.notify_all()
         lost: asyncio.Future[Any] = session.wire.lost
         changed: asyncio.Future[Any] = self._change()
         try:
             while True:
-                pause = self.fresh.pause
+                pause = self.freshness.pause
                 if idle:
                     left = max(0.05, self._used_at + idle - monotonic())
                     pause = left if pause is None else min(left, pause)
@@ -664,25 +678,25 @@ class Upstream:
                 )
                 if session.wire.lost.done():
                     return session.wire.lost.result()
-                for kind in self.fresh.due(self._used_at):
+                for kind in self.freshness.list_due(self._used_at):
                     self.refresh(kind)
                 if self._changed.is_set():
                     self._changed.clear()
                     changed.cancel()
                     changed = self._change()
                     await self._follow_change(session)
-                busy = self._in_flight or len(self.followed) or self.tasks.open
+                busy = self._in_flight or len(self.subscriptions) or self.tasks.suspended
                 if idle and not busy and monotonic() - self._used_at >= idle:
                     return None
         finally:
             changed.cancel()
-            self.fresh.forget()
+            self.freshness.clear()
             self._refreshed(self._refreshing)
 
     def _change(self) -> asyncio.Task[Any]:
         return asyncio.get_running_loop().create_task(self._changed.wait())
 
-    async def _follow_change(self, session: Session) -> None:
+    async def _follow_change(self, session: UpstreamSession) -> None:
         self._reading = dirty = self._dirty
         self._dirty = set()
         stale, self._stale = self._stale, set()
@@ -703,18 +717,20 @@ class Upstream:
         finally:
             self._reading = frozenset()
             self._refreshed(refreshing)
-        await self.followed.restore(session, self._answer_secs)
+        await self.subscriptions.restore(session, self._answer_secs)
         size = sum(session.sizes.get(KINDS[kind].method, 0) for kind in dirty | stale)
         pause = pause_after_list(size, self.offers.spent)
         await asyncio.wait([session.wire.lost], timeout=pause)
 
-    async def _list_both(self, session: Session, kinds: Collection[str], seconds: float) -> None:
+    async def _list_both(
+        self, session: UpstreamSession, kinds: Collection[str], seconds: float
+    ) -> None:
         """What it offers of these kinds, in both eras where both are used."""
         beside = self.handshake.session
         if beside is None:
             await self._list(session, kinds, seconds)
             return
-        work = self.offers.listed(beside, kinds, self._answer_secs)
+        work = self.offers.fetch_lists(beside, kinds, self._answer_secs)
         reading = asyncio.get_running_loop().create_task(work)
         try:
             await self._list(session, kinds, seconds)
@@ -769,7 +785,9 @@ def _wants_handshake(error: BaseException) -> bool:
     """Whether a server refuses a request of the modern era as none that it understands."""
     if isinstance(error, WorkFailed) and error.native is not None:
         return error.native.get("code") in NOT_UNDERSTOOD
-    return isinstance(error, OtherEra) or (isinstance(error, HttpStatus) and error.status == 400)
+    return isinstance(error, WrongEra) or (
+        isinstance(error, UpstreamHttpError) and error.status == 400
+    )
 
 
 def _follows(call: Call) -> bool:

@@ -15,23 +15,28 @@ from dragoman.core.call import NO_UPDATES, URL, Call, Result
 from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
 from dragoman.core.question_handles import can_answer, unanswerable
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL
-from dragoman.mcp.client.catalog_sync import Offers
-from dragoman.mcp.client.client_sessions import Asking, NotOpened, PersonalSessions, Request
+from dragoman.mcp.client.catalog_sync import CatalogSync
+from dragoman.mcp.client.client_sessions import (
+    ClientSessions,
+    OpenQuestions,
+    Request,
+    SessionNotOpened,
+)
 from dragoman.mcp.client.handshake_session import HandshakeSession
 from dragoman.mcp.client.interactive_listing import Listing
-from dragoman.mcp.client.jsonrpc_channel import Unanswered
+from dragoman.mcp.client.jsonrpc_channel import UnansweredQuestion
 from dragoman.mcp.client.notification_stream import FOR_EVER
-from dragoman.mcp.client.notifications import Listener, listener_of
+from dragoman.mcp.client.notifications import RequestListener, listener_from_call
 from dragoman.mcp.client.remote_tasks import (
     TASK,
     Ask,
-    ServerTasks,
-    is_handle,
+    UpstreamTasks,
     is_task,
-    may_last,
+    is_task_handle,
+    makes_tasks,
     wants_task,
 )
-from dragoman.mcp.client.session import MODERN_META, Session
+from dragoman.mcp.client.session import MODERN_META, UpstreamSession
 from dragoman.mcp.client.session_choice import NONE, SessionChoice
 from dragoman.mcp.client.url_elicitations import UrlElicitations
 from dragoman.mcp.protocol.elicitation import (
@@ -61,7 +66,7 @@ log = logging.getLogger(__name__)
 _MAY_ASK = frozenset({TOOL, PROMPT, RESOURCE})
 """2026-07-28, multi round-trip requests: the kinds of calls that may need input."""
 
-Beside = tuple[Listener | None, Mapping[str, str] | None, Mapping[str, Any]]
+Beside = tuple[RequestListener | None, Mapping[str, str] | None, Mapping[str, Any]]
 """Who hears what is said beside the answer, headers, and what the request says of its sender."""
 
 
@@ -71,11 +76,11 @@ class Calls:
         server: str,
         timeout: float,
         call_timeout: float,
-        offers: Offers,
+        offers: CatalogSync,
         listing: Listing,
-        personal: PersonalSessions,
-        tasks: ServerTasks,
-        connected: Callable[[], Awaitable[Session]],
+        personal: ClientSessions,
+        tasks: UpstreamTasks,
+        connected: Callable[[], Awaitable[UpstreamSession]],
         choice: SessionChoice,
         handshake: HandshakeSession,
     ) -> None:
@@ -95,8 +100,8 @@ class Calls:
         """Whether it makes tasks."""
         self.url_elicitations = UrlElicitations()
 
-    def make(self, session: Session, call: Call) -> Awaitable[Result]:
-        if call.handle is not None and is_handle(call.handle):
+    def make(self, session: UpstreamSession, call: Call) -> Awaitable[Result]:
+        if call.handle is not None and is_task_handle(call.handle):
             return self._tasks.resume(call, self._asker(call), self._finish)
         # Most calls are of somebody who can be asked nothing.
         if call.handle is None and (not call.features or call.features is WAITS):
@@ -114,7 +119,7 @@ class Calls:
                 return self._shared(session, call)
         return self._routed(session, call)
 
-    async def _shared(self, session: Session, call: Call) -> Result:
+    async def _shared(self, session: UpstreamSession, call: Call) -> Result:
         kind = call.tool.kind
         if kind == COMPLETION and _completes_nothing(session):
             return Result(structured=NO_COMPLETIONS)
@@ -133,7 +138,7 @@ class Calls:
                 value, size = await session.request(
                     METHODS[kind], params, self._call_timeout, *beside
                 )
-        except Unanswered as error:
+        except UnansweredQuestion as error:
             raise self._unanswered(call, error) from error
         except WorkFailed as error:
             if not await self._changed_headers(session, call, error):
@@ -144,7 +149,9 @@ class Calls:
             return await self._last(session, call, value)
         return self._result(session, call, value, size)
 
-    async def _changed_headers(self, session: Session, call: Call, error: WorkFailed) -> bool:
+    async def _changed_headers(
+        self, session: UpstreamSession, call: Call, error: WorkFailed
+    ) -> bool:
         """2026-07-28, transports: a server that refuses a request for its headers has done nothing
         with it; the tool may want other ones by now."""
         native = error.native or {}
@@ -154,7 +161,7 @@ class Calls:
         await self._listing.refresh(session, [TOOL], 0)
         return self._mirrored(call) != before
 
-    async def _routed(self, session: Session, call: Call) -> Result:
+    async def _routed(self, session: UpstreamSession, call: Call) -> Result:
         """Over the session of the caller's own where it has one, or is to have one."""
         handle = call.handle
         if handle is not None and handle.startswith(PARKED):
@@ -172,14 +179,14 @@ class Calls:
             return await self._shared(session, call)
         try:
             return await self._own(call, self._personal.call(call, features, self._request(call)))
-        except NotOpened as problem:
+        except SessionNotOpened as problem:
             if not self._choice.may_share(session, features, problem.error):
                 raise problem.error from None
             self._choice.note_shared(call.client)
             log.info('server "%s": a client uses the shared session: %s', self._server, problem)
             return await self._shared(session, call)
 
-    async def find_shared(self, session: Session, call: Call) -> Session:
+    async def find_shared(self, session: UpstreamSession, call: Call) -> UpstreamSession:
         """The shared session for a caller that has none of its own: that of the handshake era,
         where the caller prefers it and the server speaks it."""
         if not session.modern or not self._choice.prefers_handshake(call):
@@ -196,7 +203,7 @@ class Calls:
             self._refuse_handshake(session, error)
             return session
 
-    def _refuse_handshake(self, session: Session, error: HubError) -> None:
+    def _refuse_handshake(self, session: UpstreamSession, error: HubError) -> None:
         self._choice.may_share(session, NONE, error)
         said = 'server "%s": clients of the handshake era use the modern session: %s'
         log.info(said, self._server, error)
@@ -208,29 +215,29 @@ class Calls:
         """Makes the call on a session of the client's own."""
         kind = call.tool.kind
 
-        async def request(own: Session, listener: Listener) -> tuple[Any, int]:
+        async def request(own: UpstreamSession, listener: RequestListener) -> tuple[Any, int]:
             if kind == COMPLETION and _completes_nothing(own):
                 return {"completion": NO_COMPLETIONS}, 0
             if listener.notes is not None:
-                await own.hear_notes(listener.notes, self._timeout)
-            lasts = may_last(own.features)
+                await own.request_log_level(listener.notes, self._timeout)
+            lasts = makes_tasks(own.features)
             params = self._params(own, call, lasts)
             value, size = await own.request(METHODS[kind], params, FOR_EVER, listener)
             if lasts and kind == TOOL and is_task(value):
                 ask = _asker_on(own, listener, call.trace.carried())
                 watched = call.wanted.progress
-                return await self._tasks.outcome(value, listener.updates, ask, watched=watched)
+                return await self._tasks.wait_result(value, listener.updates, ask, watched=watched)
             return value, size
 
         return request
 
-    async def follow(self, session: Session | None, call: Call, yes: bool) -> None:
+    async def follow(self, session: UpstreamSession | None, call: Call, yes: bool) -> None:
         """A resource, on the sessions of the caller's own; those may be there while the one that
         all share is not."""
         if self._choice.features_for(session, call) is not None:
             await self._personal.follow(call, call.tool.remote_name, yes)
 
-    async def follow_alone(self, session: Session, call: Call) -> bool:
+    async def follow_alone(self, session: UpstreamSession, call: Call) -> bool:
         """A resource of a server that tells of changes in sessions of the handshake era only.
         False where the caller has no such session."""
         features = self._choice.features_for(session, call)
@@ -238,19 +245,19 @@ class Calls:
             return False
         try:
             return await self._personal.follow_alone(call, call.tool.remote_name, features)
-        except NotOpened as problem:
+        except SessionNotOpened as problem:
             self._choice.may_share(session, features, problem.error)
             return False
 
-    async def _own(self, call: Call, work: Awaitable[tuple[Any, int] | Asking]) -> Result:
+    async def _own(self, call: Call, work: Awaitable[tuple[Any, int] | OpenQuestions]) -> Result:
         """What comes of a call on a session that is the client's own."""
         try:
             outcome = await work
-        except Unanswered as error:
+        except UnansweredQuestion as error:
             raise self._unanswered(call, error) from error
         except WorkFailed as error:
             return self._addresses(call, error)
-        if isinstance(outcome, Asking):
+        if isinstance(outcome, OpenQuestions):
             self._choice.learn("it asks questions")
             return Result(questions=outcome.questions, handle=outcome.handle)
         return self._result(None, call, *outcome)
@@ -266,7 +273,7 @@ class Calls:
             return Result(questions=questions, handle=AGAIN)
         raise error
 
-    def _unanswered(self, call: Call, error: Unanswered) -> HubError:
+    def _unanswered(self, call: Call, error: UnansweredQuestion) -> HubError:
         """What to say of a call whose question could not be answered: what was asked. Who can be
         asked was not, since the shared session declares nothing."""
         question = question_of(error.asked.method, error.asked.params)
@@ -282,7 +289,7 @@ class Calls:
 
     # --- tasks -----------------------------------------------------------------------------------
 
-    async def _last(self, session: Session, call: Call, made: Any) -> Result:
+    async def _last(self, session: UpstreamSession, call: Call, made: Any) -> Result:
         """What comes of a call of which the server has made a task."""
         if session.modern:
             return await self._tasks.follow(made, call, self._asker(call), self._finish)
@@ -290,12 +297,12 @@ class Calls:
         ask = self._asker(call, session if is_apart else None)
         watched = call.wanted.progress
         try:
-            outcome = await self._tasks.outcome(made, call.updates, ask, watched=watched)
-        except Unanswered as error:
+            outcome = await self._tasks.wait_result(made, call.updates, ask, watched=watched)
+        except UnansweredQuestion as error:
             raise self._unanswered(call, error) from error
         return self._finish(*outcome)
 
-    def _asker(self, call: Call, apart: Session | None = None) -> Ask:
+    def _asker(self, call: Call, apart: UpstreamSession | None = None) -> Ask:
         """Sends the requests by which a task is followed, over whatever connection there is, or
         over the session that the task was made on where that is not the one that all share."""
         features = with_waiting(call.features)
@@ -303,7 +310,7 @@ class Calls:
 
         async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
             session = apart or await self._connected()
-            meta = session.meta_for(features, None)
+            meta = session.build_meta(features, None)
             params["_meta"] = carried
             return await session.request(method, params, timeout, meta=meta)
 
@@ -314,22 +321,22 @@ class Calls:
 
     # --- one request -----------------------------------------------------------------------------
 
-    def _params(self, session: Session, call: Call, lasts: bool) -> dict[str, Any]:
+    def _params(self, session: UpstreamSession, call: Call, lasts: bool) -> dict[str, Any]:
         params = request_from_call(call, session.revision)
         if lasts and call.tool.kind == TOOL and wants_task(session.features, call):
             params["task"] = TASK
         return params
 
-    async def _beside(self, session: Session, call: Call, params: dict[str, Any]) -> Beside:
+    async def _beside(self, session: UpstreamSession, call: Call, params: dict[str, Any]) -> Beside:
         """What goes with the parameters, and what stands in them beside the arguments."""
-        listener = listener_of(call)
+        listener = listener_from_call(call)
         notes = listener.notes if listener is not None else None
         meta: Mapping[str, Any] = MODERN_META
         if not session.modern:
             if notes is not None:
-                await session.hear_notes(notes, self._timeout)
+                await session.request_log_level(notes, self._timeout)
         else:
-            meta = session.meta_for(call.features, notes)
+            meta = session.build_meta(call.features, notes)
             if call.answers is not None:
                 params["inputResponses"] = call.answers
             if call.handle is not None:
@@ -343,7 +350,7 @@ class Calls:
 
     # --- what came of it -------------------------------------------------------------------------
 
-    def _result(self, session: Session | None, call: Call, value: Any, size: int) -> Result:
+    def _result(self, session: UpstreamSession | None, call: Call, value: Any, size: int) -> Result:
         """`session` is None for one of the client's own, which is of the handshake era."""
         tool = call.tool
         # One that says nothing of it is complete: older servers do not.
@@ -361,14 +368,14 @@ class Calls:
                 raise BadReply(f'server "{self._server}" asks for input where it may not')
             questions, handle = questions_of(value, self._server)
             return Result(questions=questions, handle=handle)
-        if kind == "task" or not session.shared_extensions(call.features):
+        if kind == "task" or not session.find_shared_extensions(call.features):
             raise unknown_result(kind, self._server)
         return Result(extra=value, size=size)  # of an extension that both ends know
 
 
-def _asker_on(own: Session, listener: Listener, carried: Mapping[str, Any]) -> Ask:
+def _asker_on(own: UpstreamSession, listener: RequestListener, carried: Mapping[str, Any]) -> Ask:
     """The same for a session of a client's own; what the task asks is asked meanwhile."""
-    heard = Listener(
+    heard = RequestListener(
         listener.updates, notes=listener.notes, client=listener.client, ask=listener.ask
     )
 
@@ -380,7 +387,7 @@ def _asker_on(own: Session, listener: Listener, carried: Mapping[str, Any]) -> A
     return ask
 
 
-def _completes_nothing(session: Session) -> bool:
+def _completes_nothing(session: UpstreamSession) -> bool:
     """2025-03-26 and later say so; before, one can only ask."""
     return session.revision >= R2503 and "completions" not in session.features
 

@@ -23,14 +23,14 @@ from dragoman.mcp.config import (
     ANSWER_SECONDS,
     ServerEntry,
     StdioTransport,
-    header_pairs,
-    namespace,
+    fold_server_name,
+    parse_headers,
 )
 
 log = logging.getLogger(__name__)
 
 
-class Servers:
+class UpstreamManager:
     def __init__(
         self, make: Callable[[ServerEntry], Upstream], catalogs: Mapping[str, Catalog], bus: Bus
     ) -> None:
@@ -68,7 +68,7 @@ class Servers:
 
     def _client_gone(self, event: ClientGone) -> None:
         for upstream in self._running.values():
-            upstream.client_gone(event.client)
+            upstream.drop_client(event.client)
 
     def _roots_changed(self, event: RootsChanged) -> None:
         for upstream in self._running.values():
@@ -80,9 +80,9 @@ class Servers:
                 self._running[entry.name] = upstream = self._make(entry)
                 upstream.start()
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Until each has been connected once, or has failed once."""
-        await asyncio.gather(*(upstream.tried() for upstream in self._running.values()))
+        await asyncio.gather(*(upstream.wait_tried() for upstream in self._running.values()))
 
     async def stop(self) -> None:
         running, self._running = self._running, {}
@@ -97,7 +97,7 @@ class Servers:
 
     def find_absent(self, name: str) -> tuple[Upstream, str] | None:
         """The server in whose namespace `name` is, of those that were never connected."""
-        folded = namespace(name)
+        folded = fold_server_name(name)
         for upstream in self._running.values():
             if upstream.restarts >= 0:
                 continue
@@ -134,22 +134,22 @@ class Servers:
 
     def is_stale(self, kind: str) -> bool:
         for upstream in self._running.values():  # noqa: SIM110
-            if upstream.is_behind(kind):
+            if upstream.is_stale(kind):
                 return True
         return False
 
     async def refresh(self, kind: str) -> None:
-        stale = [one for one in self._running.values() if one.is_behind(kind)]
+        stale = [one for one in self._running.values() if one.is_stale(kind)]
         await _refresh_all(stale, kind)
 
     async def refresh_for(self, name: str, kind: str) -> bool:
         if kind not in (TOOL, PROMPT):  # resources need not be listed to be read
             return False
-        folded = namespace(name).removeprefix("mcp_")
+        folded = fold_server_name(name).removeprefix("mcp_")
         found = [
             upstream
             for upstream in self._running.values()
-            if upstream.fresh.may_read(kind) and _may_have(upstream, folded)
+            if upstream.freshness.may_read(kind) and _may_have(upstream, folded)
         ]
         await _refresh_all(found, kind)
         return bool(found)
@@ -160,27 +160,27 @@ class Servers:
     def __len__(self) -> int:
         return len(self._running)
 
-    def log(self, name: str) -> str | None:
+    def read_log(self, name: str) -> str | None:
         upstream = self._running.get(name)
         if upstream is None:  # switched off: it says nothing
             return "" if any(entry.name == name for entry in self._entries) else None
-        return upstream.stderr.text()
+        return upstream.stderr.read_text()
 
-    def nearest(self, name: str) -> str | None:
+    def find_nearest(self, name: str) -> str | None:
         return next(iter(difflib.get_close_matches(name, self._running, n=1)), None)
 
     def snapshot(self) -> dict[str, Any]:
         """`configured` and `connected`, with the reason for one that is not; how many tools each
         has, and not which: there may be many."""
-        connected = [self._state(entry) for entry in self._entries]
+        connected = [self._describe(entry) for entry in self._entries]
         return {
-            "configured": [_configured(entry) for entry in self._entries],
+            "configured": [_describe_entry(entry) for entry in self._entries],
             "connected": connected,
             "total_configured": len(self._entries),
             "total_connected": sum(state["connected"] for state in connected),
         }
 
-    def _state(self, entry: ServerEntry) -> dict[str, Any]:
+    def _describe(self, entry: ServerEntry) -> dict[str, Any]:
         upstream = self._running.get(entry.name)
         if upstream is None:
             reason = (
@@ -201,7 +201,7 @@ class Servers:
             "templates_count": len(self._catalogs[TEMPLATE].offered_by(entry.name)),
             "connected": upstream.session is not None,
             "state": upstream.state,
-            "era": _era(upstream),
+            "era": _name_era(upstream),
             "protocol_version": upstream.revision,
             "restarts": max(0, upstream.restarts),
         }
@@ -213,13 +213,16 @@ class Servers:
             state["problems"] = upstream.problems
         if remarks := upstream.lists.remarks():
             state["remarks"] = remarks
-        if len(upstream.personal):
-            state["own_sessions"] = len(upstream.personal)
+        if len(upstream.client_sessions):
+            state["own_sessions"] = len(upstream.client_sessions)
         return state
 
 
 def _is_in_namespace(upstream: Upstream, folded: str) -> bool:
-    spaces = {namespace(upstream.name), namespace(upstream.entry.prefix or upstream.name)}
+    spaces = {
+        fold_server_name(upstream.name),
+        fold_server_name(upstream.entry.prefix or upstream.name),
+    }
     return folded.startswith(tuple(f"{space}{mark}" for space in spaces for mark in "._"))
 
 
@@ -243,20 +246,20 @@ async def _stop_all(upstreams: Iterable[Upstream]) -> None:
             log.error('server "%s" could not be stopped properly', name, exc_info=error)
 
 
-def _era(upstream: Upstream) -> str | None:
+def _name_era(upstream: Upstream) -> str | None:
     if upstream.modern is None:
         return None
     return "modern" if upstream.modern else "legacy"
 
 
-def _configured(entry: ServerEntry) -> dict[str, Any]:
+def _describe_entry(entry: ServerEntry) -> dict[str, Any]:
     """The entry as it was written, less what may be secret."""
     shown: dict[str, Any] = msgspec.to_builtins(entry)
     shown["timeout_secs"] = entry.timeout_secs or ANSWER_SECONDS
     if isinstance(entry.transport, StdioTransport):
         shown["transport"]["args"] = render_arguments(entry.transport.args)
     else:
-        names = [name for name, _ in header_pairs(entry.transport.headers)]
+        names = [name for name, _ in parse_headers(entry.transport.headers)]
         shown["transport"]["headers"] = dict.fromkeys(names, "(hidden)")
         shown["transport"]["url"] = render_url(entry.transport.url)
     return shown

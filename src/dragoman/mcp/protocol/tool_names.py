@@ -12,7 +12,7 @@ from dragoman.core.tool_identity import (
     shorten,
     tell_apart,
 )
-from dragoman.mcp.config import namespace
+from dragoman.mcp.config import fold_server_name
 
 MAX_SAFE = 64
 """What the APIs of most models take, and no dot."""
@@ -22,7 +22,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 def format_mcp_tool_name(server: str, tool: str) -> str:
     """`mcp_{server}_{tool}`, lower case, hyphens to underscores."""
-    return f"mcp_{namespace(server)}_{tool.lower().replace('-', '_')}"
+    return f"mcp_{fold_server_name(server)}_{tool.lower().replace('-', '_')}"
 
 
 def is_mcp_tool(name: str) -> bool:
@@ -31,7 +31,7 @@ def is_mcp_tool(name: str) -> bool:
 
 def extract_mcp_server(tool_name: str, servers: Iterable[str]) -> str | None:
     """The one of the known `servers` whose tool this is; the longest name that fits wins."""
-    fitting = [s for s in servers if tool_name.startswith(f"mcp_{namespace(s)}_")]
+    fitting = [s for s in servers if tool_name.startswith(f"mcp_{fold_server_name(s)}_")]
     return max(fitting, key=len, default=None)
 
 
