@@ -17,7 +17,7 @@ import pytest
 from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
 from tests.peers.process import server_entry
 
-from dragoman.cli.doctor.checks import LEAST_DISK, space
+from dragoman.cli.doctor.checks import LEAST_DISK, check_space
 
 
 def findings(terminal: Terminal, *args: str) -> dict[str, dict[str, Any]]:
@@ -302,8 +302,8 @@ def test_a_long_audit_is_proved_only_when_asked_to(terminal: Terminal) -> None:
 
 
 def test_little_room_is_a_problem(tmp_path: Path) -> None:
-    assert space(LEAST_DISK - 1, tmp_path).level == "problem"
-    assert space(LEAST_DISK, tmp_path).level == "ok"
+    assert check_space(LEAST_DISK - 1, tmp_path).level == "problem"
+    assert check_space(LEAST_DISK, tmp_path).level == "ok"
 
 
 def test_few_open_files_are_a_warning(terminal: Terminal) -> None:

@@ -22,8 +22,8 @@ from tests.cli.terminal import DRAGOMAN, Terminal
 from tests.live.lasting import until
 
 from dragoman.cli.doctor import checks
-from dragoman.cli.doctor.command import examine
-from dragoman.cli.doctor.findings import Situation, look
+from dragoman.cli.doctor.command import run_checks
+from dragoman.cli.doctor.findings import DoctorContext, gather_context
 from dragoman.config import parse
 
 A2A = "[server]\nport = 0\n[a2a]\nenabled = true\n"
@@ -103,10 +103,14 @@ def test_doctor_finds_each_situation_in_which_the_hub_does_not_start(
         codes = dict(zip(homes, pool.map(start, homes), strict=True))
     assert not [one for one, code in codes.items() if code == 0], codes
     for situation, (_, check) in SITUATIONS.items():
-        found = [one for one in examine(look(homes[situation], False)) if one.level == "problem"]
+        found = [
+            one
+            for one in run_checks(gather_context(homes[situation], False))
+            if one.level == "problem"
+        ]
         assert check in [one.check for one in found], (situation, found)
         assert all(one.fix for one in found)
-    assert not [one for one in examine(look(base, False)) if one.level == "problem"]
+    assert not [one for one in run_checks(gather_context(base, False)) if one.level == "problem"]
 
 
 def test_a_home_that_cannot_be_written_is_a_problem() -> None:
@@ -118,9 +122,9 @@ def test_a_home_that_cannot_be_written_is_a_problem() -> None:
         "import os\n"
         "from pathlib import Path\n"
         "from dragoman.cli.doctor import start_checks\n"
-        "from dragoman.cli.doctor.findings import Situation\n"
+        "from dragoman.cli.doctor.findings import DoctorContext\n"
         f"if os.geteuid() == 0: os.setgroups([]); os.setgid({other}); os.setuid({other})\n"
-        f"for one in start_checks.files(Situation(Path({str(home)!r}), False)):\n"
+        f"for one in start_checks.check_files(DoctorContext(Path({str(home)!r}), False)):\n"
         "    print(one.level, one.said, one.fix)\n"
     )
     try:
@@ -144,13 +148,13 @@ def test_a_port_in_time_wait_is_not_called_taken(tmp_path: Path) -> None:
         far, _ = listener.accept()
         near.close()  # who closes first keeps the port for a minute
         far.close()
-    found = Situation(tmp_path, False, parse(f"[server]\nport = {port}\n"))
-    (finding,) = checks.port(found)
+    found = DoctorContext(tmp_path, False, parse(f"[server]\nport = {port}\n"))
+    (finding,) = checks.check_port(found)
     assert finding.level == "ok" or "no program listens there" in finding.said
     assert finding.level != "problem"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         found.config = parse(f"[server]\nport = {taken.getsockname()[1]}\n")
-        (finding,) = checks.port(found)
+        (finding,) = checks.check_port(found)
         assert finding.level == "problem" and f"process {os.getpid()}" in finding.said
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from dragoman.cli.clients.import_command import import_command
 from dragoman.cli.clients.known_clients import CLIENTS
-from dragoman.cli.clients.variable_refs import parts
+from dragoman.cli.clients.variable_refs import split_references
 from dragoman.config import parse as load_config
 from dragoman.config import read_env
 
@@ -224,7 +224,7 @@ def test_references_are_translated_or_reported(tmp_path: Path) -> None:
 
 def test_each_client_writes_references_in_its_own_way() -> None:
     def read(value: str, client: str) -> list[tuple[str, str]]:
-        return parts(value, CLIENTS[client])
+        return split_references(value, CLIENTS[client])
 
     assert read("$TOKEN", "gemini-cli") == [("variable", "TOKEN")]
     assert read("pa$word", "cursor") == [("text", "pa$word")]

@@ -16,13 +16,13 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.cli.base.errors import Failed, Unreadable
-from dragoman.cli.base.files import backups, write
-from dragoman.cli.base.toml_edit import toml_value
-from dragoman.cli.clients.edit import parse, with_entry, without_entry
+from dragoman.cli.base.errors import CommandFailed, UnreadableFile
+from dragoman.cli.base.files import list_backups, replace_file
+from dragoman.cli.base.toml_edit import render_value
+from dragoman.cli.clients.edit import parse_document, remove_entry, set_entry
 from dragoman.cli.clients.install import install
 from dragoman.cli.clients.jsonc import parse_jsonc
-from dragoman.cli.clients.known_clients import CLIENTS, config_file, is_hub
+from dragoman.cli.clients.known_clients import CLIENTS, find_config_file, is_hub_entry
 
 CLEARED = ("XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "DRAGOMAN_HOME", "APPDATA")
 
@@ -92,13 +92,13 @@ FILES = {
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
 def test_a_file_keeps_every_byte_and_removal_gives_it_back(tmp_path: Path, content: bytes) -> None:
     path = cursor_file(tmp_path, content)
-    before = parse("json", content)
+    before = parse_document("json", content)
 
     result = run(tmp_path, "cursor")
     assert result.exit_code == 0, result.output
     assert is_kept(content, path.read_bytes())
-    after = parse("json", path.read_bytes())
-    assert is_hub(after["mcpServers"].pop("dragoman"))
+    after = parse_document("json", path.read_bytes())
+    assert is_hub_entry(after["mcpServers"].pop("dragoman"))
     assert after == before | {"mcpServers": before.get("mcpServers", {})}
 
     result = run(tmp_path, "cursor", "--remove")
@@ -133,7 +133,7 @@ def test_the_entry_is_laid_out_as_the_file_is(tmp_path: Path) -> None:
 def test_removal_needs_no_backup_where_other_servers_are(tmp_path: Path, content: bytes) -> None:
     path = cursor_file(tmp_path, content)
     run(tmp_path, "cursor")
-    for backup in backups(path):
+    for backup in list_backups(path):
         backup.unlink()
     assert run(tmp_path, "cursor", "--remove").exit_code == 0
     assert path.read_bytes() == content
@@ -167,7 +167,7 @@ def test_an_entry_written_by_hand_is_taken_out(
     path = cursor_file(tmp_path, content.replace(b"HUB", hub))
     result = run(tmp_path, "cursor", "--remove")
     assert result.exit_code == 0, result.output
-    assert parse("json", path.read_bytes()) == parse("json", expected)
+    assert parse_document("json", path.read_bytes()) == parse_document("json", expected)
     assert path.read_bytes() == expected
 
 
@@ -213,8 +213,8 @@ def test_each_client_is_installed_once_and_removed(tmp_path: Path, name: str) ->
     answer = json.loads(run(tmp_path, name, "--json").output)
     path = Path(answer["path"])
     assert path.is_relative_to(tmp_path) and path.stat().st_mode & 0o777 == 0o600
-    assert answer["action"] == "already" and is_hub(answer["entry"])
-    document: Any = parse(client.format, path.read_bytes())
+    assert answer["action"] == "already" and is_hub_entry(answer["entry"])
+    document: Any = parse_document(client.format, path.read_bytes())
     for key in client.keys:
         document = document[key]
     assert document == {"dragoman": answer["entry"]}
@@ -239,7 +239,7 @@ def test_a_project_has_its_own_file(tmp_path: Path, name: str) -> None:
 
 def test_the_files_are_where_each_system_has_them() -> None:
     def at(name: str, platform: str, **environ: str) -> str:
-        return str(config_file(CLIENTS[name], platform=platform, environ=environ))
+        return str(find_config_file(CLIENTS[name], platform=platform, environ=environ))
 
     assert at("vscode", "linux", HOME="/h") == "/h/.config/Code/User/mcp.json"
     assert at("vscode", "linux", HOME="/h", XDG_CONFIG_HOME="/x") == "/x/Code/User/mcp.json"
@@ -259,7 +259,7 @@ def test_of_several_places_the_one_that_exists_is_used(tmp_path: Path) -> None:
     older.parent.mkdir(parents=True)
     older.write_text('{\n  // newer form\n  "mcp": {"servers": {"a": {"type": "local"}}}\n}\n')
     assert run(tmp_path, "opencode").exit_code == 0
-    mcp = parse("json", older.read_bytes())["mcp"]
+    mcp = parse_document("json", older.read_bytes())["mcp"]
     assert list(mcp) == ["servers"] and list(mcp["servers"]) == ["a", "dragoman"]
     assert mcp["servers"]["dragoman"]["command"][1:] == ["mcp"]
 
@@ -267,11 +267,11 @@ def test_of_several_places_the_one_that_exists_is_used(tmp_path: Path) -> None:
 def test_a_second_run_writes_nothing(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, FILES["comments and trailing commas"])
     run(tmp_path, "cursor")
-    first, saved = path.stat(), backups(path)
+    first, saved = path.stat(), list_backups(path)
     result = run(tmp_path, "cursor")
     assert result.exit_code == 0 and "Already installed" in result.output
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (first.st_mtime_ns, first.st_ino)
-    assert backups(path) == saved and len(saved) == 1
+    assert list_backups(path) == saved and len(saved) == 1
     assert saved[0].read_bytes() == FILES["comments and trailing commas"]
 
 
@@ -282,7 +282,7 @@ def test_print_and_dry_run_touch_nothing(tmp_path: Path, option: str) -> None:
     assert list(tmp_path.iterdir()) == []
     if option == "--print":
         shown = result.output.split("\n", 1)[1]
-        assert is_hub(json.loads(shown)["mcpServers"]["dragoman"])
+        assert is_hub_entry(json.loads(shown)["mcpServers"]["dragoman"])
     path = cursor_file(
         tmp_path, b'{"mcpServers": {"dragoman": {"command": "dragoman", "args": ["mcp"]}}}'
     )
@@ -303,7 +303,7 @@ def test_a_stale_entry_is_renewed_and_keeps_what_the_client_added(tmp_path: Path
     )
     result = run(tmp_path, "cursor", "--json", DRAGOMAN_HOME="/some/where")
     assert json.loads(result.output)["action"] == "updated"
-    servers = parse("json", path.read_bytes())["mcpServers"]
+    servers = parse_document("json", path.read_bytes())["mcpServers"]
     assert list(servers) == ["dragoman", "b"]
     assert servers["dragoman"] == old | {
         "command": str(Path(sys.executable).parent / "dragoman"),
@@ -319,7 +319,7 @@ def test_another_server_of_that_name_is_left_alone(tmp_path: Path) -> None:
         assert result.exit_code == 1 and "--name" in result.output
         assert path.read_bytes() == content
     assert run(tmp_path, "cursor", "--name", "hub").exit_code == 0
-    assert list(parse("json", path.read_bytes())["mcpServers"]) == ["dragoman", "hub"]
+    assert list(parse_document("json", path.read_bytes())["mcpServers"]) == ["dragoman", "hub"]
     again = json.loads(run(tmp_path, "cursor", "--json").output)
     assert (again["action"], again["name"]) == ("already", "hub")
 
@@ -343,7 +343,7 @@ def test_a_link_is_followed_and_mode_stays(tmp_path: Path) -> None:
     assert run(tmp_path, "cursor").exit_code == 0
     assert link.is_symlink() and "dragoman" in real.read_text()
     assert real.stat().st_mode & 0o777 == 0o640
-    assert [p.stat().st_mode & 0o777 for p in backups(link)] == [0o640]
+    assert [p.stat().st_mode & 0o777 for p in list_backups(link)] == [0o640]
     assert [p.name for p in link.parent.iterdir()] == ["mcp.json"]
     assert run(tmp_path, "cursor", "--remove").exit_code == 0
     assert real.read_bytes() == b"{}\n"
@@ -356,14 +356,14 @@ def test_at_most_five_backups_are_kept_and_others_files_stay(tmp_path: Path) -> 
     for _ in range(4):
         assert run(tmp_path, "cursor").exit_code == 0
         assert run(tmp_path, "cursor", "--remove").exit_code == 0
-    assert len(backups(path)) == 5 and theirs.exists()
+    assert len(list_backups(path)) == 5 and theirs.exists()
     assert path.read_bytes() == b"{}"
 
 
 def test_what_another_program_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
     path = cursor_file(tmp_path, b'{"new": 1}')
-    with pytest.raises(Failed, match="changed by another program"):
-        write(path, b"ours", b"{}")
+    with pytest.raises(CommandFailed, match="changed by another program"):
+        replace_file(path, b"ours", b"{}")
     assert path.read_bytes() == b'{"new": 1}'
     assert [p.name for p in path.parent.iterdir()] == ["mcp.json"]
 
@@ -399,8 +399,8 @@ def test_codex_gets_a_table_and_gives_it_back(tmp_path: Path, text: str) -> None
     assert result.exit_code == 0, result.output
     data = path.read_bytes()
     assert data.startswith(text.encode())
-    entry = parse("toml", data)["mcp_servers"]["dragoman"]
-    assert is_hub(entry) and entry["env"] == {"DRAGOMAN_HOME": '/a "b"'}
+    entry = parse_document("toml", data)["mcp_servers"]["dragoman"]
+    assert is_hub_entry(entry) and entry["env"] == {"DRAGOMAN_HOME": '/a "b"'}
     if "\r\n" in text:
         assert re.findall(rb"(?<!\r)\n", data) == []
     assert "Already" in run(tmp_path, "codex", DRAGOMAN_HOME='/a "b"').output
@@ -413,7 +413,7 @@ def test_codex_tables_below_ours_go_with_it_and_the_next_one_keeps_its_comment()
         '[mcp_servers.a]\ncommand = "y"\n\n[mcp_servers."dragoman"] # hub\ncommand = "dragoman"\n'
         'args = ["mcp"]\n\n[mcp_servers.dragoman.env]\nA = "1"\n\n# about x\n[x]\ny = 1\n'
     )
-    left = without_entry(CLIENTS["codex"], text.encode(), "dragoman").decode()
+    left = remove_entry(CLIENTS["codex"], text.encode(), "dragoman").decode()
     assert left == '[mcp_servers.a]\ncommand = "y"\n\n# about x\n[x]\ny = 1\n'
 
 
@@ -445,7 +445,7 @@ _TOML: st.SearchStrategy[Any] = st.deferred(
 
 @given(_TOML)
 def test_what_is_written_as_toml_reads_the_same(value: Any) -> None:
-    text = toml_value({"key": value})
+    text = render_value({"key": value})
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -531,7 +531,7 @@ def test_two_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     for name, process in zip(names, running, strict=True):
         process.communicate(timeout=30)
         done += [name] if process.returncode == 0 else []
-    servers = parse("json", path.read_bytes())["mcpServers"]
+    servers = parse_document("json", path.read_bytes())["mcpServers"]
     assert done and "a" in servers and set(servers) <= {"a", *done}
     assert not list(path.parent.glob(".*.tmp"))
 
@@ -580,7 +580,7 @@ def test_any_document_survives_byte_for_byte(
     except UnicodeEncodeError:
         return
     path = cursor_file(tmp_path, content)
-    for backup in backups(path):
+    for backup in list_backups(path):
         backup.unlink()
     result = run(tmp_path, "cursor", "--name", "hub")
     servers = document.get("mcpServers", {})
@@ -597,7 +597,7 @@ def test_any_document_survives_byte_for_byte(
 def test_our_reader_agrees_with_the_strict_one_and_never_breaks(text: str) -> None:
     try:
         node = parse_jsonc(text)
-    except Unreadable:
+    except UnreadableFile:
         with pytest.raises(ValueError):
             json.loads(text)
         return
@@ -612,8 +612,8 @@ def test_our_reader_agrees_with_the_strict_one_and_never_breaks(text: str) -> No
 @given(st.dictionaries(_KEYS, _VALUES, min_size=1, max_size=4), st.sampled_from([None, 2, "\t"]))
 def test_removal_is_the_inverse_even_without_backups(servers: Any, indent: Any) -> None:
     data = json.dumps({"x": 1, "mcpServers": servers}, indent=indent).encode()
-    added = with_entry(CLIENTS["cursor"], data, "hub", {"command": "dragoman", "args": ["mcp"]})
-    assert without_entry(CLIENTS["cursor"], added, "hub") == data
+    added = set_entry(CLIENTS["cursor"], data, "hub", {"command": "dragoman", "args": ["mcp"]})
+    assert remove_entry(CLIENTS["cursor"], added, "hub") == data
 
 
 def test_the_home_that_is_asked_for_is_carried_by_the_entry(tmp_path: Path) -> None:

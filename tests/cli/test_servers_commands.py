@@ -9,8 +9,8 @@ import pytest
 from tests.cli.terminal import Terminal
 from tests.peers.process import command
 
-from dragoman.cli.base.errors import Unreadable
-from dragoman.cli.config_edits import with_enabled, without_server
+from dragoman.cli.base.errors import UnreadableFile
+from dragoman.cli.config_edits import remove_server, set_enabled
 from dragoman.config import read_env
 
 HELLO = str(Path(__file__).parent.parent.parent / "examples" / "hello" / "hello_server.py")
@@ -119,14 +119,14 @@ def test_a_server_is_added_and_switched_where_no_hub_runs(terminal: Terminal) ->
 
 def test_edits_keep_every_other_line() -> None:
     lines = COMMENTED.splitlines(keepends=True)
-    off = with_enabled(COMMENTED, "first", False).splitlines(keepends=True)
+    off = set_enabled(COMMENTED, "first", False).splitlines(keepends=True)
     assert off == [line.replace("= true  ", "= false  ") for line in lines]
-    second = with_enabled(COMMENTED, "second", False).splitlines(keepends=True)
+    second = set_enabled(COMMENTED, "second", False).splitlines(keepends=True)
     assert [line for line in second if line not in lines] == ["enabled = false\n"]
-    assert with_enabled(COMMENTED, "second", True) == COMMENTED
-    assert without_server(COMMENTED, "second") == "".join(lines[:13] + lines[19:])
-    assert without_server(COMMENTED, "first") == "".join(lines[:5] + lines[12:])
-    crlf = with_enabled(COMMENTED.replace("\n", "\r\n"), "second", False)
+    assert set_enabled(COMMENTED, "second", True) == COMMENTED
+    assert remove_server(COMMENTED, "second") == "".join(lines[:13] + lines[19:])
+    assert remove_server(COMMENTED, "first") == "".join(lines[:5] + lines[12:])
+    crlf = set_enabled(COMMENTED.replace("\n", "\r\n"), "second", False)
     assert crlf.count("\r\n") == crlf.count("\n") == len(second)
 
 
@@ -138,5 +138,5 @@ def test_edits_keep_every_other_line() -> None:
     ],
 )
 def test_what_cannot_be_edited_safely_is_left_alone(text: str) -> None:
-    with pytest.raises(Unreadable):
-        without_server(text, "x")
+    with pytest.raises(UnreadableFile):
+        remove_server(text, "x")

@@ -19,7 +19,7 @@ import pytest
 from tests.peers import process, wire
 from tests.peers.process import alive, processes_at_home, wait_until_gone
 
-from dragoman.cli.audit import _shown
+from dragoman.cli.audit import _build_row
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.audit.verify import verify
 
@@ -182,7 +182,7 @@ class RunningHub:
         end = time.monotonic() + OUTCOME_SECONDS
         with closing(AuditReader(self.home)) as reader:
             while True:
-                records = [_shown(record) for record in reversed(reader.records(100_000))]
+                records = [_build_row(record) for record in reversed(reader.records(100_000))]
                 unfinished = any(record["outcome"] == "running" for record in records)
                 if not unfinished or time.monotonic() > end:
                     return records

@@ -7,8 +7,8 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from dragoman.cli.base.hub_client import HubClient, connected
-from dragoman.cli.base.output import home_option, json_option, print_json, table
+from dragoman.cli.base.hub_client import HubClient, connect_hub
+from dragoman.cli.base.output import home_option, json_option, print_json, print_table
 
 AGENTS = "/api/a2a/agents"
 DISPATCHES = "/api/a2a/dispatches"
@@ -45,20 +45,23 @@ def calls(
     TASK is what the call is known by at the agent: `dragoman a2a task URL TASK` asks it. The audit
     has the same calls, proved, and all others: `dragoman audit tail --agent "Vercel Ops"`.
     """
-    with connected(home) as hub:
+    with connect_hub(home) as hub:
         wanted = {"status": status, "from": since}
         if agent is not None:
             wanted["agentId"] = hub.get(f"{AGENTS}/{quote(agent, safe='')}")["id"]
-        found = _dispatches(hub, {key: value for key, value in wanted.items() if value}, lines)
+        found = _list_dispatches(hub, {key: value for key, value in wanted.items() if value}, lines)
     if as_json:
         print_json(found)
     elif not found:
         print("no such calls")
     else:
-        table(["AT", "VERB", "CALLER", "STATUS", "MS", "TRACE", "TASK"], [_call(c) for c in found])
+        print_table(
+            ["AT", "VERB", "CALLER", "STATUS", "MS", "TRACE", "TASK"],
+            [_build_row(c) for c in found],
+        )
 
 
-def _dispatches(hub: HubClient, wanted: dict[str, str], lines: int) -> list[dict[str, Any]]:
+def _list_dispatches(hub: HubClient, wanted: dict[str, str], lines: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     cursor: str | None = ""
     while cursor is not None and len(found) < lines:
@@ -70,7 +73,7 @@ def _dispatches(hub: HubClient, wanted: dict[str, str], lines: int) -> list[dict
     return found
 
 
-def _call(one: dict[str, Any]) -> tuple[Any, ...]:
+def _build_row(one: dict[str, Any]) -> tuple[Any, ...]:
     state = one["status"] + (f" ({one['errorCode']})" if one["errorCode"] is not None else "")
     took = "-" if one["latencyMs"] is None else f"{one['latencyMs']:.0f}"
     at = one["startedAt"].partition(".")[0].replace("T", " ")

@@ -9,11 +9,11 @@ from urllib.parse import quote
 import click
 
 from dragoman.cli.agent_calls import calls
-from dragoman.cli.base.errors import USAGE, say, stop
-from dragoman.cli.base.hub_client import HubClient, connected
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, table
+from dragoman.cli.base.errors import USAGE, fail, say
+from dragoman.cli.base.hub_client import HubClient, connect_hub
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table
 from dragoman.cli.completion_values import complete_agents
-from dragoman.cli.pins import approve_shown, must_ask, yes_option
+from dragoman.cli.pins import must_confirm, show_and_approve, yes_option
 from dragoman.config import load
 from dragoman.core.errors import ConfigError
 from dragoman.core.safe_text import escape_controls
@@ -53,7 +53,7 @@ def agents(ctx: click.Context, home: str | None, as_json: bool) -> None:
     `dragoman a2a`, calling one of its skills `dragoman call`.
     """
     if ctx.invoked_subcommand is None:
-        _list(home, as_json)
+        _list_agents(home, as_json)
 
 
 @agents.command("list", short_help="All of them, and how they are.")
@@ -65,15 +65,15 @@ def list_command(home: str | None, as_json: bool) -> None:
     \b
     dragoman agents list
     """
-    _list(home, as_json)
+    _list_agents(home, as_json)
 
 
-def _list(home: str | None, as_json: bool) -> None:
-    with connected(home) as hub:
+def _list_agents(home: str | None, as_json: bool) -> None:
+    with connect_hub(home) as hub:
         found = hub.get(AGENTS)
-        if hub.own:
-            found["agents"] = [_looked_at(hub, agent) for agent in found["agents"]]
-        held = hub.held()
+        if hub.is_temporary:
+            found["agents"] = [_refetch_unknown(hub, agent) for agent in found["agents"]]
+        held = hub.list_quarantined()
         local = hub.get("/api/status").get("agents", {}).get("local", [])
     if as_json:
         print_json({**found, "local": local})
@@ -92,14 +92,16 @@ def _list(home: str | None, as_json: bool) -> None:
             len(agent["skills"]),
             (agent["lastSeenAt"] or "-").partition(".")[0].replace("T", " "),
             agent["url"],
-            "; ".join(filter(None, (agent["reason"], _held_of(agent, held)))),
+            "; ".join(filter(None, (agent["reason"], _describe_quarantined(agent, held)))),
         )
         for agent in found["agents"]
     ]
-    table(["NAME", "HEALTH", "TRUST", "SKILLS", "LAST SEEN", "URL", "REMARKS"], rows, whole=True)
+    print_table(
+        ["NAME", "HEALTH", "TRUST", "SKILLS", "LAST SEEN", "URL", "REMARKS"], rows, whole=True
+    )
 
 
-def _held_of(agent: dict[str, Any], held: list[dict[str, Any]]) -> str:
+def _describe_quarantined(agent: dict[str, Any], held: list[dict[str, Any]]) -> str:
     """What of it is not offered until somebody approves it."""
     names = [pin["name"] for pin in held if pin["target"] == agent["name"] and pin["kind"] != CARD]
     if not names:
@@ -108,11 +110,11 @@ def _held_of(agent: dict[str, Any], held: list[dict[str, Any]]) -> str:
     return f"held until approved: {names[0]}{more}; see: dragoman pins diff {names[0]}"
 
 
-def _looked_at(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
+def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
     """A hub that has just been started has not looked yet."""
     if agent["health"] != "unknown" or not agent["enabled"]:
         return agent
-    seen: dict[str, Any] = hub.send("POST", f"{_path(agent['id'])}/refetch", {}, ADD_SECONDS)
+    seen: dict[str, Any] = hub.send("POST", f"{_build_path(agent['id'])}/refetch", {}, ADD_SECONDS)
     return seen
 
 
@@ -176,25 +178,25 @@ def add(
     options = {"name": name, "token": token, "trust": trust, "pin": pin, "wire": wire}
     body |= {key: value for key, value in options.items() if value is not None}
     if headers:
-        body["headers"] = _headers(headers)
+        body["headers"] = _parse_headers(headers)
     if timeout is not None:
         body["timeout_secs"] = timeout
     if allow_private:
         body["allow_private"] = True
     if public:
         body["public"] = True
-    with connected(home) as hub:
+    with connect_hub(home) as hub:
         agent = hub.send("POST", AGENTS, body, ADD_SECONDS)
-        held = hub.held()
-    _done(agent, as_json, "is registered", held)
-    if not as_json and not _exposes(hub.place):
+        held = hub.list_quarantined()
+    _report(agent, as_json, "is registered", held)
+    if not as_json and not _has_exposed_tools(hub.home):
         say(
             "an IDE that starts `dragoman mcp` does not see its skills until config.toml has "
             'stdio_expose = ["*"] below [mcp]; dragoman init writes such a file'
         )
 
 
-def _exposes(place: str) -> bool:
+def _has_exposed_tools(place: str) -> bool:
     """Whether IDEs are shown anything but agents as such."""
     try:
         return bool(load(Path(place) / "config.toml").mcp.stdio_expose)
@@ -202,12 +204,12 @@ def _exposes(place: str) -> bool:
         return True  # that is said elsewhere
 
 
-def _headers(lines: tuple[str, ...]) -> dict[str, str]:
+def _parse_headers(lines: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon:
-            stop(f"write a header as 'NAME: ${{VARIABLE}}', not \"{name[:60]}\"", USAGE)
+            fail(f"write a header as 'NAME: ${{VARIABLE}}', not \"{name[:60]}\"", USAGE)
         found[name.strip()] = value.strip()
     return found
 
@@ -231,28 +233,28 @@ def show(
     dragoman agents show ops --diff 1            what has changed with the last card
     """
     if card + cards + (diff is not None) > 1:
-        stop("--card, --cards and --diff exclude each other", USAGE)
-    with connected(home) as hub:
+        fail("--card, --cards and --diff exclude each other", USAGE)
+    with connect_hub(home) as hub:
         if cards or diff is not None:
             query = f"?n={diff}" if diff is not None else ""
-            found = hub.get(f"{_path(agent)}/cards{query}")
+            found = hub.get(f"{_build_path(agent)}/cards{query}")
         else:
-            found = hub.get(_path(agent))
-            found = _looked_at(hub, found) if hub.own else found
+            found = hub.get(_build_path(agent))
+            found = _refetch_unknown(hub, found) if hub.is_temporary else found
     if card:
         print_json(found["card"])
     elif as_json:
         print_json(found)
     elif cards:
         rows = [(one["n"], one["seenAt"], one["bytes"], one["digest"]) for one in found["cards"]]
-        table(["N", "SEEN", "BYTES", "SHA256"], rows)
+        print_table(["N", "SEEN", "BYTES", "SHA256"], rows)
     elif diff is not None:
-        _print_difference(found)
+        _print_card_diff(found)
     else:
         _print_agent(found)
 
 
-def _print_difference(found: dict[str, Any]) -> None:
+def _print_card_diff(found: dict[str, Any]) -> None:
     if "diff" not in found:
         print("there was no card before this one")
         return
@@ -281,7 +283,7 @@ def _print_agent(agent: dict[str, Any]) -> None:
     if agent["skills"]:
         print()
         listed = [(one["id"], one["name"], one["description"]) for one in agent["skills"]]
-        table(["SKILL", "NAME", "DESCRIPTION"], listed)
+        print_table(["SKILL", "NAME", "DESCRIPTION"], listed)
     if agent["tools"]:
         print()
         print("tools: " + ", ".join(clean(tool) for tool in agent["tools"]))
@@ -297,10 +299,10 @@ def refresh(agent: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman agents refresh ops
     """
-    with connected(home) as hub:
-        found = hub.send("POST", f"{_path(agent)}/refetch", {}, ADD_SECONDS)
-        held = hub.held()
-    _done(found, as_json, "was looked at", held)
+    with connect_hub(home) as hub:
+        found = hub.send("POST", f"{_build_path(agent)}/refetch", {}, ADD_SECONDS)
+        held = hub.list_quarantined()
+    _report(found, as_json, "was looked at", held)
 
 
 @agents.command(short_help="Forget an agent.")
@@ -313,8 +315,8 @@ def remove(agent: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman agents remove ops
     """
-    with connected(home) as hub:
-        found = hub.send("DELETE", _path(agent))
+    with connect_hub(home) as hub:
+        found = hub.send("DELETE", _build_path(agent))
     if as_json:
         print_json(found)
     else:
@@ -332,10 +334,10 @@ def trust(agent: str, level: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman agents trust ops trusted
     """
-    with connected(home) as hub:
-        found = hub.send("PATCH", _path(agent), {"trustLevel": level}, ADD_SECONDS)
-        held = hub.held()
-    _done(found, as_json, f"is {level}", held)
+    with connect_hub(home) as hub:
+        found = hub.send("PATCH", _build_path(agent), {"trustLevel": level}, ADD_SECONDS)
+        held = hub.list_quarantined()
+    _report(found, as_json, f"is {level}", held)
 
 
 @agents.command(short_help="Accept what an agent has changed.")
@@ -354,22 +356,22 @@ def approve(agent: str, yes: bool, home: str | None, as_json: bool) -> None:
     is with `dragoman pins diff`. Skills are looked at once the card is accepted: what of them is
     held then is said, and accepted by the same command.
     """
-    with connected(home) as hub:
-        found = hub.get(_path(agent))
-        done = approve_shown(hub, found["name"], as_json, must_ask(yes, as_json))
-        found = hub.send("POST", f"{_path(found['id'])}/refetch", {}, ADD_SECONDS)
-        held = hub.held()
+    with connect_hub(home) as hub:
+        found = hub.get(_build_path(agent))
+        done = show_and_approve(hub, found["name"], as_json, must_confirm(yes, as_json))
+        found = hub.send("POST", f"{_build_path(found['id'])}/refetch", {}, ADD_SECONDS)
+        held = hub.list_quarantined()
     if as_json:
         print_json({"approved": done, "agent": found})
     else:
-        _done(found, False, "is approved as it is now", held)
+        _report(found, False, "is approved as it is now", held)
 
 
-def _path(agent: str) -> str:
+def _build_path(agent: str) -> str:
     return f"{AGENTS}/{quote(agent, safe='')}"
 
 
-def _done(agent: dict[str, Any], as_json: bool, what: str, held: list[dict[str, Any]]) -> None:
+def _report(agent: dict[str, Any], as_json: bool, what: str, held: list[dict[str, Any]]) -> None:
     if as_json:
         print_json(agent)
         return
@@ -378,7 +380,7 @@ def _done(agent: dict[str, Any], as_json: bool, what: str, held: list[dict[str, 
     count = sum(tool != f"{agent['name']}.message" for tool in agent["tools"])
     tools = f"{count} tool{'s' * (count != 1)} under {agent['slug']}."
     print(f'agent "{name}" {what}: {agent["health"]}, {tools}')
-    if waits := _held_of(agent, held):
+    if waits := _describe_quarantined(agent, held):
         say(f'agent "{name}": {waits}')
     if agent["reason"]:
         say(f'agent "{name}": {agent["reason"]}')

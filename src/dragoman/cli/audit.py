@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import FAILED, NO_HUB, NOT_FOUND, say, stop, stop_for
-from dragoman.cli.base.hub_client import place_of
+from dragoman.cli.base.errors import FAILED, NO_HUB, NOT_FOUND, fail, fail_with, say
+from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import (
-    Waiting,
+    StatusLine,
     clean,
+    find_user_name,
     home_option,
     json_option,
-    json_text,
     print_json,
-    styled,
-    user_name,
+    render_json,
+    style,
 )
 from dragoman.cli.base.prompt import confirm
 from dragoman.config import load
@@ -115,24 +115,26 @@ def tail(
     """
     from dragoman.app.app import AuditReader
 
-    wanted = Wanted(verb, caller, outcome, trace, agent, decision)
+    wanted = RecordFilter(verb, caller, outcome, trace, agent, decision)
     try:
-        reader = AuditReader(Path(place_of(home)))
-        found = wanted.newest(reader, lines)
+        reader = AuditReader(Path(resolve_home(home)))
+        found = wanted.find_newest(reader, lines)
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     if not found and not follow and not as_json:
         say("no such records" if any(asdict(wanted).values()) else "no records yet")
         return
     if not as_json:
-        print(styled(_line(dict(zip(COLUMNS, map(str.upper, COLUMNS), strict=True))), bold=True))
-    _print([_shown(record) for record in reversed(found)], as_json)
+        print(
+            style(_render_line(dict(zip(COLUMNS, map(str.upper, COLUMNS), strict=True))), bold=True)
+        )
+    _print_records([_build_row(record) for record in reversed(found)], as_json)
     if follow:
         _follow(reader, wanted, as_json)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordFilter:
     verb: str | None
     caller: str | None
     outcome: str | None
@@ -140,7 +142,7 @@ class Wanted:
     agent: str | None
     decision: str | None
 
-    def newest(self, reader: AuditReader, lines: int) -> list[Record]:
+    def find_newest(self, reader: AuditReader, lines: int) -> list[Record]:
         """Newest first. Errors and this list show a trace's first 8 letters, so those are enough
         here; the reader knows whole ones only."""
         exact = {"verb": self.verb, "caller": self.caller, "outcome": self.outcome}
@@ -150,13 +152,13 @@ class Wanted:
         before: int | None = None
         while len(found) < lines:
             page = reader.records(PAGE, before=before, trace=None, **exact)
-            found += [record for record in page if self.includes(record)]
+            found += [record for record in page if self.matches(record)]
             if len(page) < PAGE:
                 break
             before = page[-1].seq
         return found[:lines]
 
-    def includes(self, record: Record) -> bool:
+    def matches(self, record: Record) -> bool:
         intent = record.intent
         return (
             self.verb in (None, intent.get("verb"))
@@ -164,26 +166,28 @@ class Wanted:
             and self.outcome in (None, record.outcome)
             and self.agent in (None, intent.get("target"), intent.get("agent"))
             and self.decision in (None, record.conclusion.get("decision"))
-            and self._is_trace(record)
+            and self._has_trace(record)
         )
 
-    def _is_trace(self, record: Record) -> bool:
+    def _has_trace(self, record: Record) -> bool:
         return str(record.intent.get("trace", "")).startswith(self.trace or "")
 
 
-def _follow(reader: AuditReader, wanted: Wanted, as_json: bool) -> None:
+def _follow(reader: AuditReader, wanted: RecordFilter, as_json: bool) -> None:
     last = reader.last_seq()
     try:
         while True:
             time.sleep(0.5)
             fresh = reader.records_after(last)
             last = max([last, *(record.last for record in fresh)])
-            _print([_shown(record) for record in fresh if wanted.includes(record)], as_json)
+            _print_records(
+                [_build_row(record) for record in fresh if wanted.matches(record)], as_json
+            )
     except KeyboardInterrupt:
         return
 
 
-def _shown(record: Record) -> dict[str, Any]:
+def _build_row(record: Record) -> dict[str, Any]:
     return {
         "seq": record.seq,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.at)),
@@ -193,13 +197,13 @@ def _shown(record: Record) -> dict[str, Any]:
     }
 
 
-def _print(records: list[dict[str, Any]], as_json: bool) -> None:
+def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
     for record in records:
-        line = json_text(record, None) if as_json else _line(record)
+        line = render_json(record, None) if as_json else _render_line(record)
         print(line, flush=True)
 
 
-def _line(record: dict[str, Any]) -> str:
+def _render_line(record: dict[str, Any]) -> str:
     """Columns of a fixed width, because more lines may follow."""
     at, caller, door, verb, outcome, duration, trace = (
         clean(record.get(column, "")) for column in COLUMNS
@@ -207,10 +211,10 @@ def _line(record: dict[str, Any]) -> str:
     columns = (
         f"{at:<20}  {caller:<16}  {door:<9}  {outcome:<13}  {duration:>11}  {trace[:8]:<8}  {verb}"
     )
-    return "  ".join([columns, *map(clean, _behind(record))])
+    return "  ".join([columns, *map(clean, _list_details(record))])
 
 
-def _behind(record: dict[str, Any]) -> Iterator[str]:
+def _list_details(record: dict[str, Any]) -> Iterator[str]:
     """What most records do not have, or have alike."""
     verb, asked = str(record.get("verb", "")), str(record.get("asked_as", ""))
     if asked and asked != verb and "target" not in record:
@@ -221,14 +225,14 @@ def _behind(record: dict[str, Any]) -> Iterator[str]:
     if behalf := record.get("on_behalf_of"):
         yield f"for {behalf}"
     if decision := record.get("decision"):
-        yield _decided(str(decision), record.get("policies"))
+        yield _render_decision(str(decision), record.get("policies"))
     if record.get("outcome") == "refused" and record.get("decision") != "deny":
         yield str(record.get("error", ""))  # not by a policy: held, too deep, a ring
     if shadow := record.get("shadow"):
-        yield f"in shadow: {_decided(str(shadow.get('decision')), shadow.get('policies'))}"
+        yield f"in shadow: {_render_decision(str(shadow.get('decision')), shadow.get('policies'))}"
 
 
-def _decided(decision: str, policies: list[Any] | None) -> str:
+def _render_decision(decision: str, policies: list[Any] | None) -> str:
     return f"{decision} ({', '.join(map(str, policies))})" if policies else decision
 
 
@@ -246,12 +250,12 @@ def verify(home: str | None, as_json: bool) -> None:
     """
     from dragoman.app.app import verify as prove
 
-    waiting = Waiting()
-    place = Path(place_of(home))
+    waiting = StatusLine()
+    place = Path(resolve_home(home))
     if not any((place / name).exists() for name in ("audit.db", "audit.key", "audit.head")):
-        stop(f'there is no audit in "{place}"; a hub makes it when it first runs', NOT_FOUND)
-    verdict = prove(place, lambda done, total: waiting.say(f"{done} of {total} entries …"))
-    waiting.done()
+        fail(f'there is no audit in "{place}"; a hub makes it when it first runs', NOT_FOUND)
+    verdict = prove(place, lambda done, total: waiting.show(f"{done} of {total} entries …"))
+    waiting.clear()
     if as_json:
         print_json(
             {
@@ -265,7 +269,7 @@ def verify(home: str | None, as_json: bool) -> None:
         )
         raise SystemExit(0 if verdict.ok else FAILED)
     if not verdict.ok:
-        stop(f"the audit is not whole: {verdict.problem}")
+        fail(f"the audit is not whole: {verdict.problem}")
     entries = "1 entry" if verdict.entries == 1 else f"{verdict.entries} entries"
     print(f"ok: {entries}, {verdict.first_seq} to {verdict.last_seq}")
 
@@ -286,9 +290,9 @@ def prune(yes: bool, home: str | None) -> None:
     """
     from dragoman.app.app import prune_offline
 
-    place = place_of(home)
+    place = resolve_home(home)
     if not (Path(place) / "audit.db").exists():
-        stop(f'there is no audit in "{place}"; a hub makes it when it first runs', NOT_FOUND)
+        fail(f'there is no audit in "{place}"; a hub makes it when it first runs', NOT_FOUND)
     try:
         settings = load(Path(place) / "config.toml").audit
         if not yes:
@@ -296,9 +300,9 @@ def prune(yes: bool, home: str | None) -> None:
             now = time.strftime("%Y-%m-%d %H:%M", time.localtime())
             confirm(f"{said} that shows {now}?")
         with homes.hold(place):
-            removed = prune_offline(Path(place), settings, user_name())
+            removed = prune_offline(Path(place), settings, find_user_name())
     except (homes.Held, homes.Unfit) as error:
-        stop(str(error), NO_HUB)
+        fail(str(error), NO_HUB)
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     print(f"{removed} entries were deleted")

@@ -10,9 +10,9 @@ import click
 
 from dragoman import __version__
 from dragoman import home as homes
-from dragoman.cli.base.errors import NO_HUB, USAGE, say, stop, stop_for
-from dragoman.cli.base.hub_client import place_of
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, user_name
+from dragoman.cli.base.errors import NO_HUB, USAGE, fail, fail_with, say
+from dragoman.cli.base.hub_client import resolve_home
+from dragoman.cli.base.output import clean, find_user_name, home_option, json_option, print_json
 from dragoman.cli.base.prompt import confirm
 from dragoman.config import Config, StdioTransport, load, parse_headers
 from dragoman.core.errors import HubError
@@ -40,13 +40,13 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
     """
     from dragoman.app.app import back_up
 
-    place = Path(place_of(home))
+    place = Path(resolve_home(home))
     if not (place / "config.toml").exists() and not (place / "stores.json").exists():
-        stop(f'there is no home "{place}"', USAGE)
+        fail(f'there is no home "{place}"', USAGE)
     try:
         config = load(place / "config.toml")
         if no_secrets and (secret := _find_secret(config)):
-            stop(
+            fail(
                 f"config.toml holds {secret} itself; write ${{NAME}} there and the value into the "
                 "env file, or back up with secrets"
             )
@@ -59,7 +59,7 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
             secrets=not no_secrets,
         )
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     size = file.stat().st_size
     if as_json:
         print_json({
@@ -120,7 +120,7 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
     from dragoman.app.app import read_manifest
     from dragoman.app.app import restore as restore_home
 
-    place = Path(place_of(home))
+    place = Path(resolve_home(home))
     try:
         found = read_manifest(file)
         if not yes:
@@ -129,12 +129,12 @@ def restore(file: Path, yes: bool, home: str | None, as_json: bool) -> None:
                 f"Make {place} of a copy of {clean(found.home)} of {clean(found.created)}{age}? "
                 "What happened since is not in it, and keys revoked since are good again."
             )
-        restore_home(file, place, user_name())
+        restore_home(file, place, find_user_name())
         homes.prepare(str(place))
     except homes.Unfit as unfit:
-        stop(str(unfit), NO_HUB)
+        fail(str(unfit), NO_HUB)
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     if as_json:
         print_json({"home": str(place), "created": found.created, "files": len(found.files)})
         return

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dragoman import home
-from dragoman.cli.base.hub_client import ask
+from dragoman.cli.base.hub_client import request_json
 from dragoman.cli.clients.known_clients import CLIENTS
 
 ANSWER_SECONDS = 0.5
@@ -25,7 +25,7 @@ shell or a terminal obeys is not offered."""
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _home(ctx: click.Context) -> str:
+def _find_home(ctx: click.Context) -> str:
     found: str | None = None
     context: click.Context | None = ctx
     while context is not None and not found:
@@ -34,14 +34,14 @@ def _home(ctx: click.Context) -> str:
     return home.home_path(found)
 
 
-def _ask(ctx: click.Context, path: str) -> Any:
-    daemon = home.read_daemon(_home(ctx))
+def _request(ctx: click.Context, path: str) -> Any:
+    daemon = home.read_daemon(_find_home(ctx))
     if daemon is None:
         return {}
-    return ask(daemon.socket, "GET", path, None, ANSWER_SECONDS)
+    return request_json(daemon.socket, "GET", path, None, ANSWER_SECONDS)
 
 
-def _completing(find: Callable[[click.Context], Iterable[str]]) -> Complete:
+def _build_completer(find: Callable[[click.Context], Iterable[str]]) -> Complete:
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
@@ -60,45 +60,45 @@ def _completing(find: Callable[[click.Context], Iterable[str]]) -> Complete:
     return complete
 
 
-def _servers(ctx: click.Context) -> Iterable[str]:
+def _list_servers(ctx: click.Context) -> Iterable[str]:
     """Of the configuration: those that are switched off, too, and without a hub."""
-    from dragoman.cli.config_edits import server_names
+    from dragoman.cli.config_edits import list_server_names
 
-    return server_names((Path(_home(ctx)) / "config.toml").read_text(encoding="utf-8"))
+    return list_server_names((Path(_find_home(ctx)) / "config.toml").read_text(encoding="utf-8"))
 
 
-def _tools(ctx: click.Context) -> Iterable[str]:
-    for tool in _ask(ctx, "/api/tools").get("tools", ()):
+def _list_tools(ctx: click.Context) -> Iterable[str]:
+    for tool in _request(ctx, "/api/tools").get("tools", ()):
         yield from (tool["id"], tool["name"])
 
 
-def _agents(ctx: click.Context) -> Iterable[str]:
-    return [agent["slug"] for agent in _ask(ctx, "/api/a2a/agents").get("agents", ())]
+def _list_agents(ctx: click.Context) -> Iterable[str]:
+    return [agent["slug"] for agent in _request(ctx, "/api/a2a/agents").get("agents", ())]
 
 
-def _targets(ctx: click.Context) -> Iterable[str]:
-    yield from _servers(ctx)
-    yield from _agents(ctx)
+def _list_targets(ctx: click.Context) -> Iterable[str]:
+    yield from _list_servers(ctx)
+    yield from _list_agents(ctx)
 
 
-def _held(ctx: click.Context) -> Iterable[str]:
-    return [pin["name"] for pin in _ask(ctx, "/api/pins?state=held").get("pins", ())]
+def _list_quarantined(ctx: click.Context) -> Iterable[str]:
+    return [pin["name"] for pin in _request(ctx, "/api/pins?state=held").get("pins", ())]
 
 
-def _prompts(ctx: click.Context) -> Iterable[str]:
-    for prompt in _ask(ctx, "/api/prompts").get("prompts", ()):
+def _list_prompts(ctx: click.Context) -> Iterable[str]:
+    for prompt in _request(ctx, "/api/prompts").get("prompts", ()):
         yield from (prompt["id"], prompt["name"])
 
 
-def _resources(ctx: click.Context) -> Iterable[str]:
-    return [one["uri"] for one in _ask(ctx, "/api/resources").get("resources", ())]
+def _list_resources(ctx: click.Context) -> Iterable[str]:
+    return [one["uri"] for one in _request(ctx, "/api/resources").get("resources", ())]
 
 
-complete_servers = _completing(_servers)
-complete_tools = _completing(_tools)
-complete_agents = _completing(_agents)
-complete_targets = _completing(_targets)
-complete_held = _completing(_held)
-complete_prompts = _completing(_prompts)
-complete_resources = _completing(_resources)
-complete_clients = _completing(lambda ctx: CLIENTS)
+complete_servers = _build_completer(_list_servers)
+complete_tools = _build_completer(_list_tools)
+complete_agents = _build_completer(_list_agents)
+complete_targets = _build_completer(_list_targets)
+complete_quarantined = _build_completer(_list_quarantined)
+complete_prompts = _build_completer(_list_prompts)
+complete_resources = _build_completer(_list_resources)
+complete_clients = _build_completer(lambda ctx: CLIENTS)

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import say, stop, stop_for
-from dragoman.cli.base.hub_client import place_of
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, table
+from dragoman.cli.base.errors import fail, fail_with, say
+from dragoman.cli.base.hub_client import resolve_home
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table
 from dragoman.config import parse_headers
 from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_arguments, render_origin
@@ -98,11 +98,11 @@ def init(home: str | None) -> None:
     \b
     dragoman init
     """
-    place = place_of(home)
+    place = resolve_home(home)
     try:
         homes.prepare(place)
     except homes.Unfit as unfit:
-        stop(str(unfit))
+        fail(str(unfit))
     if write_first_config(Path(place)):
         print(f"wrote {place}/config.toml; next: dragoman import, then dragoman up")
     else:
@@ -131,14 +131,14 @@ def check(home: str | None, as_json: bool) -> None:
     from dragoman.config import Config, load, whereabouts
     from dragoman.config_layers import find_near_misses
 
-    file = Path(place_of(home)) / "config.toml"
+    file = Path(resolve_home(home)) / "config.toml"
     try:
         found = load(file)
     except ConfigError as error:
         if as_json:
             print_json({"ok": False, "file": str(file), "problem": str(error)})
             raise SystemExit(7) from None
-        stop_for(error)
+        fail_with(error)
     servers = [
         {"name": entry.name, "enabled": entry.enabled, "where": whereabouts(entry)}
         for entry in found.mcp_servers
@@ -194,11 +194,11 @@ def show(everything: bool, home: str | None, as_json: bool) -> None:
     """
     from dragoman.config import load_with_source
 
-    file = Path(place_of(home)) / "config.toml"
+    file = Path(resolve_home(home)) / "config.toml"
     try:
         found, source = load_with_source(file)
     except ConfigError as error:
-        stop_for(error)
+        fail_with(error)
     rows = [
         {"setting": name, "value": value, "from": source.origin(path).removeprefix(f"{file}, ")}
         for path, name, value in _list_values(found, ())
@@ -211,7 +211,7 @@ def show(everything: bool, home: str | None, as_json: bool) -> None:
     if not rows:
         print("every setting has its default (dragoman config show --all)")
         return
-    table(["SETTING", "VALUE", "FROM"], [list(row.values()) for row in rows])
+    print_table(["SETTING", "VALUE", "FROM"], [list(row.values()) for row in rows])
 
 
 SHOWN_TABLES = ("names_for",)

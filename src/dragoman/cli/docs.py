@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 import dragoman
-from dragoman.cli.base.errors import NOT_FOUND, stop
-from dragoman.cli.base.output import json_option, print_json, table
+from dragoman.cli.base.errors import NOT_FOUND, fail
+from dragoman.cli.base.output import json_option, print_json, print_table
 
 
 @click.command()
@@ -29,13 +29,13 @@ def docs(page: str | None, as_json: bool) -> None:
         if as_json:
             print_json(rows)
         else:
-            table(["PAGE", "TITLE"], [[row["name"], row["title"]] for row in rows])
+            print_table(["PAGE", "TITLE"], [[row["name"], row["title"]] for row in rows])
         return
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
         near = difflib.get_close_matches(name, pages, n=1)
         hint = f'did you mean "{near[0]}"?' if near else "for the list: dragoman docs"
-        stop(f'there is no page "{page}"; {hint}', NOT_FOUND)
+        fail(f'there is no page "{page}"; {hint}', NOT_FOUND)
     text = pages[name].read_text(encoding="utf-8")
     if as_json:
         print_json({"name": name, "text": text})

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from dragoman import __version__, home
-from dragoman.cli.base.errors import FAILED, NO_HUB, code_of, stop, stop_for
-from dragoman.cli.base.hub_client import HubClient, place_of, running
-from dragoman.cli.base.output import Waiting, clean, home_option, json_option, print_json
-from dragoman.cli.doctor.port_owner import listener_on
+from dragoman.cli.base.errors import FAILED, NO_HUB, exit_code_for, fail, fail_with
+from dragoman.cli.base.hub_client import HubClient, find_running_hub, resolve_home
+from dragoman.cli.base.output import StatusLine, clean, home_option, json_option, print_json
+from dragoman.cli.doctor.port_owner import find_listener
 from dragoman.config_layers import Given
 from dragoman.core.errors import ConfigError, HubError
 
@@ -61,13 +61,13 @@ def up(home: str | None, detach: bool, log_file: str | None, as_json: bool, **op
 
     An option counts before the environment (DRAGOMAN_SERVER__PORT=8000), and that before the file.
     """
-    place = place_of(home)
+    place = resolve_home(home)
     if options["quiet"]:
         options["log_level"] = "warning"
     if detach:
-        _detach(place, [*_words(options)], as_json)
+        _detach(place, [*_render_options(options)], as_json)
         return
-    _serve(place, [*_given(options)], options["quiet"], as_json, log_file)
+    _serve(place, [*_list_overrides(options)], options["quiet"], as_json, log_file)
 
 
 SETTINGS: dict[str, tuple[str, str]] = {
@@ -79,15 +79,15 @@ SETTINGS: dict[str, tuple[str, str]] = {
 """What each option of `up` sets."""
 
 
-def _given(options: Mapping[str, Any]) -> Iterator[Given]:
+def _list_overrides(options: Mapping[str, Any]) -> Iterator[Given]:
     for name, path in SETTINGS.items():
         if options[name] is not None:
             yield Given(path, options[name], f"--{name.replace('_', '-')}")
 
 
-def _words(options: Mapping[str, Any]) -> Iterator[str]:
+def _render_options(options: Mapping[str, Any]) -> Iterator[str]:
     """The same options for another process."""
-    for one in _given(options):
+    for one in _list_overrides(options):
         yield from (one.option, str(one.value))
     if options["quiet"]:
         yield "--quiet"
@@ -105,15 +105,15 @@ def _serve(
         is_first = write_first_config(Path(place))
         app.run(Path(place), lambda hub: _announce(hub, is_first, quiet, as_json), given, log_file)
     except home.Held as held:
-        stop(str(held), NO_HUB)
+        fail(str(held), NO_HUB)
     except home.Unfit as unfit:
-        stop(str(unfit))
+        fail(str(unfit))
     except HubError as error:
         port = error.taken_port if isinstance(error, ConfigError) else None
-        who = listener_on(port) if port else None
+        who = find_listener(port) if port else None
         if who is None:
-            stop_for(error)
-        stop(f"{error} ({who} listens there)", code_of(error.kind), kind=error.kind)
+            fail_with(error)
+        fail(f"{error} ({who} listens there)", exit_code_for(error.kind), kind=error.kind)
 
 
 def _announce(hub: Instance, is_first: bool, quiet: bool, as_json: bool) -> None:
@@ -122,7 +122,7 @@ def _announce(hub: Instance, is_first: bool, quiet: bool, as_json: bool) -> None
         print(f"wrote {hub.place}/config.toml", file=sys.stderr)
     if as_json:
         # One line: whoever reads it waits for this line, not for the end.
-        print(json.dumps(_up(os.getpid(), hub.url, str(hub.place))), flush=True)
+        print(json.dumps(_build_report(os.getpid(), hub.url, str(hub.place))), flush=True)
     if in_json:  # nothing else may be among its lines
         log.info("dragoman %s is up: %s, home %s", __version__, hub.url, hub.place)
     if quiet or as_json or in_json:
@@ -143,7 +143,7 @@ def _announce(hub: Instance, is_first: bool, quiet: bool, as_json: bool) -> None
         ("MCP in an IDE", "dragoman install cursor | vscode | claude-desktop | claude-code | …"),
         ("A2A", serves_a2a),
         ("servers", servers),
-        *_where_there_are_any(hub),
+        *_list_optional_rows(hub),
         ("configuration", str(hub.place / "config.toml")),
         ("stop", "Ctrl-C, or dragoman stop"),
     ]
@@ -151,39 +151,39 @@ def _announce(hub: Instance, is_first: bool, quiet: bool, as_json: bool) -> None
     print(f"dragoman {__version__} is up{lines}", file=sys.stderr, flush=True)
 
 
-def _where_there_are_any(hub: Instance) -> Iterator[tuple[str, str]]:
+def _list_optional_rows(hub: Instance) -> Iterator[tuple[str, str]]:
     if hub.agents.local:
         yield "agents", ", ".join(agent.name for agent in hub.agents.local)
     registry = hub.agents.registry
     if registry is not None and (names := registry.names()):
-        yield "remote agents", f"{_few(names)}, found in the background (dragoman agents)"
+        yield "remote agents", f"{_render_names(names)}, found in the background (dragoman agents)"
     policies = hub.guards.policies
     if not policies.policies.snapshot.default:
         count = sum(not each.guardrail for each in policies.policies.snapshot.policies)
         shadow = ", in shadow mode: not enforced" if policies.policies.mode == "shadow" else ""
         yield "policies", f"{count} in {policies.folder.path}{shadow} (dragoman policy list)"
     if held := [pin["name"] for pin in hub.guards.approvals.listed("held")]:
-        yield "held", f"{_few(held)}, until you approve it (dragoman pins list)"
+        yield "held", f"{_render_names(held)}, until you approve it (dragoman pins list)"
 
 
-def _few(names: Sequence[str]) -> str:
+def _render_names(names: Sequence[str]) -> str:
     """All of a few; of more, how many there are."""
     return clean(", ".join(names)) if len(names) <= 5 else str(len(names))
 
 
-def _up(pid: int, url: str | None, place: str, **more: str) -> dict[str, object]:
+def _build_report(pid: int, url: str | None, place: str, **more: str) -> dict[str, object]:
     return {"pid": pid, "url": url, "mcp_url": f"{url}/mcp" if url else None, "home": place, **more}
 
 
 def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
-    daemon = running(place)
+    daemon = find_running_hub(place)
     if daemon is not None:
         inside = "inside a `dragoman mcp`; it ends with the IDEs that share it"
-        stop(f"a hub is running already: process {daemon.pid}, {daemon.url or inside}", NO_HUB)
+        fail(f"a hub is running already: process {daemon.pid}, {daemon.url or inside}", NO_HUB)
     try:
         home.prepare(place)
     except home.Unfit as unfit:
-        stop(str(unfit))
+        fail(str(unfit))
     log = os.path.join(place, "hub.log")
     command = [sys.executable, "-m", "dragoman", "up", "--home", place, "--log-file", log, *options]
     # The hub opens it itself; this one takes what it says if it does not come so far.
@@ -193,46 +193,46 @@ def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
         command, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, start_new_session=True
     )
     os.close(fd)
-    waiting = Waiting()
+    waiting = StatusLine()
     until = time.monotonic() + DETACH_SECONDS
     while time.monotonic() < until and process.poll() is None:
-        waiting.say("starting …")
-        daemon = running(place)
+        waiting.show("starting …")
+        daemon = find_running_hub(place)
         if daemon is not None:
-            waiting.done()
+            waiting.clear()
             process.returncode = 0  # it lives on, and nobody here waits for it
             if as_json:
-                print_json(_up(daemon.pid, daemon.url, place, log=log))
+                print_json(_build_report(daemon.pid, daemon.url, place, log=log))
             else:
                 print(f"the hub is up: process {daemon.pid}, {daemon.url}/mcp, log {log}")
                 print("stop it with: dragoman stop")
             return
         time.sleep(0.05)
-    waiting.done()
+    waiting.clear()
     if process.poll() is None:
-        stop(f"process {process.pid} has not come up within {DETACH_SECONDS:g} s; see {log}")
-    _explain(process.returncode, log, begun)
+        fail(f"process {process.pid} has not come up within {DETACH_SECONDS:g} s; see {log}")
+    _fail_with_log(process.returncode, log, begun)
 
 
-def _explain(code: int, log: str, begun: int) -> NoReturn:
+def _fail_with_log(code: int, log: str, begun: int) -> NoReturn:
     """Its last words, with its exit code."""
     with open(log, "rb") as file:
         file.seek(begun if begun <= os.fstat(file.fileno()).st_size else 0)  # or it began anew
         last = file.read(64_000).decode("utf-8", "replace").strip().splitlines()
     words = last[-1].removeprefix("dragoman: ") if last else f"it said nothing; see {log}"
-    stop(f"the hub did not start: {words}", code if code > 0 else FAILED)
+    fail(f"the hub did not start: {words}", code if code > 0 else FAILED)
 
 
-def not_running(place: str) -> str:
+def explain_not_running(place: str) -> str:
     """Why nothing answers there, in words."""
     if not home.is_held(place):
         return f"no hub is running on {place}; start one with: dragoman up"
-    pid = holder(place)
+    pid = read_lock_pid(place)
     who = f"process {pid}" if pid else "another process"
     return f"{who} holds {place} but does not answer; see: dragoman doctor"
 
 
-def holder(place: str) -> int | None:
+def read_lock_pid(place: str) -> int | None:
     """Who wrote itself into the lock last."""
     try:
         with open(os.path.join(place, "lock"), "rb") as file:
@@ -251,42 +251,42 @@ def stop_command(home: str | None, as_json: bool) -> None:
     \b
     dragoman stop
     """
-    place = place_of(home)
-    daemon = running(place)
+    place = resolve_home(home)
+    daemon = find_running_hub(place)
     if daemon is None:
         if as_json:
             print_json({"stopped": False, "home": place})
             raise SystemExit(NO_HUB)
-        stop(not_running(place), NO_HUB)
+        fail(explain_not_running(place), NO_HUB)
     if daemon.mode == "mcp":
-        stop(
+        fail(
             f"the hub runs inside process {daemon.pid}, a `dragoman mcp` that an IDE started or "
             "another command; it ends with that one, and another IDE that shares it goes on with "
             f"it: close them, or: kill {daemon.pid}",
             NO_HUB,
         )
     os.kill(daemon.pid, signal.SIGTERM)
-    waiting = Waiting()
+    waiting = StatusLine()
     until = time.monotonic() + STOP_SECONDS
     while time.monotonic() < until:
-        if not _alive(daemon.pid) or not _held(place):
-            waiting.done()
+        if not _is_alive(daemon.pid) or not _is_held(place):
+            waiting.clear()
             if as_json:
                 print_json({"stopped": True, "pid": daemon.pid, "home": place})
             else:
                 print(f"the hub (process {daemon.pid}) has stopped")
             return
-        waiting.say("waiting for calls under way …")
+        waiting.show("waiting for calls under way …")
         time.sleep(0.05)
-    waiting.done()
-    stop(f"process {daemon.pid} has not stopped within {STOP_SECONDS:g} s; see its log")
+    waiting.clear()
+    fail(f"process {daemon.pid} has not stopped within {STOP_SECONDS:g} s; see its log")
 
 
-def _held(place: str) -> bool:
+def _is_held(place: str) -> bool:
     return home.is_held(place)
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -306,22 +306,22 @@ def status(home: str | None, as_json: bool) -> None:
     dragoman status
     dragoman status --json
     """
-    place = place_of(home)
-    daemon = running(place)
+    place = resolve_home(home)
+    daemon = find_running_hub(place)
     if daemon is None:
         if as_json:
             print_json({"running": False, "home": place})
             raise SystemExit(NO_HUB)
-        stop(not_running(place), NO_HUB)
+        fail(explain_not_running(place), NO_HUB)
     hub = HubClient(place, daemon.socket)
     state = hub.get("/api/status")
-    held = hub.held()
+    held = hub.list_quarantined()
     if as_json:
         print_json({"running": True, **state})
         return
     print(
         f"dragoman {state['version']}, process {daemon.pid}, up for "
-        f"{_duration(state['uptime_secs'])}"
+        f"{_render_duration(state['uptime_secs'])}"
     )
     if "servers" not in state:
         print('  problem   the policies let you do no "admin", so the hub says no more; edit them')
@@ -334,7 +334,9 @@ def status(home: str | None, as_json: bool) -> None:
     _print_agents(state["agents"])
     print(f"  clients   {clients['stdio']} over stdio, {clients['http_sessions']} HTTP sessions")
     if held:
-        print(f"  held      {_few([pin['name'] for pin in held])}; see: dragoman pins list")
+        print(
+            f"  held      {_render_names([pin['name'] for pin in held])}; see: dragoman pins list"
+        )
     policies = state["policies"]
     if policies["mode"] == "shadow":
         print("  policies  in shadow mode: recorded, not enforced")
@@ -363,7 +365,7 @@ def _print_agents(agents: dict[str, Any]) -> None:
         print(f"  tasks     {agents['tasks']}")
 
 
-def _duration(seconds: float) -> str:
+def _render_duration(seconds: float) -> str:
     """The two greatest units: 3 d 4 h, 12 min 5 s."""
     parts = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import NOT_FOUND, USAGE, say, stop, stop_for
-from dragoman.cli.base.hub_client import place_of
-from dragoman.cli.base.output import home_option, json_option, print_json, table
+from dragoman.cli.base.errors import NOT_FOUND, USAGE, fail, fail_with, say
+from dragoman.cli.base.hub_client import resolve_home
+from dragoman.cli.base.output import home_option, json_option, print_json, print_table
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 
 
-def _store(home: str | None) -> KeyStore:
+def _open_store(home: str | None) -> KeyStore:
     from dragoman.app.app import KeyStore, survey
 
-    place = place_of(home)
+    place = resolve_home(home)
     try:
         homes.prepare(place)
-        if not _is_there(home):
+        if not _has_store(home):
             # A new database in the place of one that was lost would have keys that no hub takes.
             found = survey(Path(place), Path(place) / "policies").losses
             if lost := [loss for loss in found if loss.name == "keys"]:
@@ -40,15 +40,15 @@ def _store(home: str | None) -> KeyStore:
                 )
         return KeyStore(Path(place))
     except homes.Unfit as unfit:
-        stop(str(unfit))
+        fail(str(unfit))
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
 
 
-def _is_there(home: str | None) -> bool:
+def _has_store(home: str | None) -> bool:
     """Whether a hub or `keys create` has made the store: to look must not make one."""
     try:
-        return (Path(place_of(home)) / "hub.db").stat().st_size > 0
+        return (Path(resolve_home(home)) / "hub.db").stat().st_size > 0
     except FileNotFoundError:
         return False
 
@@ -120,12 +120,12 @@ def create(
     dragoman keys create travel-key --for travel
     """
     if target == "":
-        stop("--for is empty: name the server or agent that the key is for", USAGE)
-    expires_at = _expiry(expires)
+        fail("--for is empty: name the server or agent that the key is for", USAGE)
+    expires_at = _parse_expiry(expires)
     is_there = True
     if target:
-        target, is_there = _named(home, target)
-    store = _store(home)
+        target, is_there = _resolve_target(home, target)
+    store = _open_store(home)
     try:
         key = store.create(
             name,
@@ -137,7 +137,7 @@ def create(
         )
         is_first = len(store.list()) == 1
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     finally:
         store.close()
     if not is_there:
@@ -164,8 +164,8 @@ def list_keys(home: str | None, as_json: bool) -> None:
     dragoman keys list
     """
     records: Sequence[KeyRecord] = ()
-    if _is_there(home):
-        store = _store(home)
+    if _has_store(home):
+        store = _open_store(home)
         records = store.list()
         store.close()
     now = time.time()
@@ -175,8 +175,8 @@ def list_keys(home: str | None, as_json: bool) -> None:
             "id": record.id,
             "owner": record.owner,
             "state": record.state(now),
-            "expires": _date(record.expires_at) or "never",
-            "created": _date(record.created_at),
+            "expires": _render_date(record.expires_at) or "never",
+            "created": _render_date(record.created_at),
             "for": record.target or None,
             "roles": record.roles,
             "scopes": record.scopes,
@@ -188,7 +188,7 @@ def list_keys(home: str | None, as_json: bool) -> None:
     elif not rows:
         print("no keys; make one with: dragoman keys create NAME")
     else:
-        table([key.upper() for key in rows[0]], [_cells(row) for row in rows])
+        print_table([key.upper() for key in rows[0]], [_render_cells(row) for row in rows])
 
 
 @keys.command()
@@ -203,14 +203,14 @@ def revoke(name: str, home: str | None) -> None:
     A running hub ends what is open with it within a second: streams, sessions, calls and tasks
     under way. Its webhooks hear no more.
     """
-    if not _is_there(home):
-        stop(f'there is no key named "{name}", because there are no keys', NOT_FOUND)
-    store = _store(home)
+    if not _has_store(home):
+        fail(f'there is no key named "{name}", because there are no keys', NOT_FOUND)
+    store = _open_store(home)
     try:
         store.revoke(name)
         active = [key for key in store.list() if key.state(time.time()) == "active"]
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     finally:
         store.close()
     print(f'key "{name}" is revoked')
@@ -218,29 +218,29 @@ def revoke(name: str, home: str | None) -> None:
         say("no active key is left: nobody gets in over HTTP until you make one")
 
 
-def _expiry(text: str) -> float | None:
+def _parse_expiry(text: str) -> float | None:
     if text == "never":
         return None
     found = re.fullmatch(r"(\d{1,6})([mhdwy])", text)
     if found is None:
-        stop(f'"{text}" is no time from now: write 30m, 12h, 90d, 1y, or never', USAGE)
+        fail(f'"{text}" is no time from now: write 30m, 12h, 90d, 1y, or never', USAGE)
     seconds = int(found.group(1)) * _UNITS[found.group(2)]
     if seconds > 100 * _UNITS["y"]:
-        stop(f'"{text}" is more than a hundred years from now; write never if you mean it', USAGE)
+        fail(f'"{text}" is more than a hundred years from now; write never if you mean it', USAGE)
     return time.time() + seconds
 
 
-def _cells(row: Mapping[str, Any]) -> list[Any]:
+def _render_cells(row: Mapping[str, Any]) -> list[Any]:
     return [", ".join(cell) if isinstance(cell, tuple) else cell for cell in row.values()]
 
 
-def _named(home: str | None, target: str) -> tuple[str, bool]:
+def _resolve_target(home: str | None, target: str) -> tuple[str, bool]:
     """The server or agent by its name, which may be given as its tools have it, and whether there
     is one. What cannot be read is said elsewhere."""
     from dragoman.app.app import policy_folder
 
     try:
-        known = policy_folder.targets_at(Path(place_of(home)))
+        known = policy_folder.targets_at(Path(resolve_home(home)))
     except HubError:
         return target, True
     if target in known:
@@ -256,5 +256,5 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-def _date(when: float | None) -> str | None:
+def _render_date(when: float | None) -> str | None:
     return None if when is None else time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(when))

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from dragoman.cli.base.errors import NOT_FOUND, stop
-from dragoman.cli.base.hub_client import place_of, running
-from dragoman.cli.base.output import home_option, json_option, print_json_line, styled
+from dragoman.cli.base.errors import NOT_FOUND, fail
+from dragoman.cli.base.hub_client import find_running_hub, resolve_home
+from dragoman.cli.base.output import home_option, json_option, print_json_line, style
 from dragoman.cli.completion_values import complete_targets
 from dragoman.core.safe_text import escape_controls
 
@@ -94,21 +94,21 @@ def logs(
     there. With --json one object a line. What a stdio server itself writes is in `dragoman servers
     logs NAME`, and the record of calls in `dragoman audit tail`.
     """
-    file = Path(place_of(home)) / "hub.log"
+    file = Path(resolve_home(home)) / "hub.log"
     if not file.exists() and not follow:
         why = (
             "the hub that runs was not started with --detach, so it writes where it was started"
-            if running(str(file.parent))
+            if find_running_hub(str(file.parent))
             else "dragoman up --detach writes it"
         )
-        stop(f"there is no {file}: {why}", NOT_FOUND)
+        fail(f"there is no {file}: {why}", NOT_FOUND)
 
     def wanted(record: LogRecord) -> bool:
         grave = record.level not in LEVELS or LEVELS.index(record.level) >= LEVELS.index(level)
         return grave and (server is None or record.mentions(server))
 
     begin = file.stat().st_size if file.exists() else 0
-    for record in newest(file, lines, wanted):
+    for record in read_newest(file, lines, wanted):
         _print(record, as_json)
     if follow:
         for record in _follow(file, begin):
@@ -116,36 +116,36 @@ def logs(
                 _print(record, as_json)
 
 
-def newest(file: Path, count: int, wanted: Any) -> list[LogRecord]:
+def read_newest(file: Path, count: int, wanted: Any) -> list[LogRecord]:
     """The last so many wanted records, also from files that were rotated away."""
     found: deque[LogRecord] = deque(maxlen=count)
     if not count:
         return []
-    for each in [file, *_rotated(file)]:
+    for each in [file, *_list_rotated(file)]:
         earlier: deque[LogRecord] = deque(maxlen=count - len(found))
-        earlier.extend(record for record in _records(each) if wanted(record))
+        earlier.extend(record for record in _read_records(each) if wanted(record))
         found.extendleft(reversed(earlier))
         if len(found) >= count:
             break
     return list(found)
 
 
-def _rotated(file: Path) -> list[Path]:
+def _list_rotated(file: Path) -> list[Path]:
     """The newest of them first."""
     numbered = [(_ROTATED.fullmatch(path.name), path) for path in file.parent.glob("hub.log.*")]
     return [path for match, path in sorted((int(m[1]), p) for m, p in numbered if m)]
 
 
-def _records(file: Path) -> Iterator[LogRecord]:
+def _read_records(file: Path) -> Iterator[LogRecord]:
     try:
         opened = file.open(encoding="utf-8", errors="replace")
     except FileNotFoundError:  # rotated away just now
         return
     with opened:
-        yield from _grouped(line.rstrip("\n") for line in opened)
+        yield from _group_lines(line.rstrip("\n") for line in opened)
 
 
-def _grouped(lines: Iterator[str]) -> Iterator[LogRecord]:
+def _group_lines(lines: Iterator[str]) -> Iterator[LogRecord]:
     current: LogRecord | None = None
     for line in lines:
         record = parse_line(line)
@@ -176,7 +176,7 @@ def _follow(file: Path, begin: int) -> Iterator[LogRecord]:
         except FileNotFoundError:
             data = b""
         *whole, rest = (rest + data).split(b"\n")
-        yield from _grouped(line.decode("utf-8", "replace") for line in whole)
+        yield from _group_lines(line.decode("utf-8", "replace") for line in whole)
         if not data:
             time.sleep(LOOK_SECONDS)
 
@@ -202,4 +202,4 @@ def _print(record: LogRecord, as_json: bool) -> None:
         text += "".join(f"\n  {line}" for line in str(known.get("exception", "")).splitlines())
     whole = escape_controls("\n".join([text.strip(), *record.more]))
     colour = _COLOURS.get(record.level)
-    print(styled(whole, fg=colour) if colour else whole, flush=True)
+    print(style(whole, fg=colour) if colour else whole, flush=True)

@@ -15,8 +15,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from dragoman import __version__
-from dragoman.cli.base.errors import FAILED, INTERRUPTED, error_object, say
-from dragoman.cli.base.output import home_option, json_text
+from dragoman.cli.base.errors import FAILED, INTERRUPTED, build_error, say
+from dragoman.cli.base.output import home_option, render_json
 
 COMMANDS = {
     "up": ("dragoman.cli.hub", "up", "Run the hub."),
@@ -78,7 +78,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or arguments, 3 no hub, 4 refused, 5
 """
 
 
-class Lazy(click.Group):
+class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -113,7 +113,7 @@ class Lazy(click.Group):
 
 
 @click.group(
-    cls=Lazy,
+    cls=LazyGroup,
     help=HELP,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -144,41 +144,41 @@ def main() -> int:
         try:
             sys.stdout.flush()
         except BrokenPipeError:
-            _write_no_more()
+            _discard_stdout()
         return ended.code if isinstance(ended.code, int) else FAILED
     except BrokenPipeError:
-        _write_no_more()
+        _discard_stdout()
         return FAILED
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
     except click.ClickException as error:
         if "--json" in sys.argv[1:]:
-            print(json_text(error_object(_sentence(error), error.exit_code)))
-        say(_sentence(error))
+            print(render_json(build_error(_render_error(error), error.exit_code)))
+        say(_render_error(error))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         say("interrupted")
         return INTERRUPTED
     except OSError as error:
-        if _debugging():
+        if _is_debugging():
             raise
         what = f'"{error.filename}": ' if error.filename else ""
         say(f"{what}{error.strerror or error}")
         return FAILED
     except Exception as error:
-        if _debugging():
+        if _is_debugging():
             raise
         say(f"this is a bug ({type(error).__name__}: {error}); DRAGOMAN_DEBUG=1 shows where")
         return FAILED
 
 
-def _write_no_more() -> None:
+def _discard_stdout() -> None:
     """The reader has enough (`| head`): the interpreter must not try again when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _sentence(error: click.ClickException) -> str:
+def _render_error(error: click.ClickException) -> str:
     """click's words on one line, with where to read more."""
     message = error.format_message()
     if not isinstance(error, click.UsageError):
@@ -189,5 +189,5 @@ def _sentence(error: click.ClickException) -> str:
     return f"{message}{joint}see: {path} --help"
 
 
-def _debugging() -> bool:
+def _is_debugging() -> bool:
     return bool(os.environ.get("DRAGOMAN_DEBUG"))

@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 import click
 
-from dragoman.cli.base.errors import USAGE, stop
-from dragoman.cli.base.hub_client import HubClient, connected
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, styled, table
+from dragoman.cli.base.errors import USAGE, fail
+from dragoman.cli.base.hub_client import HubClient, connect_hub
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table, style
 from dragoman.cli.base.prompt import confirm
-from dragoman.cli.completion_values import complete_held, complete_targets
+from dragoman.cli.completion_values import complete_quarantined, complete_targets
 from dragoman.core.safe_text import escape_controls
 
 LOOK_SECONDS = 2.0
@@ -51,7 +51,7 @@ def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
     dragoman pins list
     dragoman pins list --all --json
     """
-    with _settled(home) as hub:
+    with _connect(home) as hub:
         states = ("all",) if everything else ("held", "new")
         found = [pin for state in states for pin in hub.get(f"/api/pins?state={state}")["pins"]]
     if as_json:
@@ -59,11 +59,15 @@ def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
     elif not found:
         print("nothing is pinned yet" if everything else "nothing is held")
     else:
-        table(["NAME", "KIND", "OF", "STATE", "REMARKS"], [_row(pin) for pin in found], whole=True)
+        print_table(
+            ["NAME", "KIND", "OF", "STATE", "REMARKS"],
+            [_build_row(pin) for pin in found],
+            whole=True,
+        )
 
 
 @pins.command(short_help="How what is held differs from what was approved.")
-@click.argument("name", shell_complete=complete_held)
+@click.argument("name", shell_complete=complete_quarantined)
 @home_option
 @json_option
 def diff(name: str, home: str | None, as_json: bool) -> None:
@@ -74,12 +78,12 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
     dragoman pins diff weather                   the card of an agent
     dragoman pins diff prompt:files.read_file    where a tool is called the same
     """
-    with _settled(home) as hub:
-        found = _shown(hub, name)
+    with _connect(home) as hub:
+        found = _get_diff(hub, name)
     if as_json:
         print_json(found)
         return
-    _print(found)
+    _print_diff(found)
     if found["digest"]:
         print(
             f"\napprove exactly this: dragoman pins approve {clean(name)} "
@@ -88,7 +92,7 @@ def diff(name: str, home: str | None, as_json: bool) -> None:
 
 
 @pins.command(short_help="Offer what is held again, as it is now.")
-@click.argument("names", nargs=-1, shell_complete=complete_held)
+@click.argument("names", nargs=-1, shell_complete=complete_quarantined)
 @click.option(
     "--target",
     metavar="NAME",
@@ -122,34 +126,34 @@ def approve(
     dragoman pins approve --all
     """
     if bool(names) + (target is not None) + everything != 1:
-        stop("say what to approve: names, or --target NAME, or --all", USAGE)
+        fail("say what to approve: names, or --target NAME, or --all", USAGE)
     if digest is not None and len(names) != 1:
-        stop("--digest is of one name", USAGE)
-    with _settled(home) as hub:
-        asks = must_ask(yes or digest is not None, as_json)
+        fail("--digest is of one name", USAGE)
+    with _connect(home) as hub:
+        asks = must_confirm(yes or digest is not None, as_json)
         if names:
-            shown = [_show(hub, name, as_json) for name in names]
+            shown = [_print_pin(hub, name, as_json) for name in names]
             if asks:
-                confirm(_question(len(shown)))
+                confirm(_build_question(len(shown)))
             done = [line for found in shown for line in _approve(hub, found, digest)]
         else:
-            done = approve_shown(hub, target, as_json, asks)
+            done = show_and_approve(hub, target, as_json, asks)
     if as_json:
         print_json({"approved": done})
     else:
         print(f"approved: {clean(', '.join(done))}" if done else "nothing was approved")
 
 
-def must_ask(yes: bool, as_json: bool) -> bool:
+def must_confirm(yes: bool, as_json: bool) -> bool:
     """Whether the person at the terminal is asked before something is approved."""
     return not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _question(count: int) -> str:
+def _build_question(count: int) -> str:
     return "Approve this?" if count == 1 else f"Approve these {count}?"
 
 
-def approve_shown(hub: HubClient, target: str | None, quiet: bool, asks: bool) -> list[str]:
+def show_and_approve(hub: HubClient, target: str | None, quiet: bool, asks: bool) -> list[str]:
     """Approves what waits of a target, or (None) of all, and is offered now. What is shown is what
     is approved; with `asks`, if the person at the terminal agrees."""
     of = f"&target={quote(target, safe='')}" if target is not None else ""
@@ -161,10 +165,10 @@ def approve_shown(hub: HubClient, target: str | None, quiet: bool, asks: bool) -
     ]
     taken = [pin for pin in found if pin["offered"] or pin["state"] == "new"]
     for pin in taken if not quiet else ():
-        _print(pin)
+        _print_diff(pin)
         print()
     if taken and asks:
-        confirm(_question(len(taken)))
+        confirm(_build_question(len(taken)))
     digests = {f"{pin['kind']}:{pin['name']}": pin["digest"] for pin in taken}
     body: dict[str, Any] = {"target": target} if target is not None else {"all": True}
     answer = hub.send("POST", "/api/pins/approve", {**body, "digests": digests})
@@ -176,7 +180,7 @@ def approve_shown(hub: HubClient, target: str | None, quiet: bool, asks: bool) -
 
 
 @pins.command(short_help="Keep what is held held.")
-@click.argument("name", shell_complete=complete_held)
+@click.argument("name", shell_complete=complete_quarantined)
 @home_option
 @json_option
 def reject(name: str, home: str | None, as_json: bool) -> None:
@@ -187,7 +191,7 @@ def reject(name: str, home: str | None, as_json: bool) -> None:
 
     What was approved before is offered as soon as the server goes back to it.
     """
-    with _settled(home) as hub:
+    with _connect(home) as hub:
         done = hub.send("POST", "/api/pins/reject", {"name": name})
     if as_json:
         print_json(done)
@@ -208,7 +212,7 @@ def forget(target: str, home: str | None, as_json: bool) -> None:
     With pin = "strict" everything of it waits for approval then; with "first" it is approved as it
     is, changes included.
     """
-    with _settled(home) as hub:
+    with _connect(home) as hub:
         done = hub.send("POST", "/api/pins/forget", {"target": target})
     if as_json:
         print_json(done)
@@ -217,24 +221,24 @@ def forget(target: str, home: str | None, as_json: bool) -> None:
 
 
 @contextmanager
-def _settled(home: str | None) -> Iterator[HubClient]:
+def _connect(home: str | None) -> Iterator[HubClient]:
     """What a server offers is seen when it is connected."""
-    with connected(home) as hub:
-        if hub.own:
-            hub.wait_settled()
+    with connect_hub(home) as hub:
+        if hub.is_temporary:
+            hub.wait_until_connected()
         else:
-            hub.wait_settled(LOOK_SECONDS)
+            hub.wait_until_connected(LOOK_SECONDS)
         yield hub
 
 
-def _shown(hub: HubClient, name: str) -> Any:
+def _get_diff(hub: HubClient, name: str) -> Any:
     return hub.get(f"/api/pins/diff?name={quote(name, safe='')}")
 
 
-def _show(hub: HubClient, name: str, quiet: bool) -> Any:
-    found = _shown(hub, name)
+def _print_pin(hub: HubClient, name: str, quiet: bool) -> Any:
+    found = _get_diff(hub, name)
     if not quiet:
-        _print(found)
+        _print_diff(found)
         print()
     return found
 
@@ -246,7 +250,7 @@ def _approve(hub: HubClient, found: Any, digest: str | None) -> list[str]:
     return done
 
 
-def _print(found: Any) -> None:
+def _print_diff(found: Any) -> None:
     print(clean(found["summary"]))
     if found["diff"]:
         print()
@@ -255,24 +259,26 @@ def _print(found: Any) -> None:
         safe = escape_controls(line)
         sign = safe.strip()[:1]
         indented = safe.startswith("  ")
-        print(styled(safe, fg=colours[sign]) if indented and sign in colours else safe)
+        print(style(safe, fg=colours[sign]) if indented and sign in colours else safe)
 
 
-def _row(pin: Any) -> tuple[Any, ...]:
+def _build_row(pin: Any) -> tuple[Any, ...]:
     if pin["state"] == "new":
-        words = f"added {_day(pin['approved_at'])}; offered, and nobody has looked at it"
+        words = f"added {_render_day(pin['approved_at'])}; offered, and nobody has looked at it"
     elif pin["rejected_by"]:
-        words = f"rejected by {pin['rejected_by']}, {_day(pin['rejected_at'])}"
+        words = f"rejected by {pin['rejected_by']}, {_render_day(pin['rejected_at'])}"
     elif pin["held_since"] and pin["approved_at"]:
-        words = f"changed {_day(pin['held_since'])}; approved {_day(pin['approved_at'])}"
+        words = (
+            f"changed {_render_day(pin['held_since'])}; approved {_render_day(pin['approved_at'])}"
+        )
     elif pin["held_since"]:
-        words = f"since {_day(pin['held_since'])}; never approved"
+        words = f"since {_render_day(pin['held_since'])}; never approved"
     else:
-        words = f"by {pin['approved_by']}, {_day(pin['approved_at'])}"
+        words = f"by {pin['approved_by']}, {_render_day(pin['approved_at'])}"
     if pin["held_since"] and not pin["offered"]:
         words += "; not offered now"
     return pin["name"], pin["kind"], pin["target"], pin["state"], words
 
 
-def _day(when: Any) -> str:
+def _render_day(when: Any) -> str:
     return str(when or "")[:10]

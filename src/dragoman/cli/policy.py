@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dragoman.cli.base.errors import say, stop, stop_for
-from dragoman.cli.base.hub_client import NoAnswer, Problem, ask, place_of, running
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, styled, table
-from dragoman.cli.policy_queries import counted, explain, propose, replay, what_can, who_can
+from dragoman.cli.base.errors import fail, fail_with, say
+from dragoman.cli.base.hub_client import (
+    HubProblem,
+    HubUnavailable,
+    find_running_hub,
+    request_json,
+    resolve_home,
+)
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table, style
+from dragoman.cli.policy_queries import explain, propose, render_count, replay, what_can, who_can
 from dragoman.core.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
@@ -60,11 +66,11 @@ def init(home: str | None) -> None:
     Nothing changes by that: they are what holds without such a folder. An existing folder is left
     as it is.
     """
-    folder = _folder(home, None)
+    folder = _open_folder(home, None)
     try:
         written = folder.init()
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     if not written:
         print(f"{folder.path} is there already and was left as it is")
         return
@@ -81,9 +87,9 @@ def list_policies(home: str | None, as_json: bool) -> None:
     \b
     dragoman policy list
     """
-    folder = _folder(home, None)
-    found = _judged(folder, home)
-    running_set = _in_force(home)
+    folder = _open_folder(home, None)
+    found = _validate(folder, home)
+    running_set = _get_active(home)
     if as_json:
         print_json({"folder": str(folder.path), **found, "hub": running_set})
         return
@@ -94,7 +100,7 @@ def list_policies(home: str | None, as_json: bool) -> None:
         for entry in found["files"]
         for each in entry["policies"] or [{"effect": "-", "id": "(none)"}]
     ]
-    table(["FILE", "STATE", "EFFECT", "POLICY"], rows)
+    print_table(["FILE", "STATE", "EFFECT", "POLICY"], rows)
     _print_findings(found["findings"])
     if running_set is not None:
         print(f"in force: {running_set['snapshot']} ({running_set['mode']})")
@@ -132,17 +138,17 @@ def disable(name: str, home: str | None) -> None:
 def _switch(name: str, home: str | None, on: bool) -> None:
     from dragoman.app.app import policy_folder
 
-    folder = _folder(home, None)
+    folder = _open_folder(home, None)
     try:
-        after = policy_folder.judge(folder.switched(name, on), _known(home))
+        after = policy_folder.judge(folder.switched(name, on), _load_known(home))
         # A set that is broken anyway may be mended in several steps; a good one stays good.
-        if not after["ok"] and (on or policy_folder.judge(folder.texts(), _known(home))["ok"]):
+        if not after["ok"] and (on or policy_folder.judge(folder.texts(), _load_known(home))["ok"]):
             _print_findings(after["findings"], to_stderr=True)
             word = "on" if on else "off"
-            stop(f'"{name}" was not switched {word}: the set could not be used', CONFIGURATION)
+            fail(f'"{name}" was not switched {word}: the set could not be used', CONFIGURATION)
         folder.switch(name, on)
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     print(f"{folder.path / name}.cedar is {'in' if on else 'out of'} force")
     if after["ok"] and not after["policies"]:
         say("no policy is left, so nothing is permitted, to you neither; enable one to undo it")
@@ -175,18 +181,17 @@ def check(folder: str | None, home: str | None, as_json: bool) -> None:
     and where a hub runs, in what it has. Needs no hub. Exits with 7 where a hub would not take
     them.
     """
-    where = _folder(home, folder)
-    found = _judged(where, home)
+    where = _open_folder(home, folder)
+    found = _validate(where, home)
     if as_json:
         print_json({"folder": str(where.path), **found})
         raise SystemExit(0 if found["ok"] else CONFIGURATION)
     _print_findings(found["findings"])
     if not found["ok"]:
-        stop(f"the policies in {where.path} cannot be used", CONFIGURATION)
+        fail(f"the policies in {where.path} cannot be used", CONFIGURATION)
     of = str(where.path) if where.exists else f"the default set (there is no {where.path})"
-    print(
-        f"ok: {counted(found['policies'], 'policy')}, {counted(found['tests'], 'decision')}, {of}"
-    )
+    tests = render_count(found["tests"], "decision")
+    print(f"ok: {render_count(found['policies'], 'policy')}, {tests}, {of}")
     for each in found["uncached"]:
         print(
             f'  "{each["id"]}" reads {", ".join(each["reads"])}: where it counts, '
@@ -216,16 +221,16 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
     """
     from dragoman.app.app import policy_folder
 
-    where = _folder(home, folder)
+    where = _open_folder(home, folder)
     try:
         found = policy_folder.tested(where.texts())
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     if as_json:
         print_json({"folder": str(where.path), **found})
         raise SystemExit(0 if found["ok"] else CONFIGURATION)
     for each in found["tests"]:
-        mark = styled("ok", fg="green") if each["passed"] else styled("FAILED", fg="red")
+        mark = style("ok", fg="green") if each["passed"] else style("FAILED", fg="red")
         print(f"{mark}  {clean(each['name'])}")
         if not each["passed"]:
             print(f"    {clean(each['message'])}")
@@ -235,61 +240,61 @@ def test(folder: str | None, home: str | None, as_json: bool) -> None:
     if not found["ok"]:
         failed = sum(not each["passed"] for each in found["tests"])
         why = f"{failed} of {len(found['tests'])} failed" if failed else "they cannot be run"
-        stop(f"golden decisions of {where.path}: {why}", CONFIGURATION)
+        fail(f"golden decisions of {where.path}: {why}", CONFIGURATION)
 
 
 # --- small things --------------------------------------------------------------------------------
 
 
-def _folder(home: str | None, given: str | None) -> policy_folder.Folder:
+def _open_folder(home: str | None, given: str | None) -> policy_folder.Folder:
     from dragoman.app.app import policy_folder
 
     if given is not None:
         return policy_folder.Folder(Path(given))
     try:
-        return policy_folder.folder_of(Path(place_of(home)))
+        return policy_folder.folder_of(Path(resolve_home(home)))
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
 
 
-def _known(home: str | None) -> Any:
+def _load_known(home: str | None) -> Any:
     from dragoman.app.app import policy_folder
 
     try:
-        return policy_folder.known_at(Path(place_of(home)), time.time())
+        return policy_folder.known_at(Path(resolve_home(home)), time.time())
     except ConfigError as error:  # the policies can be judged all the same
         say(f"the names in them are not looked up: {error}")
         return None
 
 
-def _judged(folder: policy_folder.Folder, home: str | None) -> dict[str, Any]:
+def _validate(folder: policy_folder.Folder, home: str | None) -> dict[str, Any]:
     """By the hub that runs, which knows what there is to call, or here."""
     from dragoman.app.app import policy_folder
 
     try:
         texts = folder.texts()
-        daemon = running(place_of(home))
+        daemon = find_running_hub(resolve_home(home))
         if daemon is not None:
             try:
-                answer: dict[str, Any] = ask(
+                answer: dict[str, Any] = request_json(
                     daemon.socket, "POST", "/api/policies/validate", {"texts": texts}, SECONDS
                 )
                 return {**answer, "files": folder.files()}
-            except (NoAnswer, Problem) as error:
+            except (HubUnavailable, HubProblem) as error:
                 say(f"the running hub was not asked ({error}); judged here")
-        return {**policy_folder.judge(texts, _known(home)), "files": folder.files()}
+        return {**policy_folder.judge(texts, _load_known(home)), "files": folder.files()}
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
 
 
-def _in_force(home: str | None) -> dict[str, Any] | None:
+def _get_active(home: str | None) -> dict[str, Any] | None:
     """What a running hub goes by; None where there is none, or it does not say."""
-    daemon = running(place_of(home))
+    daemon = find_running_hub(resolve_home(home))
     if daemon is None:
         return None
     try:
-        found = ask(daemon.socket, "GET", "/api/policies", None, SECONDS)
-    except (NoAnswer, Problem) as error:
+        found = request_json(daemon.socket, "GET", "/api/policies", None, SECONDS)
+    except (HubUnavailable, HubProblem) as error:
         say(f"the running hub does not say what is in force: {error}")
         return None
     return {key: found[key] for key in ("snapshot", "mode", "problem")}

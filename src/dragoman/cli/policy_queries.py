@@ -13,16 +13,16 @@ from urllib.parse import quote
 
 import click
 
-from dragoman.cli.base.errors import USAGE, say, stop, stop_for
-from dragoman.cli.base.hub_client import connected
+from dragoman.cli.base.errors import USAGE, fail, fail_with, say
+from dragoman.cli.base.hub_client import connect_hub
 from dragoman.cli.base.output import (
     clean,
     home_option,
     json_option,
-    output_text,
     print_json,
-    styled,
-    table,
+    print_table,
+    render_output,
+    style,
 )
 from dragoman.core.errors import HubError
 
@@ -65,7 +65,7 @@ def explain(
     """
     pairs = [pair.partition("=") for pair in context.pop("args")]
     if wrong := [name for name, equals, _ in pairs if not equals]:
-        stop(f'"{wrong[0]}" is no argument: write NAME=VALUE', USAGE)
+        fail(f'"{wrong[0]}" is no argument: write NAME=VALUE', USAGE)
     context["args"] = {name: value for name, _, value in pairs}
     given = {name: value for name, value in context.items() if value not in (None, (), {})}
     body: dict[str, Any] = {"principal": principal, "tool": tool, "context": given}
@@ -73,8 +73,8 @@ def explain(
         body["action"] = action
     if roles:
         body["roles"] = list(roles)
-    with connected(home) as hub:
-        hub.wait_settled()
+    with connect_hub(home) as hub:
+        hub.wait_until_connected()
         found = hub.send("POST", "/api/policies/explain", body)
     if as_json:
         print_json(found)
@@ -85,7 +85,7 @@ def explain(
 
 def _print_explained(found: Mapping[str, Any]) -> None:
     colour = "green" if found["allowed"] else "red"
-    print(styled(clean(found["words"]), fg=colour))
+    print(style(clean(found["words"]), fg=colour))
     for word, policies in (("forbidden by", found["forbids"]), ("permitted by", found["permits"])):
         for each in policies:
             why = each["annotations"].get("why", "")
@@ -118,8 +118,8 @@ def who_can(tool: str, home: str | None, as_json: bool) -> None:
     dragoman policy who-can vercel_ops.deploy
     dragoman policy who-can mcp_github_search --json | jq '.principals[] | select(.allowed)'
     """
-    with connected(home) as hub:
-        hub.wait_settled()
+    with connect_hub(home) as hub:
+        hub.wait_until_connected()
         found = hub.get(f"/api/policies/who-can?tool={quote(tool, safe='')}")
     if as_json:
         print_json(found)
@@ -139,8 +139,8 @@ def what_can(principal: str, denied: bool, home: str | None, as_json: bool) -> N
     dragoman policy what-can key:ci
     dragoman policy what-can agent:vercel_ops --denied
     """
-    with connected(home) as hub:
-        starting = hub.wait_settled()
+    with connect_hub(home) as hub:
+        starting = hub.wait_until_connected()
         found = hub.get(f"/api/policies/what-can?principal={quote(principal, safe='')}")
     if denied:
         found["tools"] = [each for each in found["tools"] if not each["allowed"]]
@@ -165,7 +165,7 @@ def _print_verdicts(head: str, verdicts: Sequence[Mapping[str, Any]], mode: str)
         )
         for each in verdicts
     ]
-    table([head, "CALL", "LISTED", "BY"], rows)
+    print_table([head, "CALL", "LISTED", "BY"], rows)
     if mode == "shadow":
         say("in shadow mode: only the guardrails are enforced; `explain` says what policies would")
 
@@ -210,10 +210,10 @@ def replay(
     say of context.args cannot be replayed, and neither can calls of tools and by keys that are not
     there any more; how many those were is said.
     """
-    begin, end = _moment(since), _moment(until) if until else time.time()
-    body = {"texts": _draft(draft), "since": begin, "until": end, "limit": limit}
-    with connected(home) as hub:
-        hub.wait_settled()
+    begin, end = _parse_time(since), _parse_time(until) if until else time.time()
+    body = {"texts": _read_draft(draft), "since": begin, "until": end, "limit": limit}
+    with connect_hub(home) as hub:
+        hub.wait_until_connected()
         found = hub.send("POST", "/api/policies/replay", body, REPLAY_SECONDS)
     if as_json:
         print_json(found)
@@ -224,18 +224,18 @@ def replay(
             flip["caller"],
             flip["verb"],
             flip["count"],
-            _when(flip["first_at"]),
-            _when(flip["last_at"]),
+            _render_time(flip["first_at"]),
+            _render_time(flip["last_at"]),
             ", ".join(sorted(flip["was_policies"])) or "nothing",
             ", ".join(sorted(flip["policies"])) or "nothing",
         )
         for flip in found["flips"]
     ]
     if rows:
-        table(["FLIP", "CALLER", "TOOL", "CALLS", "FIRST", "LAST", "WAS BY", "NOW BY"], rows)
-    print(f"{counted(found['judged'], 'call')} decided anew, {found['flipped']} otherwise")
+        print_table(["FLIP", "CALLER", "TOOL", "CALLS", "FIRST", "LAST", "WAS BY", "NOW BY"], rows)
+    print(f"{render_count(found['judged'], 'call')} decided anew, {found['flipped']} otherwise")
     for why, count in found["skipped"].items():
-        print(f"  not replayed: {counted(count, 'call')}, {clean(why)}")
+        print(f"  not replayed: {render_count(count, 'call')}, {clean(why)}")
     if found["more"]:
         say(f"only the newest {limit} calls were looked at; --limit takes more")
 
@@ -257,50 +257,53 @@ def propose(since: str, until: str | None, limit: int, home: str | None, as_json
     one: make roles and servers of them where that is what you mean. What it would still have
     denied of the same calls is said.
     """
-    begin, end = _moment(since), _moment(until) if until else time.time()
-    with connected(home) as hub:
-        hub.wait_settled()
+    begin, end = _parse_time(since), _parse_time(until) if until else time.time()
+    with connect_hub(home) as hub:
+        hub.wait_until_connected()
         body = {"since": begin, "until": end, "limit": limit}
         found = hub.send("POST", "/api/policies/propose", body, REPLAY_SECONDS)
     if as_json:
         print_json(found)
         return
-    print(output_text(found["text"], sys.stdout), end="")
+    print(render_output(found["text"], sys.stdout), end="")
     for each in found["findings"]:
         say(f"{each['level']}: {each['message']}")
     for flip in found["denied"]:
-        say(f"it denies {counted(flip['count'], 'call')} of {flip['verb']} by {flip['caller']}")
+        say(
+            f"it denies {render_count(flip['count'], 'call')} of {flip['verb']} by {flip['caller']}"
+        )
     if found["skipped"]:
-        say(f"{counted(found['skipped'], 'call')} left out: caller or tool are not there any more")
+        skipped = render_count(found["skipped"], "call")
+        say(f"{skipped} left out: caller or tool are not there any more")
     if found["more"]:
         say(f"only the newest {limit} calls were looked at; --limit takes more")
 
 
-def _draft(folder: str) -> dict[str, str]:
+def _read_draft(folder: str) -> dict[str, str]:
     from dragoman.app.app import policy_folder
 
     try:
         return policy_folder.Folder(Path(folder)).texts()
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
 
 
-def counted(number: int, what: str) -> str:
+def render_count(number: int, what: str) -> str:
     if number == 1:
         return f"1 {what}"
     return f"{number} {what[:-1]}ies" if what.endswith("y") else f"{number} {what}s"
 
 
-def _moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     found = re.fullmatch(r"(\d{1,6})([smhdw])", text)
     if found is not None:
         return time.time() - int(found[1]) * _UNITS[found[2]]
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        stop(f'"{text}" is no time: write 24h or 7d (ago), or 2026-11-15T08:00Z', USAGE)
+        fail(f'"{text}" is no time: write 24h or 7d (ago), or 2026-11-15T08:00Z', USAGE)
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
-def _when(at: float) -> str:
+def _render_time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(at))

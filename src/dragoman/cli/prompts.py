@@ -8,18 +8,18 @@ from urllib.parse import quote
 
 import click
 
-from dragoman.cli.base.arguments import convert_pairs, parse_typed
-from dragoman.cli.base.errors import NOT_FOUND, stop
-from dragoman.cli.base.hub_client import connected, nearest
+from dragoman.cli.base.arguments import convert_pairs, parse_arguments
+from dragoman.cli.base.errors import NOT_FOUND, fail
+from dragoman.cli.base.hub_client import connect_hub, suggest
 from dragoman.cli.base.output import (
     clean,
     home_option,
     json_option,
-    json_text,
-    output_text,
     print_json,
-    styled,
-    table,
+    print_table,
+    render_json,
+    render_output,
+    style,
 )
 from dragoman.cli.base.schema_text import wrap
 from dragoman.cli.completion_values import complete_prompts
@@ -42,27 +42,27 @@ def prompts(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    with connected(home) as hub:
-        hub.wait_settled()
+    with connect_hub(home) as hub:
+        hub.wait_until_connected()
         found = hub.get("/api/prompts")["prompts"]
     if as_json:
         print_json(found)
     elif found:
-        rows = [(one["name"], _takes(one), one["description"]) for one in found]
-        table(["NAME", "TAKES", "DESCRIPTION"], rows)
+        rows = [(one["name"], _render_arguments(one), one["description"]) for one in found]
+        print_table(["NAME", "TAKES", "DESCRIPTION"], rows)
     else:
         print("no prompts; see: dragoman servers")
 
 
-def _takes(prompt: dict[str, Any]) -> str:
+def _render_arguments(prompt: dict[str, Any]) -> str:
     """Arguments; those in brackets may be left out."""
     words = []
-    for one in _arguments(prompt):
+    for one in _list_arguments(prompt):
         words.append(str(one["name"]) if one.get("required") else f"[{one['name']}]")
     return " ".join(words) or "-"
 
 
-def _arguments(prompt: dict[str, Any]) -> list[dict[str, Any]]:
+def _list_arguments(prompt: dict[str, Any]) -> list[dict[str, Any]]:
     """A server may have written anything there."""
     found = prompt.get("arguments")
     listed = found if isinstance(found, list) else []
@@ -79,24 +79,24 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman prompts show review.summarize
     """
-    with connected(home) as hub:
-        hub.wait_settled()
+    with connect_hub(home) as hub:
+        hub.wait_until_connected()
         found = hub.get("/api/prompts")["prompts"]
     prompt = next((one for one in found if name in (one["name"], one["id"])), None)
     if prompt is None:
-        near = nearest(name, [known for one in found for known in (one["name"], one["id"])])
-        stop(f'there is no prompt "{name}"; {near or "see: dragoman prompts"}', NOT_FOUND)
+        near = suggest(name, [known for one in found for known in (one["name"], one["id"])])
+        fail(f'there is no prompt "{name}"; {near or "see: dragoman prompts"}', NOT_FOUND)
     if as_json:
         print_json(prompt)
         return
     print(f"{clean(prompt['name'])}  (id {clean(prompt['id'])}, server {clean(prompt['server'])})")
     for line in str(prompt["description"]).splitlines():
         print("\n".join(wrap(clean(line), 2)))
-    for one in _arguments(prompt):
+    for one in _list_arguments(prompt):
         needed = "required" if one.get("required") else "optional"
         words = f"{clean(one['name'])}  {needed}  {clean(one.get('description') or '')}"
         print("\n".join(wrap(words.rstrip(), 6, 2)))
-    example = " ".join(f"{clean(one['name'])}=…" for one in _arguments(prompt))
+    example = " ".join(f"{clean(one['name'])}=…" for one in _list_arguments(prompt))
     print(f"  try: dragoman prompts get {clean(prompt['name'])} {example}".rstrip())
 
 
@@ -114,16 +114,16 @@ def get(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) 
 
     Exit codes are those of `dragoman call`.
     """
-    given = parse_typed(arguments, "dragoman prompts get")
+    given = parse_arguments(arguments, "dragoman prompts get")
     if isinstance(given, list):
         given = convert_pairs(given, {key: _AS_TEXT for key, _ in given})
-    with connected(home) as hub:
-        hub.wait_settled()
+    with connect_hub(home) as hub:
+        hub.wait_until_connected()
         path = f"/api/prompts/{quote(name, safe='')}/get"
 
         def hint() -> str:
             known = hub.get("/api/prompts")["prompts"]
-            near = nearest(name, [each for one in known for each in (one["name"], one["id"])])
+            near = suggest(name, [each for one in known for each in (one["name"], one["id"])])
             return near or "see: dragoman prompts"
 
         found = hub.send("POST", path, {"arguments": given}, GET_SECONDS, hint=hint)
@@ -131,7 +131,7 @@ def get(name: str, arguments: tuple[str, ...], home: str | None, as_json: bool) 
         print_json(found)
         return
     for message in found["messages"]:
-        print(styled(f"[{clean(message['role'])}]", bold=True))
+        print(style(f"[{clean(message['role'])}]", bold=True))
         content = message["content"]
         text = content.get("text") if content.get("type") == "text" else None
-        print(output_text(text, sys.stdout) if isinstance(text, str) else json_text(content))
+        print(render_output(text, sys.stdout) if isinstance(text, str) else render_json(content))

@@ -11,15 +11,15 @@ from typing import Any
 
 import click
 
-from dragoman.cli.base.errors import TARGET_FAILED, USAGE, Failed, say, stop
-from dragoman.cli.base.hub_client import connected, nearest
+from dragoman.cli.base.errors import TARGET_FAILED, USAGE, CommandFailed, fail, say
+from dragoman.cli.base.hub_client import connect_hub, suggest
 from dragoman.cli.base.output import (
     clean,
     home_option,
     json_option,
-    output_text,
     print_json,
-    table,
+    print_table,
+    render_output,
 )
 from dragoman.cli.completion_values import complete_resources
 
@@ -41,8 +41,8 @@ def resources(ctx: click.Context, of: str | None, home: str | None, as_json: boo
     dragoman resources read demo://logo.png -o logo.png
     """
     if ctx.invoked_subcommand is None:
-        found = _found(home, of)
-        _print(found["resources"], "uri", as_json)
+        found = _list_resources(home, of)
+        _print_resources(found["resources"], "uri", as_json)
         if not as_json and found["templates"]:
             say(f"and {len(found['templates'])} templates; see: dragoman resources templates")
 
@@ -58,12 +58,12 @@ def templates(of: str | None, home: str | None, as_json: bool) -> None:
     dragoman resources templates
     dragoman resources read note://2026-01-31          of a template note://{day}
     """
-    _print(_found(home, of)["templates"], "uriTemplate", as_json)
+    _print_resources(_list_resources(home, of)["templates"], "uriTemplate", as_json)
 
 
-def _found(home: str | None, of: str | None) -> dict[str, list[dict[str, Any]]]:
-    with connected(home) as hub:
-        hub.wait_settled(agents=False)
+def _list_resources(home: str | None, of: str | None) -> dict[str, list[dict[str, Any]]]:
+    with connect_hub(home) as hub:
+        hub.wait_until_connected(agents=False)
         found: dict[str, list[dict[str, Any]]] = hub.get("/api/resources")
     return {
         kind: [one for one in listed if of is None or one["server"] == of]
@@ -71,7 +71,7 @@ def _found(home: str | None, of: str | None) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _print(found: list[dict[str, Any]], key: str, as_json: bool) -> None:
+def _print_resources(found: list[dict[str, Any]], key: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     elif found:
@@ -84,7 +84,7 @@ def _print(found: list[dict[str, Any]], key: str, as_json: bool) -> None:
             )
             for one in found
         ]
-        table(["ADDRESS", "SERVER", "TYPE", "DESCRIPTION"], rows)
+        print_table(["ADDRESS", "SERVER", "TYPE", "DESCRIPTION"], rows)
     else:
         print("none; see: dragoman servers")
 
@@ -105,12 +105,12 @@ def read(uri: str, output: str | None, force: bool, home: str | None, as_json: b
 
     Exit codes are those of `dragoman call`.
     """
-    with connected(home) as hub:
-        hub.wait_settled(agents=False)
+    with connect_hub(home) as hub:
+        hub.wait_until_connected(agents=False)
 
         def hint() -> str:
             known = [one["uri"] for one in hub.get("/api/resources")["resources"]]
-            return nearest(uri, known) or "see: dragoman resources"
+            return suggest(uri, known) or "see: dragoman resources"
 
         found = hub.send("POST", "/api/resources/read", {"uri": uri}, READ_SECONDS, hint=hint)
     if as_json:
@@ -119,18 +119,18 @@ def read(uri: str, output: str | None, force: bool, home: str | None, as_json: b
     contents = found["contents"]
     if output is not None and output != "-":
         if len(contents) != 1:
-            stop(f"it has {len(contents)} parts, which one file cannot hold; see --json", USAGE)
-        _save(_bytes(contents[0]), Path(output), force)
+            fail(f"it has {len(contents)} parts, which one file cannot hold; see --json", USAGE)
+        _save_file(_decode_part(contents[0]), Path(output), force)
         return
     for part in contents:
-        _show(part, output == "-")
+        _print_part(part, output == "-")
 
 
-def _show(part: dict[str, Any], forced: bool) -> None:
+def _print_part(part: dict[str, Any], forced: bool) -> None:
     if "blob" not in part:
-        print(output_text(str(part.get("text", "")), sys.stdout))
+        print(render_output(str(part.get("text", "")), sys.stdout))
         return
-    data = _bytes(part)
+    data = _decode_part(part)
     if sys.stdout.isatty() and not forced:
         kind = clean(part.get("mimeType") or "no type")
         say(f"{clean(part.get('uri'))}: {len(data)} bytes, {kind}; save them with -o FILE")
@@ -140,20 +140,20 @@ def _show(part: dict[str, Any], forced: bool) -> None:
     sys.stdout.buffer.flush()
 
 
-def _bytes(part: dict[str, Any]) -> bytes:
+def _decode_part(part: dict[str, Any]) -> bytes:
     if "blob" not in part:
         return str(part.get("text", "")).encode()
     try:
         return base64.b64decode(str(part["blob"]), validate=True)
     except binascii.Error:
-        stop(f"{part.get('uri')}: what the server sent is no base64", TARGET_FAILED)
+        fail(f"{part.get('uri')}: what the server sent is no base64", TARGET_FAILED)
 
 
-def _save(data: bytes, file: Path, force: bool) -> None:
+def _save_file(data: bytes, file: Path, force: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
         with os.fdopen(os.open(file, flags, 0o600), "wb") as opened:
             opened.write(data)
     except FileExistsError:
-        raise Failed(f'"{file}" is there already; --force overwrites it') from None
+        raise CommandFailed(f'"{file}" is there already; --force overwrites it') from None
     print(f"saved {len(data)} bytes to {file}")

@@ -14,25 +14,25 @@ from typing import Any
 
 import click
 
-from dragoman.cli.base.errors import TARGET_FAILED, USAGE, Failed, Unreadable, say, stop
-from dragoman.cli.base.files import decode, read_bytes
-from dragoman.cli.base.hub_client import HubClient, connected, place_of, running
+from dragoman.cli.base.errors import TARGET_FAILED, USAGE, CommandFailed, UnreadableFile, fail, say
+from dragoman.cli.base.files import decode_text, read_bytes
+from dragoman.cli.base.hub_client import HubClient, connect_hub, find_running_hub, resolve_home
 from dragoman.cli.base.output import clean, home_option, json_option, print_json
 from dragoman.cli.clients import import_plan
-from dragoman.cli.clients.import_command import Work
-from dragoman.cli.clients.import_plan import Found, Plan
-from dragoman.cli.clients.known_clients import Client
+from dragoman.cli.clients.import_command import ImportJob
+from dragoman.cli.clients.import_plan import FoundServer, ServerPlan
+from dragoman.cli.clients.known_clients import KnownClient
 from dragoman.cli.completion_values import complete_servers
-from dragoman.cli.config_edits import edit_config, server_names, with_enabled, without_server
+from dragoman.cli.config_edits import edit_config, list_server_names, remove_server, set_enabled
 from dragoman.cli.server_views import print_connected
 from dragoman.core.errors import ConfigError
 from dragoman.home import Unfit
 
-TYPED = Client(name=import_plan.TYPED, title="the command line", files=())
+COMMAND_LINE = KnownClient(name=import_plan.COMMAND_LINE, title="the command line", files=())
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
-class TakesCommandLine(click.Command):
+class PassThroughCommand(click.Command):
     """Leaves everything from the server's program on to that program, as `env` and `sudo` do."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -56,7 +56,7 @@ class TakesCommandLine(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=TakesCommandLine, short_help="Add a server, connect, show what it offers.")
+@click.command(cls=PassThroughCommand, short_help="Add a server, connect, show what it offers.")
 @click.argument("name")
 @click.argument("where", nargs=-1, required=True, metavar="PROGRAM... | URL")
 @click.option("--env", "env", multiple=True, metavar="NAME[=VALUE]",
@@ -106,18 +106,20 @@ def add(
     Exit codes: 0 connected, 1 nothing was changed, 2 wrong usage, 6 added, and not connected.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,63}", name):
-        stop(
+        fail(
             f'a server cannot be called "{name[:80]}": letters, digits, spaces, "-" and "_", at '
             "most 64, the first a letter or digit",
             USAGE,
         )
-    entry = _entry(where, env, headers, cwd, sse)
-    settings = {**({"prefix": prefix} if prefix is not None else {}), **_settings(more)}
+    entry = _build_entry(where, env, headers, cwd, sse)
+    settings = {**({"prefix": prefix} if prefix is not None else {}), **_parse_settings(more)}
     if allow_private and "url" not in entry:
-        stop("--allow-private is for a URL", USAGE)
-    found = Found(name, entry, TYPED, TYPED.title, Path.cwd(), settings, allow_private)
-    work = Work(Path(place_of(home)), replaces=name if replace else None)
-    plan, backup = _write(work, found)
+        fail("--allow-private is for a URL", USAGE)
+    found = FoundServer(
+        name, entry, COMMAND_LINE, COMMAND_LINE.title, Path.cwd(), settings, allow_private
+    )
+    work = ImportJob(Path(resolve_home(home)), replaces=name if replace else None)
+    plan, backup = _add_server(work, found)
     state = None if no_connect else _connect(home, name)
     if as_json:
         answer = {"added": name, "config": str(work.config_path), "notes": plan.notes}
@@ -129,10 +131,10 @@ def add(
             print(f"  note: {clean(note)}")
         if plan.values:
             print(f"  {', '.join(plan.values)}: kept in {work.env_path}, which only you can read")
-    _finish(name, state, as_json)
+    _report_state(name, state, as_json)
 
 
-def _entry(
+def _build_entry(
     where: tuple[str, ...],
     env: tuple[str, ...],
     headers: tuple[str, ...],
@@ -142,14 +144,14 @@ def _entry(
     """What was typed, as clients write it down."""
     if len(where) == 1 and _URL.match(where[0]):
         if env or cwd:
-            stop("--env and --cwd are for a program; a URL has --header", USAGE)
+            fail("--env and --cwd are for a program; a URL has --header", USAGE)
         entry: dict[str, Any] = {"url": where[0], "type": "sse" if sse else "http"}
-        entry["headers"] = dict(_header(line) for line in headers)
+        entry["headers"] = dict(_parse_header(line) for line in headers)
         return entry
     if _URL.match(where[0]):
-        stop(f'"{where[1][:60]}" is too much: a URL stands alone', USAGE)
+        fail(f'"{where[1][:60]}" is too much: a URL stands alone', USAGE)
     if headers or sse:
-        stop("--header and --sse are for a URL; a program has --env", USAGE)
+        fail("--header and --sse are for a URL; a program has --env", USAGE)
     pairs = [variable.partition("=") for variable in env]
     return {
         "command": where[0],
@@ -160,19 +162,19 @@ def _entry(
     }
 
 
-def _header(line: str) -> tuple[str, str]:
+def _parse_header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon or not name.strip():
-        stop(f"write a header as 'NAME: VALUE', not \"{name[:60]}\"", USAGE)
+        fail(f"write a header as 'NAME: VALUE', not \"{name[:60]}\"", USAGE)
     return name.strip(), value.strip()
 
 
-def _settings(pairs: tuple[str, ...]) -> dict[str, Any]:
+def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not re.fullmatch(r"[a-z_]+", key):
-            stop(f'--set takes KEY=VALUE, not "{pair[:60]}"', USAGE)
+            fail(f'--set takes KEY=VALUE, not "{pair[:60]}"', USAGE)
         try:
             found |= tomllib.loads(f"{key} = {text}")
         except tomllib.TOMLDecodeError:
@@ -180,21 +182,21 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _write(work: Work, found: Found) -> tuple[Plan, Path | None]:
+def _add_server(work: ImportJob, found: FoundServer) -> tuple[ServerPlan, Path | None]:
     try:
         if work.replaces is not None and work.replaces not in _names(work.config_path):
             work.replaces = None
-        work.decide([found])
+        work.plan_servers([found])
         for skip in work.skipped:
             taken = "; --replace takes its place" if "of this name" in skip["reason"] else ""
-            stop(f'"{found.name}" was not added: {skip["reason"]}{taken}; nothing was changed')
+            fail(f'"{found.name}" was not added: {skip["reason"]}{taken}; nothing was changed')
         return work.plans[0], work.write()
-    except (Unreadable, Unfit, ConfigError) as error:
-        raise Failed(f"{str(error).rstrip('.')}; nothing was changed") from None
+    except (UnreadableFile, Unfit, ConfigError) as error:
+        raise CommandFailed(f"{str(error).rstrip('.')}; nothing was changed") from None
 
 
 def _names(file: Path) -> list[str]:
-    return server_names(decode(read_bytes(file) or b"")[1])
+    return list_server_names(decode_text(read_bytes(file) or b"")[1])
 
 
 @click.command(short_help="Take a server out.")
@@ -210,8 +212,8 @@ def remove(name: str, home: str | None, as_json: bool) -> None:
     The file as it was is kept beside it. What the file env holds stays there: another server may
     use it.
     """
-    file = Path(place_of(home)) / "config.toml"
-    backup = edit_config(file, lambda text: without_server(text, name))
+    file = Path(resolve_home(home)) / "config.toml"
+    backup = edit_config(file, lambda text: remove_server(text, name))
     _reload(home)
     if as_json:
         print_json({"removed": name, "config": str(file), "backup": str(backup)})
@@ -229,7 +231,7 @@ def enable(name: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman servers enable files
     """
-    _switch(name, True, home, as_json)
+    _set_enabled(name, True, home, as_json)
 
 
 @click.command(short_help="Switch a server off, and keep its entry.")
@@ -242,36 +244,36 @@ def disable(name: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman servers disable files
     """
-    _switch(name, False, home, as_json)
+    _set_enabled(name, False, home, as_json)
 
 
-def _switch(name: str, enabled: bool, home: str | None, as_json: bool) -> None:
-    file = Path(place_of(home)) / "config.toml"
-    changed = edit_config(file, lambda text: with_enabled(text, name, enabled))
+def _set_enabled(name: str, enabled: bool, home: str | None, as_json: bool) -> None:
+    file = Path(resolve_home(home)) / "config.toml"
+    changed = edit_config(file, lambda text: set_enabled(text, name, enabled))
     hub = _reload(home)
-    state = hub.wait_server(name) if hub is not None and enabled else None
+    state = hub.wait_for_server(name) if hub is not None and enabled else None
     if as_json:
         said = {"server": name, "enabled": enabled, "changed": changed is not None}
         print_json({**said, "state": state})
     else:
         already = "" if changed else " already"
         print(f'"{name}" is switched {"on" if enabled else "off"}{already} in {file}')
-    _finish(name, state, as_json)
+    _report_state(name, state, as_json)
 
 
 def _connect(home: str | None, name: str) -> dict[str, Any] | None:
     """What the hub finds; None where it does not use the configuration."""
-    if running(place_of(home)) is not None:
+    if find_running_hub(resolve_home(home)) is not None:
         hub = _reload(home)
-        return hub.wait_server(name) if hub is not None else None
-    with connected(home) as own:
-        return own.wait_server(name)
+        return hub.wait_for_server(name) if hub is not None else None
+    with connect_hub(home) as own:
+        return own.wait_for_server(name)
 
 
 def _reload(home: str | None) -> HubClient | None:
     """Has a hub that runs read the configuration; None where none runs, or it is not used."""
-    place = place_of(home)
-    daemon = running(place)
+    place = resolve_home(home)
+    daemon = find_running_hub(place)
     if daemon is None:
         return None
     hub = HubClient(place, daemon.socket)
@@ -282,14 +284,14 @@ def _reload(home: str | None) -> HubClient | None:
     return hub
 
 
-def _finish(name: str, state: dict[str, Any] | None, as_json: bool) -> None:
+def _report_state(name: str, state: dict[str, Any] | None, as_json: bool) -> None:
     """Shows what the hub found, and ends with 6 where the server is not connected."""
     if state is None:
         return
     if not as_json and state["connected"]:
         print_connected(state)
     if not state["connected"] and state["state"] != "off":
-        stop(
+        fail(
             f'server "{name}" is not connected: {state.get("reason", "")}; its entry stays: '
             f"correct it in config.toml, or: dragoman servers remove {name}",
             TARGET_FAILED,

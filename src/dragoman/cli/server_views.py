@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.cli.base.output import clean, table
+from dragoman.cli.base.output import clean, print_table
 
 _COUNTED = (
     ("tools_count", "tool"),
@@ -33,7 +33,7 @@ def print_connected(state: Mapping[str, Any]) -> None:
     )
     _print_remarks(state)
     if state.get("tools"):
-        table(["NAME", "DESCRIPTION"], _tools(state))
+        print_table(["NAME", "DESCRIPTION"], _build_tool_rows(state))
 
 
 def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -46,8 +46,16 @@ def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         ("state", f"{state['state']}{reason}"),
         ("speaks", f"{describe_revision(state)}, over {kind}"),
         ("calls itself", f"{info.get('name', '-')} {info.get('version', '')}" if info else ""),
-        *((key, _text(value)) for key, value in transport.items() if value not in (None, [], {})),
-        *((key, _text(value)) for key, value in entry.items() if key not in ("name", "transport")),
+        *(
+            (key, _render_value(value))
+            for key, value in transport.items()
+            if value not in (None, [], {})
+        ),
+        *(
+            (key, _render_value(value))
+            for key, value in entry.items()
+            if key not in ("name", "transport")
+        ),
         ("offers", describe_offers(state) if state.get("tools_count") is not None else ""),
         ("restarts", state["restarts"] if state.get("restarts") else ""),
     ]
@@ -58,7 +66,7 @@ def print_server(entry: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     _print_remarks(state)
     if state.get("tools"):
         print()
-        table(["NAME", "DESCRIPTION"], _tools(state))
+        print_table(["NAME", "DESCRIPTION"], _build_tool_rows(state))
 
 
 def _print_remarks(state: Mapping[str, Any]) -> None:
@@ -66,11 +74,11 @@ def _print_remarks(state: Mapping[str, Any]) -> None:
         print(f"  {'remark':<13} {clean(remark)}")
 
 
-def _tools(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _build_tool_rows(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(tool["name"], tool["description"]) for tool in state["tools"]]
 
 
-def _text(value: Any) -> str:
+def _render_value(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value)) or "-"
     if isinstance(value, dict):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, TARGET_FAILED, stop
+from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, TARGET_FAILED, fail
 from dragoman.cli.base.hub_client import (
     START_SECONDS,
     HubClient,
-    connected,
-    nearest,
-    place_of,
-    running,
+    connect_hub,
+    find_running_hub,
+    resolve_home,
+    suggest,
 )
-from dragoman.cli.base.output import home_option, json_option, print_json, table
+from dragoman.cli.base.output import home_option, json_option, print_json, print_table
 from dragoman.cli.completion_values import complete_servers
 from dragoman.cli.server_edits import add, disable, enable, remove
 from dragoman.cli.server_views import print_connected, print_server
@@ -49,9 +49,9 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    with connected(home) as hub:
+    with connect_hub(home) as hub:
         # One that runs has mostly tried them already, and then "starting" is an answer.
-        hub.wait_settled(START_SECONDS if hub.own else LOOK_SECONDS, agents=False)
+        hub.wait_until_connected(START_SECONDS if hub.is_temporary else LOOK_SECONDS, agents=False)
         found = hub.get("/api/mcp/servers")
     if as_json:
         print_json(found)
@@ -66,7 +66,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         era = server.get("protocol_version") or server.get("era") or "-"
         words = "; ".join(note for note in notes if note)
         rows.append((server["name"], server["state"], era, server["tools_count"], words))
-    table(["NAME", "STATE", "REVISION", "TOOLS", "REMARKS"], rows, whole=True)
+    print_table(["NAME", "STATE", "REVISION", "TOOLS", "REMARKS"], rows, whole=True)
 
 
 @servers.command(short_help="One server: its entry, its state, its tools.")
@@ -80,13 +80,13 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     dragoman servers show files
     dragoman servers show files --json
     """
-    with connected(home) as hub:
-        if hub.own:
-            hub.wait_server(name)
+    with connect_hub(home) as hub:
+        if hub.is_temporary:
+            hub.wait_for_server(name)
         found = hub.get("/api/mcp/servers")
     states = {state["name"]: state for state in found["connected"]}
     if name not in states:
-        stop(f'there is no server "{name}"; {nearest(name, states) or _SEE}', NOT_FOUND)
+        fail(f'there is no server "{name}"; {suggest(name, states) or _SEE}', NOT_FOUND)
     entry = next(one for one in found["configured"] if one["name"] == name)
     if as_json:
         print_json({"configured": entry, "state": states[name]})
@@ -104,10 +104,10 @@ def logs(name: str, home: str | None, as_json: bool) -> None:
     \b
     dragoman servers logs files
     """
-    with connected(home) as hub:
-        if hub.own:
-            hub.wait_settled(agents=False)
-        found = hub.server_log(name)
+    with connect_hub(home) as hub:
+        if hub.is_temporary:
+            hub.wait_until_connected(agents=False)
+        found = hub.get_server_log(name)
     if as_json:
         print_json(found)
     elif not found["stderr"]:
@@ -129,19 +129,19 @@ def restart(name: str, home: str | None, as_json: bool) -> None:
     Calls that it is working on fail. Exit codes: 0 connected again, 3 no hub runs, 5 no such
     server is switched on, 6 not connected.
     """
-    place = place_of(home)
-    daemon = running(place)
+    place = resolve_home(home)
+    daemon = find_running_hub(place)
     if daemon is None:
-        stop(f"no hub is running on {place}, so there is nothing to restart", NO_HUB)
+        fail(f"no hub is running on {place}, so there is nothing to restart", NO_HUB)
     hub = HubClient(place, daemon.socket)
     hub.restart_server(name)
-    state = hub.wait_server(name)
+    state = hub.wait_for_server(name)
     if as_json:
         print_json(state)
     elif state["connected"]:
         print_connected(state)
     if not state["connected"]:
-        stop(f'server "{name}" is not connected: {state.get("reason", "")}', TARGET_FAILED)
+        fail(f'server "{name}" is not connected: {state.get("reason", "")}', TARGET_FAILED)
 
 
 _SEE = "see: dragoman servers"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import click
 
-from dragoman.cli.base.errors import FAILED, NO_HUB, NOT_FOUND, USAGE, say, stop
-from dragoman.cli.base.hub_client import place_of, running
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, user_name
+from dragoman.cli.base.errors import FAILED, NO_HUB, NOT_FOUND, USAGE, fail, say
+from dragoman.cli.base.hub_client import find_running_hub, resolve_home
+from dragoman.cli.base.output import clean, find_user_name, home_option, json_option, print_json
 from dragoman.cli.configure import list_used_variables
 
 MARK = "Written by `dragoman service install`"
@@ -49,7 +49,7 @@ WantedBy=default.target
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceDefinition:
     """A file for the service manager of this system, and the commands that take it up."""
 
     file: Path
@@ -90,16 +90,16 @@ def install(only_print: bool, name: str, home: str | None) -> None:
     \b
     dragoman service install
     """
-    place = place_of(home)
+    place = resolve_home(home)
     made = build_service(name, place)
     if only_print:
         print(f"# {made.file}")
         print(made.text, end="")
         return
     _refuse_foreign(made.file)
-    daemon = running(place)
+    daemon = find_running_hub(place)
     if daemon is not None and not made.file.exists():
-        stop(f"a hub runs on {place} (process {daemon.pid}); stop it first: dragoman stop", NO_HUB)
+        fail(f"a hub runs on {place} (process {daemon.pid}); stop it first: dragoman stop", NO_HUB)
     _demand_program(made.start[0][0])
     made.file.parent.mkdir(parents=True, exist_ok=True)
     made.file.write_text(made.text, encoding="utf-8")
@@ -108,7 +108,7 @@ def install(only_print: bool, name: str, home: str | None) -> None:
         _run(command)
     print(f"the hub runs on {place}, and again after each login; see: dragoman status")
     if sys.platform == "linux":
-        print(f"to run it without a login too: loginctl enable-linger {user_name()}")
+        print(f"to run it without a login too: loginctl enable-linger {find_user_name()}")
     if variables := list_used_variables():
         say(f"the service does not see {', '.join(variables)}; write that into config.toml")
 
@@ -123,7 +123,7 @@ def uninstall(name: str) -> None:
     """
     made = build_service(name, "")
     if not made.file.exists():
-        stop(f"there is no {made.file}", NOT_FOUND)
+        fail(f"there is no {made.file}", NOT_FOUND)
     _refuse_foreign(made.file)
     _demand_program(made.end[0][0])
     for command in made.end:
@@ -167,20 +167,20 @@ def status(name: str, as_json: bool) -> None:
         raise SystemExit(NO_HUB)
 
 
-def build_service(name: str, place: str, platform: str = sys.platform) -> Service:
+def build_service(name: str, place: str, platform: str = sys.platform) -> ServiceDefinition:
     if not NAME.fullmatch(name):
         raise click.BadParameter("it may hold letters, digits, - and _ only", param_hint="--name")
     if not place.isprintable():
-        stop(f"a home with such a name cannot be named in a service: {clean(place)}", USAGE)
+        fail(f"a home with such a name cannot be named in a service: {clean(place)}", USAGE)
     command = [sys.executable, "-m", "dragoman", "up", "--home", place]
     if platform == "linux":
         return _build_unit(name, place, command)
     if platform == "darwin":
         return _build_agent(name, place, command)
-    stop(f"there is no service manager for {platform} here; run: dragoman up --detach")
+    fail(f"there is no service manager for {platform} here; run: dragoman up --detach")
 
 
-def _build_unit(name: str, place: str, command: Sequence[str]) -> Service:
+def _build_unit(name: str, place: str, command: Sequence[str]) -> ServiceDefinition:
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     unit = f"{name}.service"
     text = UNIT.format(
@@ -190,7 +190,7 @@ def _build_unit(name: str, place: str, command: Sequence[str]) -> Service:
         path=_quote_argument(f"PATH={os.environ.get('PATH') or os.defpath}"),
     )
     control = ("systemctl", "--user")
-    return Service(
+    return ServiceDefinition(
         Path(base, "systemd", "user", unit),
         text,
         start=(
@@ -204,7 +204,7 @@ def _build_unit(name: str, place: str, command: Sequence[str]) -> Service:
     )
 
 
-def _build_agent(name: str, place: str, command: Sequence[str]) -> Service:
+def _build_agent(name: str, place: str, command: Sequence[str]) -> ServiceDefinition:
     label = f"hub.{name}"
     file = Path(os.path.expanduser("~/Library/LaunchAgents"), f"{label}.plist")
     agent = {
@@ -218,7 +218,7 @@ def _build_agent(name: str, place: str, command: Sequence[str]) -> Service:
     }
     text = plistlib.dumps(agent).decode().replace("<plist", f"<!-- {MARK} -->\n<plist", 1)
     domain = f"gui/{os.getuid()}"
-    return Service(
+    return ServiceDefinition(
         file,
         text,
         start=(("launchctl", "bootstrap", domain, str(file)),),
@@ -240,12 +240,12 @@ def _escape_percent(text: str) -> str:
 
 def _refuse_foreign(file: Path) -> None:
     if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace"):
-        stop(f"{file} was not written by this command; remove it yourself, or use --name")
+        fail(f"{file} was not written by this command; remove it yourself, or use --name")
 
 
 def _demand_program(program: str) -> None:
     if shutil.which(program) is None:
-        stop(
+        fail(
             f"{program} is not on this machine, so nothing was changed; `dragoman service install "
             "--print` shows the file for another way, and `dragoman up --detach` needs none"
         )
@@ -258,4 +258,4 @@ def _run(command: Sequence[str]) -> None:
     )
     if done.returncode:
         why = done.stderr.strip() or done.stdout.strip() or f"exit {done.returncode}"
-        stop(f"{shlex.join(command)} failed: {why}", FAILED)
+        fail(f"{shlex.join(command)} failed: {why}", FAILED)

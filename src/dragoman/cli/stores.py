@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import NO_HUB, USAGE, say, stop, stop_for
-from dragoman.cli.base.hub_client import place_of
+from dragoman.cli.base.errors import NO_HUB, USAGE, fail, fail_with, say
+from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import (
     clean,
+    find_user_name,
     home_option,
     json_option,
     print_json,
-    table,
-    user_name,
+    print_table,
 )
 from dragoman.cli.base.prompt import confirm
 from dragoman.config import load
@@ -54,11 +54,11 @@ def list_stores(home: str | None, as_json: bool) -> None:
     """
     from dragoman.app.app import STORE_NAMES, survey
 
-    place = Path(place_of(home))
+    place = Path(resolve_home(home))
     try:
-        found = survey(place, _policies_of(place))
+        found = survey(place, _find_policies(place))
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     lost = {loss.name: loss for loss in found.losses}
     had = {*found.record.stores, *(["policies"] if found.record.policies_made else [])}
     if found.key is not None:
@@ -74,7 +74,9 @@ def list_stores(home: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table(["NAME", "STATE", ""], [[row["name"], row["state"], row["problem"]] for row in rows])
+    print_table(
+        ["NAME", "STATE", ""], [[row["name"], row["state"], row["problem"]] for row in rows]
+    )
     if lost:
         say(f"restore from a backup, or: dragoman stores accept-loss {' '.join(lost)}")
 
@@ -106,25 +108,25 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
 
     for name in names:
         if name not in STORE_NAMES:
-            stop(f'"{name}" is no store; there are {", ".join(STORE_NAMES)}', USAGE)
-    place = place_of(home)
+            fail(f'"{name}" is no store; there are {", ".join(STORE_NAMES)}', USAGE)
+    place = resolve_home(home)
     if not os.path.isdir(place):
-        stop(f'there is no home "{place}"', USAGE)
+        fail(f'there is no home "{place}"', USAGE)
     if not yes:
         said = f"Go on without {', '.join(names)}? What was in there cannot be had back this way."
         confirm(said)
     try:
         with homes.hold(place):
-            lost = accept_losses(Path(place), _policies_of(Path(place)), names, user_name())
+            lost = accept_losses(Path(place), _find_policies(Path(place)), names, find_user_name())
     except (homes.Held, homes.Unfit) as error:
-        stop(str(error), NO_HUB)
+        fail(str(error), NO_HUB)
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     for loss in lost:
         print(f"accepted: {clean(str(loss.file))} {clean(loss.how)}")
     if "keys" in names:
         say("nobody gets in over HTTP until you make a key: dragoman keys create NAME")
 
 
-def _policies_of(place: Path) -> Path:
+def _find_policies(place: Path) -> Path:
     return place / load(place / "config.toml").policy.folder

@@ -9,23 +9,23 @@ from typing import Any
 import click
 
 from dragoman.cli.base import prompt
-from dragoman.cli.base.arguments import convert_pairs, parse_typed
-from dragoman.cli.base.errors import FAILED, NOT_FOUND, USAGE, say, stop
-from dragoman.cli.base.hub_client import HubClient, connected, nearest
+from dragoman.cli.base.arguments import convert_pairs, parse_arguments
+from dragoman.cli.base.errors import FAILED, NOT_FOUND, USAGE, fail, say
+from dragoman.cli.base.hub_client import HubClient, connect_hub, suggest
 from dragoman.cli.base.output import (
     clean,
     home_option,
     json_option,
-    json_text,
-    output_text,
     print_json,
-    table,
+    print_table,
+    render_json,
+    render_output,
 )
 from dragoman.cli.base.schema_text import (
     find_misspelt,
-    object_properties,
+    get_properties,
+    list_required,
     render_arguments,
-    required_names,
     wrap,
 )
 from dragoman.cli.completion_values import complete_targets, complete_tools
@@ -33,7 +33,7 @@ from dragoman.core.conversations import CONTEXT
 from dragoman.core.conversations import META as CONTEXT_META
 
 
-class Searching(click.Group):
+class SearchGroup(click.Group):
     """Takes words that are no command as words to look for."""
 
     def resolve_command(
@@ -48,7 +48,7 @@ _OF = click.option("--server", "--agent", "of", metavar="NAME", shell_complete=c
                    help="Only the tools of this server or agent.")  # fmt: skip
 
 
-@click.group(cls=Searching, invoke_without_command=True, subcommand_metavar="[WORDS]... | show")
+@click.group(cls=SearchGroup, invoke_without_command=True, subcommand_metavar="[WORDS]... | show")
 @click.pass_context
 @home_option
 @json_option
@@ -69,7 +69,7 @@ def tools(
     listed as AGENT.SKILL and is also called a2a_AGENT_SKILL. Every one of these names can be used.
     """
     if ctx.invoked_subcommand is None:
-        _list(home, as_json, of, (text or "").split())
+        _list_tools(home, as_json, of, (text or "").split())
 
 
 @click.command(hidden=True)
@@ -83,17 +83,17 @@ def search(
 ) -> None:
     outer = ctx.parent.params if ctx.parent is not None else {}
     more = (outer.get("text") or "").split()
-    _list(home, as_json, of or outer.get("of"), [*words, *more])
+    _list_tools(home, as_json, of or outer.get("of"), [*words, *more])
 
 
-def _list(home: str | None, as_json: bool, of: str | None, words: list[str]) -> None:
-    with connected(home) as hub:
-        starting = hub.wait_settled()
-        states = [*hub.servers(), *_agents(hub)]
+def _list_tools(home: str | None, as_json: bool, of: str | None, words: list[str]) -> None:
+    with connect_hub(home) as hub:
+        starting = hub.wait_until_connected()
+        states = [*hub.list_servers(), *_list_agents(hub)]
         found = hub.get("/api/tools")["tools"]
-        held = hub.held()
+        held = hub.list_quarantined()
     if of is not None:
-        of = _whose(of, states, found)
+        of = _resolve_target(of, states, found)
         found = [tool for tool in found if tool["server"] == of]
         states = [state for state in states if state["name"] == of]
         held = [pin for pin in held if pin["target"] == of]
@@ -102,14 +102,16 @@ def _list(home: str | None, as_json: bool, of: str | None, words: list[str]) -> 
     if as_json:
         print_json(found)
     elif found:
-        table(["NAME", "DESCRIPTION"], [(tool["name"], tool["description"]) for tool in found])
+        print_table(
+            ["NAME", "DESCRIPTION"], [(tool["name"], tool["description"]) for tool in found]
+        )
     elif total:
         print(f"none of {total} tools speaks of {clean(' '.join(words))}")
     elif not states:
         print("no tools: there are no servers and no agents; see: dragoman import, dragoman agents")
     else:
         print("no tools")
-    _say_missing(states, starting)
+    _report_unavailable(states, starting)
     if held:
         names = ", ".join(pin["name"] for pin in held[:5]) + (" …" if len(held) > 5 else "")
         say(f"held until approved, so not here: {names}; see: dragoman pins list")
@@ -127,7 +129,7 @@ def find_matching(tools: list[dict[str, Any]], words: list[str]) -> list[dict[st
     return [tool for _, tool in sorted(found, key=lambda each: each[0])]
 
 
-def _agents(hub: HubClient) -> list[dict[str, Any]]:
+def _list_agents(hub: HubClient) -> list[dict[str, Any]]:
     """In the words that servers have."""
     return [
         {**agent, "what": "agent", "failed": agent["health"] == "unreachable"}
@@ -135,7 +137,7 @@ def _agents(hub: HubClient) -> list[dict[str, Any]]:
     ]
 
 
-def _whose(of: str, states: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
+def _resolve_target(of: str, states: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
     """The name of the server or agent; an agent may be given by its slug."""
     names = {state["name"] for state in states} | {tool["server"] for tool in found}
     if of in names:
@@ -143,11 +145,11 @@ def _whose(of: str, states: list[dict[str, Any]], found: list[dict[str, Any]]) -
     slugs = {state["slug"]: str(state["name"]) for state in states if "slug" in state}
     if of in slugs:
         return slugs[of]
-    hint = nearest(of, sorted(names)) or "see: dragoman servers, dragoman agents"
-    stop(f'there is no server or agent "{of}"; {hint}', NOT_FOUND)
+    hint = suggest(of, sorted(names)) or "see: dragoman servers, dragoman agents"
+    fail(f'there is no server or agent "{of}"; {hint}', NOT_FOUND)
 
 
-def _say_missing(states: list[dict[str, Any]], starting: list[str]) -> None:
+def _report_unavailable(states: list[dict[str, Any]], starting: list[str]) -> None:
     for state in states:
         who = f'{state.get("what", "server")} "{state["name"]}"'
         if state["name"] in starting:
@@ -167,8 +169,8 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     dragoman tools show files.read
     dragoman tools show files.read --json     with the schema as the server wrote it
     """
-    with connected(home) as hub:
-        tool = hub.tool(name)
+    with connect_hub(home) as hub:
+        tool = hub.get_tool(name)
     if as_json:
         print_json(tool)
         return
@@ -177,14 +179,14 @@ def show(name: str, home: str | None, as_json: bool) -> None:
     print(f"{clean(tool['name'])}  ({id}{kind} {clean(tool['server'])})")
     for line in str(tool["description"]).splitlines():
         print("\n".join(wrap(clean(line), 2)))
-    schema = _schema(tool)
+    schema = _get_schema(tool)
     for line in render_arguments(schema):
         print(line)
-    if not object_properties(schema):
+    if not get_properties(schema):
         anything = schema.get("additionalProperties") is True
         what = "any arguments; it does not say which" if anything else "no arguments it tells of"
         print(f"  takes {what}")
-    example = " ".join(f"{clean(argument)}=…" for argument in required_names(schema))
+    example = " ".join(f"{clean(argument)}=…" for argument in list_required(schema))
     print(f"  try: dragoman call {clean(tool['name'])} {example}".rstrip())
 
 
@@ -225,45 +227,45 @@ def call(
     130 interrupted. With 2, 4 and 5 nothing was done. With --json an error is on stdout too:
     {"error": {"message", "code", "kind", "trace"}}, with the exit code as code.
     """
-    given = parse_typed(arguments)
-    with connected(home) as hub:
-        tool = hub.known_tool(name) if isinstance(given, list) and given else None
-        schema = _schema(tool) if tool else {}
-        values = (
-            given if isinstance(given, dict) else convert_pairs(given, object_properties(schema))
-        )
+    given = parse_arguments(arguments)
+    with connect_hub(home) as hub:
+        tool = hub.find_tool(name) if isinstance(given, list) and given else None
+        schema = _get_schema(tool) if tool else {}
+        values = given if isinstance(given, dict) else convert_pairs(given, get_properties(schema))
         _refuse_misspelt(name, schema, values)
         how: dict[str, Any] = {
             "seconds": timeout,
             "progress": (lambda words: say(f"{name}: {words}")) if progress else None,
-            "hint": lambda: _spelling(_schema(hub.known_tool(name) or {}), values),
+            "hint": lambda: _describe_misspelt(_get_schema(hub.find_tool(name) or {}), values),
         }
-        result = _called(hub, name, values, prompt.can_ask() if not as_json else [], how)
+        result = _call_tool(
+            hub, name, values, prompt.list_question_kinds() if not as_json else [], how
+        )
         if not as_json:
-            _say_context(result, hub, name)
+            _print_context(result, hub, name)
     if as_json:
         print_json(result)
     else:
-        _print(result)
+        _print_result(result)
     if result["failed"]:
         raise SystemExit(FAILED)
 
 
-def _called(
+def _call_tool(
     hub: HubClient, name: str, values: dict[str, Any], can: list[str], how: dict[str, Any]
 ) -> Any:
     """Through the questions of the tool, if it has any and somebody is there to answer."""
     more: dict[str, Any] = {"can": can, **how} if can else how
     result = hub.call(name, values, **more)
-    for _ in range(prompt.ROUNDS):
+    for _ in range(prompt.MAX_ROUNDS):
         if "questions" not in result:
             return result
-        answers = prompt.answered(result["questions"])
+        answers = prompt.ask_questions(result["questions"])
         result = hub.call(name, values, **more, answers=answers, handle=result["handle"])
-    stop(f"{name} has asked {prompt.ROUNDS} times and is not done", FAILED)
+    fail(f"{name} has asked {prompt.MAX_ROUNDS} times and is not done", FAILED)
 
 
-def _schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     schema = tool.get("definition", {}).get("inputSchema")
     return schema if isinstance(schema, dict) else {}
 
@@ -272,11 +274,11 @@ def _refuse_misspelt(name: str, schema: Mapping[str, Any], values: Mapping[str, 
     for wrong, meant, hopeless in find_misspelt(schema, values):
         words = f'"{name}" names no argument "{wrong}"; did you mean "{meant}"?'
         if hopeless:
-            stop(words, USAGE, kind="InvalidInput")
+            fail(words, USAGE, kind="InvalidInput")
         say(words)
 
 
-def _spelling(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+def _describe_misspelt(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     found = find_misspelt(schema, values)
     return ", ".join(f'"{wrong}": did you mean "{meant}"?' for wrong, meant, _ in found)
 
@@ -284,21 +286,21 @@ def _spelling(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
 # --- what came of it ----------------------------------------------------------------------------
 
 
-def _say_context(result: dict[str, Any], hub: HubClient, name: str) -> None:
+def _print_context(result: dict[str, Any], hub: HubClient, name: str) -> None:
     """How to go on with the conversation, where there is one and the tool takes its id."""
     context = result.get("extra", {}).get("_meta", {}).get(CONTEXT_META)
-    if isinstance(context, str) and CONTEXT in object_properties(
-        _schema(hub.known_tool(name) or {})
+    if isinstance(context, str) and CONTEXT in get_properties(
+        _get_schema(hub.find_tool(name) or {})
     ):
         say(f"to go on with this conversation, add context={clean(context)}")
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print_result(result: dict[str, Any]) -> None:
     out = sys.stderr if result["failed"] else sys.stdout
     for block in result["content"]:
         kind = block.get("type")
         if kind == "text":
-            print(output_text(str(block.get("text", "")), out), file=out)
+            print(render_output(str(block.get("text", "")), out), file=out)
         elif kind in ("image", "audio"):
             data = str(block.get("data", ""))
             size = len(data) * 3 // 4 - data[-2:].count("=")
@@ -306,6 +308,6 @@ def _print(result: dict[str, Any]) -> None:
                 f"[{kind}, {clean(block.get('mimeType'))}, {size} bytes; --json has it]", file=out
             )
         else:
-            print(json_text(block), file=out)
+            print(render_json(block), file=out)
     if not result["content"] and "structured" in result:
         print_json(result["structured"])

@@ -13,17 +13,17 @@ from typing import Any
 
 import click
 
-from dragoman.cli.a2a.connection import Agent, Options, talk
-from dragoman.cli.a2a.conversation import Talk, new_message
+from dragoman.cli.a2a.connection import AgentConnection, ConnectionOptions, run_with_agent
+from dragoman.cli.a2a.conversation import AgentConversation, build_message
 from dragoman.cli.a2a.output import (
-    parts_of,
+    list_parts,
     print_card,
     print_parts,
     print_task,
     print_tasks,
-    state_of,
+    read_state,
 )
-from dragoman.cli.base.errors import USAGE, say, stop
+from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.output import home_option, json_option, print_json
 from dragoman.cli.completion_values import complete_agents
 from dragoman.core.errors import HubError
@@ -34,7 +34,7 @@ MAX_SENT = 7 * 1024 * 1024
 """Bytes of all files: in base64, and with the rest, it is what a message may have."""
 
 
-def _reaching(command: Callable[..., None]) -> Callable[..., None]:
+def add_connection_options(command: Callable[..., None]) -> Callable[..., None]:
     """What every command takes to reach an agent, handed to it as `options`."""
 
     @functools.wraps(command)
@@ -45,7 +45,7 @@ def _reaching(command: Callable[..., None]) -> Callable[..., None]:
         timeout: float,
         **more: Any,
     ) -> None:
-        command(options=Options(home, headers, allow_private, timeout), **more)
+        command(options=ConnectionOptions(home, headers, allow_private, timeout), **more)
 
     for option in (
         home_option,
@@ -82,11 +82,11 @@ def a2a() -> None:
 
 @a2a.command(short_help="The card of an agent, and what it speaks.")
 @click.argument("target", default="", metavar="[TARGET]", shell_complete=complete_agents)
-@_reaching
+@add_connection_options
 @json_option
 def discover(
     target: str,
-    options: Options,
+    options: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Read the card of TARGET, and find out which dialect it really speaks.
@@ -99,7 +99,7 @@ def discover(
     the card is printed as it came.
     """
 
-    async def work(agent: Agent) -> None:
+    async def work(agent: AgentConnection) -> None:
         found = await agent.client.discover(agent.url)
         if as_json:
             print_json(found.raw)
@@ -113,7 +113,7 @@ def discover(
             peer.note(str(error))
         print_card(found.card, found.url, way, peer.findings, target or "''")
 
-    talk(target, options, work)
+    run_with_agent(target, options, work)
 
 
 @a2a.command(short_help="Send a message and print the answer.")
@@ -127,7 +127,7 @@ def discover(
 @click.option("--task", metavar="ID", help="Go on with this task, which asked something.")
 @click.option("--no-wait", is_flag=True, help="Print the task's id and do not wait for its end.")
 @click.option("--stream", is_flag=True, help="Print what the agent makes while it makes it.")
-@_reaching
+@add_connection_options
 @json_option
 def send(
     target: str,
@@ -139,7 +139,7 @@ def send(
     task: str | None,
     no_wait: bool,
     stream: bool,
-    options: Options,
+    options: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Send TEXT to TARGET and print the answer; how it goes is told on stderr.
@@ -154,19 +154,19 @@ def send(
     What the agent asks is asked here, on a terminal; elsewhere the command says how to go on.
     """
     if no_wait and stream:
-        stop("--no-wait and --stream exclude each other", USAGE)
-    message = new_message(_parts(text, data, files), context, task)
+        fail("--no-wait and --stream exclude each other", USAGE)
+    message = build_message(_build_parts(text, data, files), context, task)
     if skill:
         message["metadata"] = {SKILL: {"skillId": skill}}
         options = options._replace(extensions=(SKILL,))
 
-    async def work(agent: Agent) -> None:
+    async def work(agent: AgentConnection) -> None:
         if no_wait:
             await _send_only(agent, message, as_json)
         else:
-            await Talk(agent, as_json, stream and not as_json).run(message)
+            await AgentConversation(agent, as_json, stream and not as_json).run(message)
 
-    talk(target, options, work)
+    run_with_agent(target, options, work)
 
 
 @a2a.command(short_help="List tasks.")
@@ -174,13 +174,13 @@ def send(
 @click.option("--context", metavar="ID", help="Only those of this conversation.")
 @click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True,
               help="So many at most, the latest first.")  # fmt: skip
-@_reaching
+@add_connection_options
 @json_option
 def tasks(
     target: str,
     context: str | None,
     limit: int,
-    options: Options,
+    options: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """List your tasks, at TARGET or all of the hub's. Agents before 1.0 cannot list theirs.
@@ -190,22 +190,22 @@ def tasks(
     dragoman a2a tasks echo --limit 5
     """
 
-    async def work(agent: Agent) -> None:
+    async def work(agent: AgentConnection) -> None:
         found = await agent.client.list(agent.url, {"pageSize": limit, "contextId": context})
         if as_json:
             print_json(found)
         else:
             print_tasks(found["tasks"][:limit], bool(found.get("nextPageToken")))
 
-    talk(target, options, work)
+    run_with_agent(target, options, work)
 
 
 _TARGET_AND_ID = click.argument("where", nargs=-1, required=True, metavar="[TARGET] TASK")
 
 
-def _where(where: tuple[str, ...]) -> tuple[str, str]:
+def _split_target(where: tuple[str, ...]) -> tuple[str, str]:
     if len(where) > 2:
-        stop(f'"{where[2][:60]}" is too much: write [TARGET] TASK', USAGE)
+        fail(f'"{where[2][:60]}" is too much: write [TARGET] TASK', USAGE)
     return (where[0], where[1]) if len(where) == 2 else ("", where[0])
 
 
@@ -213,12 +213,12 @@ def _where(where: tuple[str, ...]) -> tuple[str, str]:
 @_TARGET_AND_ID
 @click.option("--history", type=click.IntRange(0, 10_000), metavar="N",
               help="So many of its messages.")  # fmt: skip
-@_reaching
+@add_connection_options
 @json_option
 def task(
     where: tuple[str, ...],
     history: int | None,
-    options: Options,
+    options: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Show TASK of TARGET: its state, what was said, what was made.
@@ -229,25 +229,25 @@ def task(
 
     Without TARGET it is a task of the hub.
     """
-    target, id = _where(where)
+    target, id = _split_target(where)
 
-    async def work(agent: Agent) -> None:
+    async def work(agent: AgentConnection) -> None:
         found = await agent.client.get(agent.url, id, history)
         if as_json:
             print_json(found)
         else:
             print_task(found)
 
-    talk(target, options, work)
+    run_with_agent(target, options, work)
 
 
 @a2a.command(short_help="Cancel a task.")
 @_TARGET_AND_ID
-@_reaching
+@add_connection_options
 @json_option
 def cancel(
     where: tuple[str, ...],
-    options: Options,
+    options: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Cancel TASK of TARGET, and what it has started. One that has ended cannot be.
@@ -257,25 +257,25 @@ def cancel(
 
     Without TARGET it is a task of the hub.
     """
-    target, id = _where(where)
+    target, id = _split_target(where)
 
-    async def work(agent: Agent) -> None:
+    async def work(agent: AgentConnection) -> None:
         found = await agent.client.cancel(agent.url, id)
         if as_json:
             print_json(found)
         else:
-            print(f"task {id}: {state_of(found)}")
+            print(f"task {id}: {read_state(found)}")
 
-    talk(target, options, work)
+    run_with_agent(target, options, work)
 
 
 @a2a.command(short_help="Follow a task to its end.")
 @_TARGET_AND_ID
-@_reaching
+@add_connection_options
 @json_option
 def watch(
     where: tuple[str, ...],
-    options: Options,
+    options: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Follow TASK of TARGET, or of the hub, until it ends or asks something; print what it made.
@@ -287,57 +287,58 @@ def watch(
     With --json every event is printed as it comes, one a line. A line that breaks is taken up again
     where it was, as far as the agent can.
     """
-    target, id = _where(where)
+    target, id = _split_target(where)
 
-    async def work(agent: Agent) -> None:
-        talking = Talk(agent, False, True, events=as_json)
+    async def work(agent: AgentConnection) -> None:
+        talking = AgentConversation(agent, False, True, events=as_json)
         await talking.watch(id)
         talking.finish()
 
-    talk(target, options, work)
+    run_with_agent(target, options, work)
 
 
 # --- what is sent -------------------------------------------------------------------------------
 
 
-def _parts(text: str, data: tuple[str, ...], files: tuple[str, ...]) -> list[dict[str, Any]]:
+def _build_parts(text: str, data: tuple[str, ...], files: tuple[str, ...]) -> list[dict[str, Any]]:
     if text == "-":
         text = sys.stdin.buffer.read(MAX_SENT + 1).decode("utf-8", "replace")
         if len(text) > MAX_SENT:
-            stop(f"the message has more than {MAX_SENT >> 20} MB", USAGE)
+            fail(f"the message has more than {MAX_SENT >> 20} MB", USAGE)
     parts: list[dict[str, Any]] = [{"text": text}] if text else []
     for each in data:
         try:
             parts.append({"data": json.loads(each), "mediaType": "application/json"})
         except (ValueError, RecursionError) as error:
-            stop(f"--data is not valid JSON: {error or 'nested too deeply'}", USAGE)
+            fail(f"--data is not valid JSON: {error or 'nested too deeply'}", USAGE)
     left = MAX_SENT
     for path in files:
         with open(path, "rb") as file:
             content = file.read(left + 1)
         left -= len(content)
         if left < 0:
-            stop(f"the files have more than {MAX_SENT >> 20} MB", USAGE)
+            fail(f"the files have more than {MAX_SENT >> 20} MB", USAGE)
         kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
         raw = base64.b64encode(content).decode()
         parts.append({"raw": raw, "filename": Path(path).name, "mediaType": kind})
     if not parts:
-        stop("there is nothing to send: give a text, --data or --file", USAGE)
+        fail("there is nothing to send: give a text, --data or --file", USAGE)
     return parts
 
 
-async def _send_only(agent: Agent, message: dict[str, Any], as_json: bool) -> None:
+async def _send_only(agent: AgentConnection, message: dict[str, Any], as_json: bool) -> None:
     request = {"message": message, "configuration": {"returnImmediately": True}}
     answer = await agent.client.send(agent.url, request)
     made = answer.get("task")
     if as_json:
         print_json(answer)
     elif made is None:
-        print_parts(parts_of(answer.get("message")), sys.stdout)
+        print_parts(list_parts(answer.get("message")), sys.stdout)
     else:
         print(made["id"])
-        say(f"{state_of(made)}; follow it with: dragoman a2a watch {_named(agent)}{made['id']}")
+        watched = f"{_render_target(agent)}{made['id']}"
+        say(f"{read_state(made)}; follow it with: dragoman a2a watch {watched}")
 
 
-def _named(agent: Agent) -> str:
+def _render_target(agent: AgentConnection) -> str:
     return f"{agent.target} " if agent.target else ""

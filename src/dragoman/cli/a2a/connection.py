@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
-from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, USAGE, stop, stop_for
-from dragoman.cli.base.hub_client import HubClient, connected, nearest, running
+from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, USAGE, fail, fail_with
+from dragoman.cli.base.hub_client import HubClient, connect_hub, find_running_hub, suggest
 from dragoman.core.errors import BadReply, ConfigError, HubError, TimedOut, Unreachable
 from dragoman.core.ports import Reply
 
@@ -41,14 +41,14 @@ CODES = {
 T = TypeVar("T")
 
 
-class Agent(NamedTuple):
+class AgentConnection(NamedTuple):
     client: A2aClient
     url: str
     target: str
     """As it was typed; empty for the hub itself."""
 
 
-class Options(NamedTuple):
+class ConnectionOptions(NamedTuple):
     home: str | None
     headers: tuple[str, ...]
     allow_private: bool
@@ -56,55 +56,59 @@ class Options(NamedTuple):
     extensions: tuple[str, ...] = ()
 
 
-def talk(target: str, options: Options, work: Callable[[Agent], Awaitable[T]]) -> T:
+def run_with_agent(
+    target: str, options: ConnectionOptions, work: Callable[[AgentConnection], Awaitable[T]]
+) -> T:
     """Does `work` with the agent, and ends the command with one sentence where that fails."""
     from dragoman.app.app import A2aError
 
     try:
         if "://" in target:
-            return asyncio.run(_outside(target, options, work))
+            return asyncio.run(_run_with_url(target, options, work))
         if ":" in target or "/" in target:
-            stop(f'"{target}" is no name of an agent; for a URL write http://{target}', USAGE)
+            fail(f'"{target}" is no name of an agent; for a URL write http://{target}', USAGE)
         if options.headers:
-            stop("--header is for agents that are named by their URL", USAGE)
-        with connected(options.home) as hub:
-            return asyncio.run(_inside(target, options, hub, work))
+            fail("--header is for agents that are named by their URL", USAGE)
+        with connect_hub(options.home) as hub:
+            return asyncio.run(_run_with_hub(target, options, hub, work))
     except A2aError as error:
-        stop(error.message, CODES.get(error.reason, 6))
+        fail(error.message, CODES.get(error.reason, 6))
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
 
 
-async def _outside(target: str, options: Options, work: Callable[[Agent], Awaitable[T]]) -> T:
+async def _run_with_url(
+    target: str, options: ConnectionOptions, work: Callable[[AgentConnection], Awaitable[T]]
+) -> T:
     from dragoman.app.app import A2aClient, Client
 
     net = Client()
     try:
         http = net.reaching(target, allow_private=options.allow_private)
     except ConfigError as error:  # here it is no file that is wrong
-        stop(str(error), USAGE)
+        fail(str(error), USAGE)
     try:
         client = A2aClient(
             http,
-            _headers(options.headers),
+            _parse_headers(options.headers),
             options.timeout,
             registered=target,
             extensions=options.extensions,
         )
         try:
-            return await work(Agent(client, target, target))
+            return await work(AgentConnection(client, target, target))
         finally:
             await client.close()
     finally:
         await net.close()
 
 
-def _headers(lines: tuple[str, ...]) -> dict[str, str]:
+def _parse_headers(lines: tuple[str, ...]) -> dict[str, str]:
     headers = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            stop(f'--header "{name[:40]}" is not of the form "Name: value"', USAGE)
+            fail(f'--header "{name[:40]}" is not of the form "Name: value"', USAGE)
         headers[name.strip()] = value.strip()
     return headers
 
@@ -112,16 +116,19 @@ def _headers(lines: tuple[str, ...]) -> dict[str, str]:
 # --- the hub --------------------------------------------------------------------------------------
 
 
-async def _inside(
-    target: str, options: Options, hub: HubClient, work: Callable[[Agent], Awaitable[T]]
+async def _run_with_hub(
+    target: str,
+    options: ConnectionOptions,
+    hub: HubClient,
+    work: Callable[[AgentConnection], Awaitable[T]],
 ) -> T:
     from dragoman.app.app import A2aClient
 
-    settings = _settings(hub)
+    settings = _load_settings(hub)
     path = settings.listen_path.rstrip("/")
-    daemon = running(hub.place)
+    daemon = find_running_hub(hub.home)
     if daemon is None:
-        stop("the hub did not answer; see: dragoman status", NO_HUB)
+        fail("the hub did not answer; see: dragoman status", NO_HUB)
     here = daemon.url or HERE
     http = SocketHttp(daemon.socket, urlsplit(here).netloc)
     # By its card's own address: what is not there is not looked for at the origin.
@@ -140,26 +147,26 @@ async def _inside(
                 continue
             if not target:
                 raise
-            names = await hub_agents(http, path)
-            near = nearest(target, names)
+            names = await list_hub_agents(http, path)
+            near = suggest(target, names)
             hint = near or (f"there are: {', '.join(names[:20])}" if names else "it has none")
-            stop(f'there is no agent "{target}" at this hub; {hint}', NOT_FOUND)
-    return await work(Agent(client, url, target))
+            fail(f'there is no agent "{target}" at this hub; {hint}', NOT_FOUND)
+    return await work(AgentConnection(client, url, target))
 
 
-def _settings(hub: HubClient) -> Any:
+def _load_settings(hub: HubClient) -> Any:
     from dragoman.config import load
 
     try:
-        settings = load(Path(hub.place) / "config.toml").a2a
+        settings = load(Path(hub.home) / "config.toml").a2a
     except HubError as error:
-        stop_for(error)
+        fail_with(error)
     if not settings.enabled:
-        stop("this hub does not speak A2A; set enabled = true in [a2a] of its config.toml", 7)
+        fail("this hub does not speak A2A; set enabled = true in [a2a] of its config.toml", 7)
     return settings
 
 
-async def hub_agents(http: SocketHttp, path: str) -> list[str]:
+async def list_hub_agents(http: SocketHttp, path: str) -> list[str]:
     try:
         reply = await http.request("GET", f"{HERE}{path}/agents", {}, timeout=SECONDS)
         listed = json.loads(await reply.body.read(10 * CHUNK * 16)).get("agents", [])

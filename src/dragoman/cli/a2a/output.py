@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from dragoman.cli.base.errors import say
-from dragoman.cli.base.output import clean, output_text, styled, table
+from dragoman.cli.base.output import clean, print_table, render_output, style
 from dragoman.core.urls import render_url
 
 STATES = {
@@ -26,24 +26,24 @@ WAITING = ("input required", "login required")
 SHOWN_SKILLS = 100
 
 
-def state_of(task: Mapping[str, Any]) -> str:
+def read_state(task: Mapping[str, Any]) -> str:
     status = task.get("status")
     state = status.get("state") if isinstance(status, dict) else None
     return STATES.get(str(state), "unknown")
 
 
-def status_parts(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def list_status_parts(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     status = task.get("status")
     message = status.get("message") if isinstance(status, dict) else None
-    return parts_of(message)
+    return list_parts(message)
 
 
-def parts_of(holder: Any) -> list[Mapping[str, Any]]:
+def list_parts(holder: Any) -> list[Mapping[str, Any]]:
     parts = holder.get("parts") if isinstance(holder, dict) else None
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
 
-def words_of(parts: list[Mapping[str, Any]]) -> str:
+def join_text(parts: list[Mapping[str, Any]]) -> str:
     return " ".join(str(part["text"]) for part in parts if "text" in part)
 
 
@@ -53,7 +53,7 @@ def words_of(parts: list[Mapping[str, Any]]) -> str:
 def print_card(
     card: Mapping[str, Any], found_at: str, way: str, findings: list[str], target: str
 ) -> None:
-    print(f"{styled(clean(card['name']), bold=True)}  (version {clean(card['version'])})")
+    print(f"{style(clean(card['name']), bold=True)}  (version {clean(card['version'])})")
     if card.get("description"):
         print(f"  {clean(card['description'])}")
     print(f"  card      {clean(render_url(found_at))}")
@@ -64,7 +64,7 @@ def print_card(
             f"  declares  A2A {clean(one['protocolVersion'])} over {clean(one['protocolBinding'])} "
             f"at {clean(render_url(one['url']))}{tenant}"
         )
-    print(f"  can       {', '.join(_features(card['capabilities'])) or 'answer, and no more'}")
+    print(f"  can       {', '.join(_list_features(card['capabilities'])) or 'answer, and no more'}")
     print(f"  takes     {clean(', '.join(map(str, card['defaultInputModes'])))}")
     print(f"  gives     {clean(', '.join(map(str, card['defaultOutputModes'])))}")
     if card.get("securitySchemes"):
@@ -76,13 +76,13 @@ def print_card(
     if skills:
         print()
         rows = [(skill["id"], skill["description"] or skill["name"]) for skill in skills]
-        table(["SKILL", "WHAT IT IS GOOD FOR"], rows[:SHOWN_SKILLS])
+        print_table(["SKILL", "WHAT IT IS GOOD FOR"], rows[:SHOWN_SKILLS])
         if len(skills) > SHOWN_SKILLS:
             print(f"and {len(skills) - SHOWN_SKILLS} more; see --json")
     print(f'\ntry: dragoman a2a send {clean(target)} "…"')
 
 
-def _features(capabilities: Mapping[str, Any]) -> Iterator[str]:
+def _list_features(capabilities: Mapping[str, Any]) -> Iterator[str]:
     names = {
         "streaming": "stream",
         "pushNotifications": "call webhooks",
@@ -107,15 +107,15 @@ def print_tasks(tasks: list[Mapping[str, Any]], more: bool) -> None:
     for task in tasks:
         status = task.get("status") or {}
         when = str(status.get("timestamp") or "-")[:19].replace("T", " ")
-        words = words_of(status_parts(task))
-        rows.append((task.get("id"), state_of(task), when, task.get("contextId"), words))
-    table(["TASK", "STATE", "SINCE (UTC)", "CONTEXT", "LAST WORDS"], rows)
+        words = join_text(list_status_parts(task))
+        rows.append((task.get("id"), read_state(task), when, task.get("contextId"), words))
+    print_table(["TASK", "STATE", "SINCE (UTC)", "CONTEXT", "LAST WORDS"], rows)
     if more:
         print("there are more; see --limit")
 
 
 def print_task(task: Mapping[str, Any]) -> None:
-    print(f"task {clean(task.get('id'))}: {state_of(task)}")
+    print(f"task {clean(task.get('id'))}: {read_state(task)}")
     if task.get("contextId"):
         print(f"  context  {clean(task['contextId'])}")
     timestamp = (task.get("status") or {}).get("timestamp")
@@ -123,8 +123,8 @@ def print_task(task: Mapping[str, Any]) -> None:
         print(f"  since    {clean(timestamp)}")
     for message in task.get("history") or []:
         who = "you" if message.get("role") == "ROLE_USER" else "agent"
-        print(f"  {who}: {clean(words_of(parts_of(message)) or '[no text; see --json]')}")
-    if words := words_of(status_parts(task)):
+        print(f"  {who}: {clean(join_text(list_parts(message)) or '[no text; see --json]')}")
+    if words := join_text(list_status_parts(task)):
         print(f"  agent: {clean(words)}")
     print_answer(task, sys.stdout)
 
@@ -133,13 +133,13 @@ def print_answer(task: Mapping[str, Any], out: TextIO) -> None:
     """What a task has made; where it has made nothing, what it said last."""
     artifacts = [one for one in task.get("artifacts") or [] if isinstance(one, dict)]
     for artifact in artifacts:
-        print_parts(parts_of(artifact), out)
+        print_parts(list_parts(artifact), out)
 
 
 def print_parts(parts: list[Mapping[str, Any]], out: TextIO) -> None:
     for part in parts:
         if "text" in part:
-            print(output_text(str(part["text"]), out), file=out)
+            print(render_output(str(part["text"]), out), file=out)
         elif "data" in part:
             print(json.dumps(part["data"], indent=2, ensure_ascii=False), file=out)
         else:
@@ -153,45 +153,45 @@ def print_parts(parts: list[Mapping[str, Any]], out: TextIO) -> None:
                 print(f"[{name}, {kind}, {size} bytes; --json has it]", file=out)
 
 
-class Teller:
+class ProgressPrinter:
     """Says on stderr what happens to a task, and nothing twice; with `aloud` what is made goes to
     stdout as it comes."""
 
     def __init__(self, aloud: bool) -> None:
-        self._aloud = aloud
+        self._streams = aloud
         self._words = ""
         self._open = ""
-        self.told = False
+        self.has_output = False
         """Whether anything of the answer was printed."""
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def handle_event(self, event: Mapping[str, Any]) -> None:
         for member in ("task", "statusUpdate"):
             if isinstance(said := event.get(member), dict):
-                self._status(said)
+                self._print_status(said)
         update = event.get("artifactUpdate")
-        if self._aloud and isinstance(update, dict):
-            self._made(update)
+        if self._streams and isinstance(update, dict):
+            self._print_artifact(update)
 
-    def _status(self, said: Mapping[str, Any]) -> None:
-        state, words = state_of(said), words_of(status_parts(said))
+    def _print_status(self, said: Mapping[str, Any]) -> None:
+        state, words = read_state(said), join_text(list_status_parts(said))
         if words and words != self._words and state not in (*ENDED, *WAITING):
             say(words)
             self._words = words
 
-    def _made(self, update: Mapping[str, Any]) -> None:
+    def _print_artifact(self, update: Mapping[str, Any]) -> None:
         """Text in pieces goes on where the last one ended."""
         artifact = update.get("artifact") or {}
         id = str(artifact.get("artifactId"))
         if self._open and self._open != id:
             print()
-        for part in parts_of(artifact):
+        for part in list_parts(artifact):
             if "text" in part:
-                print(output_text(str(part["text"]), sys.stdout), end="", flush=True)
+                print(render_output(str(part["text"]), sys.stdout), end="", flush=True)
                 self._open = id
             else:
                 self.end()
                 print_parts([part], sys.stdout)
-        self.told = True
+        self.has_output = True
 
     def end(self) -> None:
         if self._open:

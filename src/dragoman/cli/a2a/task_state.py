@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.cli.a2a.output import parts_of, status_parts
+from dragoman.cli.a2a.output import list_parts, list_status_parts
 
 _KEPT = ("artifacts", "history")
 
 
-class HeardTask:
+class ObservedTask:
     def __init__(self, id: str = "") -> None:
         self.id = id
         self.message: Mapping[str, Any] | None = None
@@ -31,25 +31,25 @@ class HeardTask:
     @property
     def has_content(self) -> bool:
         """Whether it was told what came of the task, and not only that it ended."""
-        return bool(self._task.get("artifacts") or status_parts(self._task))
+        return bool(self._task.get("artifacts") or list_status_parts(self._task))
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def apply_event(self, event: Mapping[str, Any]) -> None:
         """A StreamResponse. What it says of another task is none of this one's."""
         if "message" in event:
             self.message = event
         elif isinstance(task := event.get("task"), dict):
             if self._is_own(task.get("id")):
-                self._see(task)
+                self._merge_snapshot(task)
         elif isinstance(update := event.get("statusUpdate"), dict):
             if self._is_own(update.get("taskId")):
-                self._put(status=update.get("status"), contextId=update.get("contextId"))
+                self._update(status=update.get("status"), contextId=update.get("contextId"))
         elif isinstance(update := event.get("artifactUpdate"), dict) and self._is_own(
             update.get("taskId")
         ):
-            self._put(contextId=update.get("contextId"))
-            self._add(update.get("artifact"), update.get("append") is True)
+            self._update(contextId=update.get("contextId"))
+            self._add_artifact(update.get("artifact"), update.get("append") is True)
 
-    def next_turn(self) -> None:
+    def start_turn(self) -> None:
         """A question was answered: what was asked is heard no more."""
         self._task.pop("status", None)
 
@@ -60,32 +60,32 @@ class HeardTask:
             self.id = id
         return True
 
-    def _see(self, task: Mapping[str, Any]) -> None:
+    def _merge_snapshot(self, task: Mapping[str, Any]) -> None:
         kept = {name: self._task[name] for name in _KEPT if self._task.get(name)}
         said = {name: value for name, value in task.items() if name not in kept or value}
         self._task = {**self._task, **kept, **said}
 
-    def _put(self, **members: Any) -> None:
+    def _update(self, **members: Any) -> None:
         self._task.setdefault("id", self.id)
         self._task.update({name: value for name, value in members.items() if value})
 
-    def _add(self, artifact: Any, append: bool) -> None:
+    def _add_artifact(self, artifact: Any, append: bool) -> None:
         if not isinstance(artifact, dict):
             return
         made = [one for one in self._task.get("artifacts") or () if isinstance(one, dict)]
         for at, one in enumerate(made):
             if one.get("artifactId") == artifact.get("artifactId"):
-                made[at] = _extended(one, artifact) if append else artifact
+                made[at] = _append_parts(one, artifact) if append else artifact
                 break
         else:
             made.append(artifact)
         self._task["artifacts"] = made
 
 
-def _extended(one: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _append_parts(one: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Text that comes in pieces is one text."""
-    parts = list(parts_of(one))
-    for part in parts_of(more):
+    parts = list(list_parts(one))
+    for part in list_parts(more):
         if parts and set(part) == {"text"} == set(parts[-1]):
             parts[-1] = {"text": f"{parts[-1]['text']}{part['text']}"}
         else:

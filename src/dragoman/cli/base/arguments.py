@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dragoman.cli.base.errors import USAGE, say, stop
+from dragoman.cli.base.errors import USAGE, fail, say
 
 MAX_BYTES = 10 * 1024 * 1024
 """What a message of the hub may have."""
@@ -17,7 +17,7 @@ MAX_BYTES = 10 * 1024 * 1024
 Pairs = list[tuple[str, str]]
 
 
-def parse_typed(
+def parse_arguments(
     arguments: tuple[str, ...], command: str = "dragoman call"
 ) -> dict[str, Any] | Pairs:
     """One JSON object (typed, or from `@FILE` or stdin), or the pairs as they were typed."""
@@ -29,12 +29,12 @@ def parse_typed(
     for pair in arguments:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            stop(
+            fail(
                 f'"{pair[:100]}" is neither key=value nor a JSON object; see: {command} --help',
                 USAGE,
             )
         if key in pairs:
-            stop(f'"{key}" is given twice; for a list write {key}=\'["a", "b"]\'', USAGE)
+            fail(f'"{key}" is given twice; for a list write {key}=\'["a", "b"]\'', USAGE)
         pairs[key] = value
     return list(pairs.items())
 
@@ -46,9 +46,9 @@ def _parse_object(word: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        stop(f"the arguments are not valid JSON: {error or 'nested too deeply'}", USAGE)
+        fail(f"the arguments are not valid JSON: {error or 'nested too deeply'}", USAGE)
     if not isinstance(value, dict):
-        stop("the arguments must be one JSON object", USAGE)
+        fail("the arguments must be one JSON object", USAGE)
     return value
 
 
@@ -62,22 +62,22 @@ def _read_file(name: str, what: str) -> bytes:
             with Path(name).expanduser().open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
         except OSError as error:
-            stop(
+            fail(
                 f'{what}: "{name}" cannot be read: {error.strerror}; text that begins with @ is '
                 "written with @@",
                 USAGE,
             )
     if len(data) > MAX_BYTES:
-        stop(f"{what}: more than {MAX_BYTES >> 20} MB", USAGE)
+        fail(f"{what}: more than {MAX_BYTES >> 20} MB", USAGE)
     return data
 
 
 def convert_pairs(pairs: Pairs, properties: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Each value as the schema wants it, as far as that says so."""
-    return {key: _value(key, text, properties.get(key, {})) for key, text in pairs}
+    return {key: _convert_value(key, text, properties.get(key, {})) for key, text in pairs}
 
 
-def _value(key: str, text: str, about: Mapping[str, Any]) -> Any:
+def _convert_value(key: str, text: str, about: Mapping[str, Any]) -> Any:
     if text.startswith("@@"):
         text = text[1:]
     elif text.startswith("@") and len(text) > 1:
@@ -87,7 +87,7 @@ def _value(key: str, text: str, about: Mapping[str, Any]) -> Any:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
-            stop(f'{key}: "{text[1:]}" is not UTF-8 text', USAGE)
+            fail(f'{key}: "{text[1:]}" is not UTF-8 text', USAGE)
     if about.get("type") == "string":
         return text
     try:

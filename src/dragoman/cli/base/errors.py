@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from dragoman.cli.base.output import clean, print_json, wants_json
+from dragoman.cli.base.output import clean, must_print_json, print_json
 from dragoman.core.errors import (
     AmbiguousName,
     AuthorizationError,
@@ -64,15 +64,15 @@ TABLE: dict[type[HubError], int] = {
 }
 
 
-class Failed(click.ClickException):
+class CommandFailed(click.ClickException):
     """What was asked, what stopped it, what to do; exit code 1."""
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """One sentence: what is wrong with the file, and where."""
 
 
-def code_of(kind: str) -> int:
+def exit_code_for(kind: str) -> int:
     return next((code for error, code in TABLE.items() if error.__name__ == kind), FAILED)
 
 
@@ -81,20 +81,20 @@ def say(message: str) -> None:
     print(f"dragoman: {clean(message)}", file=sys.stderr)
 
 
-def stop(message: str, code: int = FAILED, *, kind: str = "", trace: str = "") -> NoReturn:
+def fail(message: str, code: int = FAILED, *, kind: str = "", trace: str = "") -> NoReturn:
     """One sentence on stderr, under --json an object with the error on stdout, and the end."""
-    if wants_json():
-        print_json(error_object(message, code, kind, trace))
+    if must_print_json():
+        print_json(build_error(message, code, kind, trace))
     say(message)
     raise SystemExit(code)
 
 
-def error_object(message: str, code: int, kind: str = "", trace: str = "") -> dict[str, Any]:
+def build_error(message: str, code: int, kind: str = "", trace: str = "") -> dict[str, Any]:
     """What a program reads; `code` is the exit code."""
     error: dict[str, Any] = {"message": " ".join(message.split()), "code": code}
     error |= {name: value for name, value in (("kind", kind), ("trace", trace)) if value}
     return {"error": error}
 
 
-def stop_for(error: HubError) -> NoReturn:
-    stop(str(error), code_of(error.kind), kind=error.kind, trace=error.trace or "")
+def fail_with(error: HubError) -> NoReturn:
+    fail(str(error), exit_code_for(error.kind), kind=error.kind, trace=error.trace or "")

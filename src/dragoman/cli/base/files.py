@@ -12,7 +12,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dragoman.cli.base.errors import Failed, Unreadable
+from dragoman.cli.base.errors import CommandFailed, UnreadableFile
 
 MAX_BYTES = 32 * 1024 * 1024
 """~/.claude.json grows to megabytes; what is larger than this is no configuration."""
@@ -23,38 +23,38 @@ def read_bytes(path: Path) -> bytes | None:
     """The file's bytes; None where there is none."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
-            raise Unreadable(f'"{path}" is no regular file, so it is left alone')
+            raise UnreadableFile(f'"{path}" is no regular file, so it is left alone')
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unreadable(f'"{path}" cannot be read: {error.strerror}') from None
+        raise UnreadableFile(f'"{path}" cannot be read: {error.strerror}') from None
     if len(data) > MAX_BYTES:
-        raise Unreadable(f'"{path}" is larger than {MAX_BYTES >> 20} MiB, so it is left alone')
+        raise UnreadableFile(f'"{path}" is larger than {MAX_BYTES >> 20} MiB, so it is left alone')
     return data
 
 
-def decode(data: bytes) -> tuple[str, str]:
+def decode_text(data: bytes) -> tuple[str, str]:
     """The byte order mark, or nothing, and the text after it."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Unreadable(f"byte {error.start}: it is not UTF-8") from None
+        raise UnreadableFile(f"byte {error.start}: it is not UTF-8") from None
     return ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
 
 
-def newline_of(text: str) -> str:
+def detect_newline(text: str) -> str:
     if "\r\n" in text:
         return "\r\n"
     return "\r" if "\r" in text and "\n" not in text else "\n"
 
 
-def is_broken(text: str) -> bool:
+def has_line_break(text: str) -> bool:
     return "\n" in text or "\r" in text
 
 
-def backups(path: Path) -> list[Path]:
+def list_backups(path: Path) -> list[Path]:
     """Our backups of a file, oldest first."""
     target = Path(os.path.realpath(path))
     ours = re.compile(re.escape(target.name) + r"\.bak-\d{8}T\d{6}\.\d{6}Z")
@@ -64,7 +64,7 @@ def backups(path: Path) -> list[Path]:
         return []
 
 
-def write(
+def replace_file(
     path: Path, data: bytes | None, before: bytes | None, *, mode: int = 0o600, backup: bool = True
 ) -> Path | None:
     """Puts `data` (None: nothing) in place of `before`, in one step. Returns the backup.
@@ -77,32 +77,36 @@ def write(
         target.parent.mkdir(parents=True, exist_ok=True)
         found = target.stat() if before is not None else None
         if found and (not found.st_mode & 0o222 or not os.access(target, os.W_OK)):
-            raise Failed(f'"{target}" is read-only; make it writable, or add the entry by hand')
+            raise CommandFailed(
+                f'"{target}" is read-only; make it writable, or add the entry by hand'
+            )
         saved = None
         if before is not None and backup:
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
             saved = target.with_name(f"{target.name}.bak-{stamp}")
-            os.replace(_temporary(target, before, found, mode), saved)
+            os.replace(_write_temporary(target, before, found, mode), saved)
         try:
             _swap(target, data, before, found, mode)
         except BaseException:
             if saved:
                 saved.unlink(missing_ok=True)
             raise
-        for old in backups(path)[:-KEPT_BACKUPS]:
+        for old in list_backups(path)[:-KEPT_BACKUPS]:
             old.unlink(missing_ok=True)
         return saved
     except OSError as error:
-        raise Failed(f'"{target}" cannot be written: {error.strerror}') from None
+        raise CommandFailed(f'"{target}" cannot be written: {error.strerror}') from None
 
 
 def _swap(
     target: Path, data: bytes | None, before: bytes | None, found: os.stat_result | None, mode: int
 ) -> None:
-    ready = None if data is None else _temporary(target, data, found, mode)
+    ready = None if data is None else _write_temporary(target, data, found, mode)
     try:
         if read_bytes(target) != before:
-            raise Failed(f'"{target}" was changed by another program just now; run this again')
+            raise CommandFailed(
+                f'"{target}" was changed by another program just now; run this again'
+            )
         if ready is None:
             target.unlink()
         else:
@@ -119,7 +123,7 @@ def _swap(
             os.close(folder)
 
 
-def _temporary(target: Path, data: bytes, like: os.stat_result | None, mode: int) -> Path:
+def _write_temporary(target: Path, data: bytes, like: os.stat_result | None, mode: int) -> Path:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -17,8 +17,16 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 from dragoman import home
-from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, TARGET_FAILED, USAGE, code_of, say, stop
-from dragoman.cli.base.output import Waiting, clean
+from dragoman.cli.base.errors import (
+    NO_HUB,
+    NOT_FOUND,
+    TARGET_FAILED,
+    USAGE,
+    exit_code_for,
+    fail,
+    say,
+)
+from dragoman.cli.base.output import StatusLine, clean
 from dragoman.core.errors import HubError
 
 CALL_SECONDS = 90_000.0
@@ -31,11 +39,11 @@ SETTLE_SECONDS = 10.0
 """How long a command waits for servers of a running hub that are just being connected."""
 
 
-class NoAnswer(Exception):
+class HubUnavailable(Exception):
     """The hub did not answer; the message says why."""
 
 
-class Problem(Exception):
+class HubProblem(Exception):
     """What the hub answered with a status of 400 or more."""
 
     def __init__(self, status: int, answer: Any) -> None:
@@ -44,7 +52,7 @@ class Problem(Exception):
         self.trace = str(error.get("trace") or "")
         kind = error.get("kind") or ("NotFound" if status == 404 else "")
         self.kind = str(kind)
-        self.code = code_of(self.kind)
+        self.code = exit_code_for(self.kind)
         super().__init__(self.message)
 
 
@@ -60,7 +68,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
 
 
-def ask(socket_path: str, method: str, path: str, body: Any, seconds: float) -> Any:
+def request_json(socket_path: str, method: str, path: str, body: Any, seconds: float) -> Any:
     """The hub's answer; raises `NoAnswer` or `Problem`."""
     connection = _UnixConnection(socket_path, seconds)
     try:
@@ -69,15 +77,15 @@ def ask(socket_path: str, method: str, path: str, body: Any, seconds: float) -> 
         response = connection.getresponse()
         status, answer = response.status, json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NoAnswer(str(error) or type(error).__name__) from None
+        raise HubUnavailable(str(error) or type(error).__name__) from None
     finally:
         connection.close()
     if status >= 400:
-        raise Problem(status, answer)
+        raise HubProblem(status, answer)
     return answer
 
 
-def ask_following(
+def request_stream(
     socket_path: str, path: str, body: Any, seconds: float, follow: Callable[[Any], None]
 ) -> Any:
     """The hub's answer to a POST; `follow` is told of the progress until then.
@@ -96,19 +104,19 @@ def ask_following(
             wire.settimeout(max(until - time.monotonic(), 0.01))
             status, answer = response.status, json.loads(response.read())
         else:
-            status, answer = _follow_events(response, wire, until, follow)
+            status, answer = _read_events(response, wire, until, follow)
     except TimeoutError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NoAnswer(str(error) or type(error).__name__) from None
+        raise HubUnavailable(str(error) or type(error).__name__) from None
     finally:
         connection.close()
     if status >= 400:
-        raise Problem(status, answer)
+        raise HubProblem(status, answer)
     return answer
 
 
-def _follow_events(
+def _read_events(
     response: http.client.HTTPResponse,
     wire: socket.socket,
     until: float,
@@ -120,7 +128,7 @@ def _follow_events(
         wire.settimeout(max(until - time.monotonic(), 0.01))
         line = response.readline(MAX_ANSWER)
         if not line:
-            raise NoAnswer("the answer broke off")
+            raise HubUnavailable("the answer broke off")
         field, _, text = line.rstrip(b"\n").partition(b": ")
         if field == b"event":
             name = text.decode()
@@ -135,11 +143,11 @@ class HubClient:
     """Asks the hub, and ends the command with one sentence where that fails."""
 
     def __init__(self, place: str, socket_path: str, *, own: bool = False) -> None:
-        self.place = place
-        self.own = own
+        self.home = place
+        self.is_temporary = own
         """Whether the hub was started by this command, a moment ago."""
         self._socket = socket_path
-        self._patience = START_SECONDS if own else SETTLE_SECONDS
+        self._wait_seconds = START_SECONDS if own else SETTLE_SECONDS
 
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None, ANSWER_SECONDS)
@@ -153,44 +161,48 @@ class HubClient:
         hint: Callable[[], str] = lambda: "",
     ) -> Any:
         """`hint` says more where what is asked for is not found."""
-        with self._explaining(hint):
-            return self._try(method, path, body, seconds)
+        with self._report_problems(hint):
+            return self._request(method, path, body, seconds)
 
-    def servers(self) -> list[dict[str, Any]]:
+    def list_servers(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("/api/mcp/servers")["connected"]
         return found
 
-    def server_log(self, name: str) -> Any:
-        with self._explaining(lambda: nearest(name, (server["name"] for server in self.servers()))):
-            return self._try("GET", f"/api/mcp/servers/{quote(name, safe='')}/logs", None)
+    def get_server_log(self, name: str) -> Any:
+        with self._report_problems(
+            lambda: suggest(name, (server["name"] for server in self.list_servers()))
+        ):
+            return self._request("GET", f"/api/mcp/servers/{quote(name, safe='')}/logs", None)
 
     def restart_server(self, name: str) -> Any:
         path = f"/api/mcp/servers/{quote(name, safe='')}/restart"
-        with self._explaining(lambda: nearest(name, (server["name"] for server in self.servers()))):
-            return self._try("POST", path, {}, RESTART_SECONDS)
+        with self._report_problems(
+            lambda: suggest(name, (server["name"] for server in self.list_servers()))
+        ):
+            return self._request("POST", path, {}, RESTART_SECONDS)
 
-    def wait_server(self, name: str, seconds: float = START_SECONDS) -> dict[str, Any]:
+    def wait_for_server(self, name: str, seconds: float = START_SECONDS) -> dict[str, Any]:
         """The state of a server, once it is connected, or has failed, or has had its time."""
-        waiting = Waiting()
+        waiting = StatusLine()
         until = time.monotonic() + seconds
         try:
             while True:
-                state = next((one for one in self.servers() if one["name"] == name), None)
+                state = next((one for one in self.list_servers() if one["name"] == name), None)
                 if state is None:
-                    stop(f'the hub does not know server "{name}"; see: dragoman status', NOT_FOUND)
+                    fail(f'the hub does not know server "{name}"; see: dragoman status', NOT_FOUND)
                 if state["state"] != "starting" or time.monotonic() > until:
                     return state
-                waiting.say(f"connecting to {name} …")
+                waiting.show(f"connecting to {name} …")
                 time.sleep(0.05)
         finally:
-            waiting.done()
+            waiting.clear()
 
-    def tool(self, name: str) -> Any:
+    def get_tool(self, name: str) -> Any:
         self._wait(lambda: self._knows(name))
-        with self._explaining(lambda: self._missing(name)):
-            return self._try("GET", f"/api/tools/{quote(name, safe='')}", None)
+        with self._report_problems(lambda: self._explain_missing(name)):
+            return self._request("GET", f"/api/tools/{quote(name, safe='')}", None)
 
-    def known_tool(self, name: str) -> Any | None:
+    def find_tool(self, name: str) -> Any | None:
         """The tool, or None where there is no such: to call that is recorded, to ask is not."""
         self._wait(lambda: self._knows(name))
         return self._look(name)
@@ -209,12 +221,12 @@ class HubClient:
         says what may be wrong with the arguments. `more`: what can be asked here (`can`), or
         `answers` and their `handle`."""
         self._wait(lambda: self._knows(name))
-        waiting = Waiting()
-        waiting.say(f"calling {name} …")
+        waiting = StatusLine()
+        waiting.show(f"calling {name} …")
 
         def follow(told: Mapping[str, Any]) -> None:
             words = describe_progress(told)
-            waiting.say(f"calling {name} … {words}")
+            waiting.show(f"calling {name} … {words}")
             if progress is not None:
                 progress(words)
 
@@ -222,59 +234,61 @@ class HubClient:
         body = {"arguments": arguments, **more}
         try:
             if progress is None and not sys.stderr.isatty() and seconds is None:
-                return ask(self._socket, "POST", path, body, CALL_SECONDS)
-            return ask_following(self._socket, path, body, seconds or CALL_SECONDS, follow)
-        except NoAnswer as error:
-            stop(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
+                return request_json(self._socket, "POST", path, body, CALL_SECONDS)
+            return request_stream(self._socket, path, body, seconds or CALL_SECONDS, follow)
+        except HubUnavailable as error:
+            fail(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
         except TimeoutError:
             words = f'"{name}" took longer than --timeout {seconds:g}; the call was cancelled'
-            stop(words, TARGET_FAILED, kind="TimedOut")
-        except Problem as problem:
-            waiting.done()
-            hints = {NOT_FOUND: lambda: self._missing(name), USAGE: hint}
-            self._give_up(problem, hints.get(problem.code, lambda: "")())
+            fail(words, TARGET_FAILED, kind="TimedOut")
+        except HubProblem as problem:
+            waiting.clear()
+            hints = {NOT_FOUND: lambda: self._explain_missing(name), USAGE: hint}
+            self._fail(problem, hints.get(problem.code, lambda: "")())
         finally:
-            waiting.done()
+            waiting.clear()
 
-    def wait_settled(self, seconds: float = START_SECONDS, *, agents: bool = True) -> list[str]:
+    def wait_until_connected(
+        self, seconds: float = START_SECONDS, *, agents: bool = True
+    ) -> list[str]:
         """Until no server is being connected and no agent looked for any more, and not for ever:
         gives those that are."""
         return self._wait(lambda: False, seconds, agents)
 
-    def held(self) -> list[dict[str, Any]]:
+    def list_quarantined(self) -> list[dict[str, Any]]:
         """What waits for approval; nothing where this caller may not know."""
         try:
-            found: list[dict[str, Any]] = self._try("GET", "/api/pins?state=held", None)["pins"]
-        except Problem:
+            found: list[dict[str, Any]] = self._request("GET", "/api/pins?state=held", None)["pins"]
+        except HubProblem:
             return []
         return found
 
     # --- asking --------------------------------------------------------------------------------
 
-    def _try(self, method: str, path: str, body: Any, seconds: float = ANSWER_SECONDS) -> Any:
+    def _request(self, method: str, path: str, body: Any, seconds: float = ANSWER_SECONDS) -> Any:
         try:
-            return ask(self._socket, method, path, body, seconds)
-        except NoAnswer as error:
-            stop(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
+            return request_json(self._socket, method, path, body, seconds)
+        except HubUnavailable as error:
+            fail(f"the hub did not answer: {error}; see: dragoman status", NO_HUB)
 
     def _ask(self, method: str, path: str, body: Any, seconds: float) -> Any:
-        with self._explaining(lambda: ""):
-            return self._try(method, path, body, seconds)
+        with self._report_problems(lambda: ""):
+            return self._request(method, path, body, seconds)
 
     @contextlib.contextmanager
-    def _explaining(self, hint: Callable[[], str]) -> Iterator[None]:
+    def _report_problems(self, hint: Callable[[], str]) -> Iterator[None]:
         try:
             yield
-        except Problem as problem:
-            self._give_up(problem, hint() if problem.code == NOT_FOUND else "")
+        except HubProblem as problem:
+            self._fail(problem, hint() if problem.code == NOT_FOUND else "")
 
-    def _give_up(self, problem: Problem, hint: str) -> NoReturn:
+    def _fail(self, problem: HubProblem, hint: str) -> NoReturn:
         if problem.kind == "NeedsInput":
             hint = "call it on a terminal, without --json, to be asked"
         more = f"; {hint}" if hint else ""
         trace = f" (trace {problem.trace[:8]})" if problem.trace else ""
         message = f"{problem.message}{more}{trace}"
-        stop(message, problem.code, kind=problem.kind, trace=problem.trace)
+        fail(message, problem.code, kind=problem.kind, trace=problem.trace)
 
     # --- what is not there ---------------------------------------------------------------------
 
@@ -283,13 +297,13 @@ class HubClient:
 
     def _look(self, name: str) -> Any | None:
         try:
-            return self._try("GET", f"/api/tools/{quote(name, safe='')}", None)
-        except Problem:
+            return self._request("GET", f"/api/tools/{quote(name, safe='')}", None)
+        except HubProblem:
             return None
 
-    def _missing(self, name: str) -> str:
+    def _explain_missing(self, name: str) -> str:
         """Why a tool is not there: its server or agent is not, or another name was meant."""
-        for server in self.servers():
+        for server in self.list_servers():
             slug = server["name"].lower().replace("-", "_").replace(" ", "_")
             theirs = name.startswith((f"mcp_{slug}_", f"{server['name']}."))
             if theirs and not server["connected"] and not server["tools_count"]:
@@ -301,7 +315,7 @@ class HubClient:
                 why = f": {agent['reason']}" if agent["reason"] else ""
                 return f'agent "{agent["name"]}" is {state}{why}'
         tools = self.get("/api/tools")["tools"]
-        near = nearest(name, [known for tool in tools for known in (tool["name"], tool["id"])])
+        near = suggest(name, [known for tool in tools for known in (tool["name"], tool["id"])])
         return near or (
             "see: dragoman tools" if tools else "see: dragoman servers, dragoman agents"
         )
@@ -309,17 +323,17 @@ class HubClient:
     def _wait(
         self, enough: Callable[[], bool], seconds: float = START_SECONDS, agents: bool = True
     ) -> list[str]:
-        waiting = Waiting()
-        until = time.monotonic() + min(seconds, self._patience)
-        starting = self._starting(agents)
+        waiting = StatusLine()
+        until = time.monotonic() + min(seconds, self._wait_seconds)
+        starting = self._list_connecting(agents)
         while starting and time.monotonic() < until and not enough():
-            waiting.say(f"waiting for {', '.join(starting)} …")
+            waiting.show(f"waiting for {', '.join(starting)} …")
             time.sleep(0.05)
-            starting = self._starting(agents)
-        waiting.done()
+            starting = self._list_connecting(agents)
+        waiting.clear()
         return starting
 
-    def _starting(self, agents: bool) -> list[str]:
+    def _list_connecting(self, agents: bool) -> list[str]:
         state = self.get("/api/status")
         if "servers" not in state:  # the policies let nobody here know
             return []
@@ -335,7 +349,7 @@ def describe_progress(told: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (count, clean(message or ""))))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     lowered = {each.lower(): each for each in names}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
@@ -343,14 +357,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f'did you mean "{lowered[near[0]]}"?' if near else ""
 
 
-def place_of(given: str | None) -> str:
+def resolve_home(given: str | None) -> str:
     try:
         return home.home_path(given)
     except home.Unfit as error:
-        stop(str(error))
+        fail(str(error))
 
 
-def running(place: str) -> home.Daemon | None:
+def find_running_hub(place: str) -> home.Daemon | None:
     """The hub that holds the home and answers."""
     found = home.connect(place)
     if found is None:
@@ -360,19 +374,19 @@ def running(place: str) -> home.Daemon | None:
 
 
 @contextlib.contextmanager
-def connected(given: str | None) -> Iterator[HubClient]:
+def connect_hub(given: str | None) -> Iterator[HubClient]:
     """A way to the hub that runs, or to one that runs as long as this."""
-    place = place_of(given)
-    daemon = running(place)
+    place = resolve_home(given)
+    daemon = find_running_hub(place)
     if daemon is not None:
         yield HubClient(place, daemon.socket)
         return
-    with _own(place) as client:
+    with _run_temporary_hub(place) as client:
         yield client
 
 
 @contextlib.contextmanager
-def _own(place: str) -> Iterator[HubClient]:
+def _run_temporary_hub(place: str) -> Iterator[HubClient]:
     """A hub inside this process."""
     if sys.stderr.isatty():
         say("no hub is running, so this command starts one for itself; faster: dragoman up")
@@ -393,21 +407,21 @@ def _own(place: str) -> Iterator[HubClient]:
     thread.start()
     try:
         until = time.monotonic() + START_SECONDS
-        daemon = running(place)
+        daemon = find_running_hub(place)
         while daemon is None and thread.is_alive() and time.monotonic() < until:
             time.sleep(0.02)
-            daemon = running(place)
+            daemon = find_running_hub(place)
         if daemon is None:
-            _not_started(failed)
+            _fail_to_start(failed)
         yield HubClient(place, daemon.socket, own=True)
     finally:
         ended.set()
         thread.join(15)
 
 
-def _not_started(failed: list[Exception]) -> NoReturn:
+def _fail_to_start(failed: list[Exception]) -> NoReturn:
     problem = failed[0] if failed else None
     if isinstance(problem, HubError):
-        stop(str(problem), code_of(problem.kind))
+        fail(str(problem), exit_code_for(problem.kind))
     why = str(problem or "it did not come up").rstrip(".")
-    stop(f"no hub is running and none could be started: {why}", NO_HUB)
+    fail(f"no hub is running and none could be started: {why}", NO_HUB)

@@ -16,7 +16,7 @@ import click
 from dragoman.core.safe_text import escape_controls, escape_json, escape_line
 
 
-def _inherited(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+def _inherit_value(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     """`dragoman --home X tools show NAME` means the same as `dragoman tools show NAME --home X`."""
     if value == "":
         raise click.BadParameter("it is empty")  # --home "$UNSET" must not mean the default
@@ -31,17 +31,17 @@ def _inherited(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
 _PRINTED = "dragoman.printed_json"
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, callback=_inherited, help="Print JSON, for programs."
+    "--json", "as_json", is_flag=True, callback=_inherit_value, help="Print JSON, for programs."
 )
 home_option = click.option(
     "--home",
     metavar="DIR",
-    callback=_inherited,
+    callback=_inherit_value,
     help="The hub's home; default $DRAGOMAN_HOME, else ~/.dragoman.",
 )
 
 
-def user_name() -> str:
+def find_user_name() -> str:
     """Who runs this command."""
     try:
         return getpass.getuser()
@@ -49,27 +49,27 @@ def user_name() -> str:
         return f"user {os.getuid()}"
 
 
-def json_text(value: Any, indent: int | None = 2) -> str:
+def render_json(value: Any, indent: int | None = 2) -> str:
     return escape_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def print_json(value: Any) -> None:
-    _note_printed()
-    print(json_text(value))
+    _mark_printed()
+    print(render_json(value))
 
 
 def print_json_line(value: Any) -> None:
     """One of several objects, at once."""
-    _note_printed()
-    print(json_text(value, None), flush=True)
+    _mark_printed()
+    print(render_json(value, None), flush=True)
 
 
-def _note_printed() -> None:
+def _mark_printed() -> None:
     if context := click.get_current_context(silent=True):
         context.meta[_PRINTED] = True
 
 
-def wants_json() -> bool:
+def must_print_json() -> bool:
     """Whether the command under way was asked for JSON and has printed none yet."""
     context = click.get_current_context(silent=True)
     if context is None or context.meta.get(_PRINTED):
@@ -81,12 +81,12 @@ def wants_json() -> bool:
     return False
 
 
-def terminal_width() -> int:
+def get_terminal_width() -> int:
     """Columns of the terminal; what is no terminal has room for everything."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10**6
 
 
-def output_text(text: str, out: TextIO) -> str:
+def render_output(text: str, out: TextIO) -> str:
     """What a tool or an agent answered: into a file or a pipe it goes as it is."""
     return escape_controls(text) if out.isatty() else text
 
@@ -97,28 +97,30 @@ def clean(text: object) -> str:
     return escape_line(" ".join(str(text).split()))
 
 
-def styled(text: str, out: TextIO | None = None, **style: Any) -> str:
+def style(text: str, out: TextIO | None = None, **style: Any) -> str:
     """In colour or bold on a terminal that was not asked to go without (https://no-color.org)."""
     out = out or sys.stdout
     return click.style(text, **style) if out.isatty() and not os.environ.get("NO_COLOR") else text
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, whole: bool = False) -> None:
+def print_table(
+    headers: Sequence[str], rows: Sequence[Sequence[Any]], *, whole: bool = False
+) -> None:
     """Columns as wide as they need; the last one is cut at the edge of the terminal, or, where it
     must be read `whole`, goes on below. Where the terminal has no room for it, it stands below."""
     texts = [[clean("" if cell is None else cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
-    room = terminal_width()
+    room = get_terminal_width()
     left = sum(widths[:-1]) + 2 * (len(widths) - 1)
     if room - left < LEAST_ROOM < widths[-1]:
         _print_narrow(headers, texts, widths[:-1], room)
         return
     for number, row in enumerate([list(headers), *texts]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
-        first, *rest = _lines(row[-1], room - left, whole)
+        first, *rest = _wrap_cell(row[-1], room - left, whole)
         line = "  ".join([*cells, first]).rstrip()
         line = line if len(line) <= room else line[: room - 1] + "…"
-        print(styled(line, bold=True) if number == 0 else line)
+        print(style(line, bold=True) if number == 0 else line)
         for more in rest:
             print(" " * left + more)
 
@@ -130,12 +132,12 @@ def _print_narrow(
     for number, row in enumerate([list(headers), *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
         for line in textwrap.wrap("  ".join(cells).rstrip(), max(room, 20)) or [""]:
-            print(styled(line, bold=True) if number == 0 else line)
+            print(style(line, bold=True) if number == 0 else line)
         for more in textwrap.wrap(row[-1], max(room - 4, 20)) if number else ():
             print(f"    {more}")
 
 
-def _lines(text: str, room: int, whole: bool) -> list[str]:
+def _wrap_cell(text: str, room: int, whole: bool) -> list[str]:
     return (textwrap.wrap(text, max(room, 20)) if whole else [text]) or [""]
 
 
@@ -143,18 +145,18 @@ LEAST_ROOM = 30
 """Columns that the last column of a table needs beside the others."""
 
 
-class Waiting:
+class StatusLine:
     """Says on a terminal what is being waited for; says nothing elsewhere."""
 
     def __init__(self) -> None:
         self._shown = ""
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         if text != self._shown and sys.stderr.isatty():
             print(f"\r\033[K{clean(text)}", end="", file=sys.stderr, flush=True)
             self._shown = text
 
-    def done(self) -> None:
+    def clear(self) -> None:
         if self._shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
             self._shown = ""

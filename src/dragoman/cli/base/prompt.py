@@ -13,35 +13,35 @@ from typing import Any
 
 import click
 
-from dragoman.cli.base.errors import USAGE, say, stop
+from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.output import clean
 
-CAN = ["form", "url"]
-ROUNDS = 20
+QUESTION_KINDS = ["form", "url"]
+MAX_ROUNDS = 20
 
 DECLINED: dict[str, Any] = {"action": "decline"}
 
 
-def can_ask() -> list[str]:
+def list_question_kinds() -> list[str]:
     """The kinds of questions that can be answered here: none without a person."""
-    return CAN if sys.stdin.isatty() and sys.stderr.isatty() else []
+    return QUESTION_KINDS if sys.stdin.isatty() and sys.stderr.isatty() else []
 
 
-def answered(questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {key: _answer(question) for key, question in questions.items()}
+def ask_questions(questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {key: _ask_question(question) for key, question in questions.items()}
 
 
-def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
+def _ask_question(question: Mapping[str, Any]) -> dict[str, Any]:
     say(f"the tool asks: {clean(question.get('message', ''))}")
     try:
         if question.get("kind") == "url":
             say(f"visit {clean(question.get('url', ''))}")
-            click.prompt("Enter when you are done, Ctrl-D to decline", default="", **_ASIDE)
+            click.prompt("Enter when you are done, Ctrl-D to decline", default="", **_ON_STDERR)
             return {"action": "accept"}
         asked = clean(question.get("message", ""))
-        return {"action": "accept", "content": _form(question.get("requestedSchema"), asked)}
+        return {"action": "accept", "content": _ask_form(question.get("requestedSchema"), asked)}
     except click.Abort:
-        if _interrupted():
+        if _is_interrupted():
             raise
         say("declined")
         return DECLINED
@@ -52,40 +52,40 @@ def confirm(question: str) -> None:
     try:
         agrees = click.confirm(question, err=True)
     except click.Abort:
-        if _interrupted():
+        if _is_interrupted():
             raise
-        stop("nobody has answered, and nothing was changed; --yes goes on without asking", USAGE)
+        fail("nobody has answered, and nothing was changed; --yes goes on without asking", USAGE)
     if not agrees:
-        stop("nothing was changed")
+        fail("nothing was changed")
 
 
-_ASIDE: dict[str, Any] = {"err": True, "show_default": False}
+_ON_STDERR: dict[str, Any] = {"err": True, "show_default": False}
 
 
-def _interrupted() -> bool:
+def _is_interrupted() -> bool:
     """click gives Ctrl-C and Ctrl-D the same name."""
     return isinstance(sys.exc_info()[1].__context__, KeyboardInterrupt)  # type: ignore[union-attr]
 
 
-def _form(schema: Any, asked: str) -> dict[str, Any]:
+def _ask_form(schema: Any, asked: str) -> dict[str, Any]:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     required = schema.get("required") if isinstance(schema, dict) else None
     content: dict[str, Any] = {}
     for name, about in (properties if isinstance(properties, dict) else {}).items():
         about = about if isinstance(about, dict) else {}
         needed = isinstance(required, list) and name in required
-        value = _field(name, about, needed, asked)
+        value = _ask_field(name, about, needed, asked)
         if value is not None:
             content[name] = value
     return content
 
 
-def _field(name: str, about: Mapping[str, Any], needed: bool, asked: str) -> Any:
+def _ask_field(name: str, about: Mapping[str, Any], needed: bool, asked: str) -> Any:
     title = clean(about.get("title") or name)
     if title == asked:  # an agent's question in words has one field, called as it is asked
         title = "your answer"
     words = [clean(about["description"])] if about.get("description") else []
-    if choices := _choices(about):
+    if choices := _list_choices(about):
         words.append("one of " + ", ".join(clean(choice) for choice in choices))
     default = about.get("default")
     if default is not None:
@@ -94,16 +94,16 @@ def _field(name: str, about: Mapping[str, Any], needed: bool, asked: str) -> Any
         words.append("optional")
     prompt = f"{title} ({'; '.join(words)})" if words else title
     while True:
-        text = click.prompt(prompt, default="", **_ASIDE)
+        text = click.prompt(prompt, default="", **_ON_STDERR)
         if text == "" and (default is not None or not needed):
             return default
-        value, problem = _typed(text, about, choices)
+        value, problem = _parse_answer(text, about, choices)
         if problem is None:
             return value
         say(problem)
 
 
-def _choices(about: Mapping[str, Any]) -> list[str]:
+def _list_choices(about: Mapping[str, Any]) -> list[str]:
     if isinstance(about.get("enum"), list):
         return [str(choice) for choice in about["enum"]]
     titled = about.get("oneOf")
@@ -112,7 +112,9 @@ def _choices(about: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _typed(text: str, about: Mapping[str, Any], choices: list[str]) -> tuple[Any, str | None]:
+def _parse_answer(
+    text: str, about: Mapping[str, Any], choices: list[str]
+) -> tuple[Any, str | None]:
     """The value that was meant, or what is wrong with it."""
     kind = about.get("type", "string")
     if choices and kind == "string" and text not in choices:

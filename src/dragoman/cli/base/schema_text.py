@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dragoman.cli.base.output import clean, terminal_width
+from dragoman.cli.base.output import clean, get_terminal_width
 
 MAX_DEPTH = 6
 MAX_LINES = 400
@@ -19,14 +19,14 @@ MAX_CHOICES = 20
 STEP = 2
 
 
-def object_properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def get_properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A server may have written anything there."""
     found = schema.get("properties")
     properties = found if isinstance(found, dict) else {}
     return {key: about if isinstance(about, dict) else {} for key, about in properties.items()}
 
 
-def required_names(schema: Mapping[str, Any]) -> list[str]:
+def list_required(schema: Mapping[str, Any]) -> list[str]:
     found = schema.get("required")
     return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
@@ -34,7 +34,7 @@ def required_names(schema: Mapping[str, Any]) -> list[str]:
 def find_misspelt(schema: Mapping[str, Any], given: Iterable[str]) -> list[tuple[str, str, bool]]:
     """Arguments that the schema does not name, with the one that was probably meant, and whether a
     call with them can only fail."""
-    known = object_properties(schema)
+    known = get_properties(schema)
     given = list(given)
     found = []
     for name in given:
@@ -44,14 +44,14 @@ def find_misspelt(schema: Mapping[str, Any], given: Iterable[str]) -> list[tuple
         near = difflib.get_close_matches(name, free, n=1, cutoff=0.6)
         if near:
             closed = schema.get("additionalProperties") is False
-            found.append((name, near[0], closed or near[0] in required_names(schema)))
+            found.append((name, near[0], closed or near[0] in list_required(schema)))
     return found
 
 
 def render_arguments(schema: Mapping[str, Any]) -> list[str]:
     """One line or more for each argument, nested ones below theirs."""
     lines: list[str] = []
-    for line in _members(schema, schema, 1, ()):
+    for line in _render_members(schema, schema, 1, ()):
         if len(lines) >= MAX_LINES:
             lines.append(f"{' ' * STEP}… (--json has the whole schema)")
             break
@@ -62,43 +62,44 @@ def render_arguments(schema: Mapping[str, Any]) -> list[str]:
 def wrap(text: str, indent: int, first: int | None = None) -> list[str]:
     """Wrapped to the terminal, the first line indented by `first`."""
     start = " " * (indent if first is None else first)
-    width = max(terminal_width(), indent + 20)
+    width = max(get_terminal_width(), indent + 20)
     return textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * indent)
 
 
-def _members(
+def _render_members(
     root: Mapping[str, Any], schema: Mapping[str, Any], depth: int, seen: tuple[str, ...]
 ) -> Iterator[str]:
-    required = required_names(schema)
-    for name, written in object_properties(schema).items():
+    required = list_required(schema)
+    for name, written in get_properties(schema).items():
         about, below = _resolve(root, written, seen)
         needed = "required" if name in required else "optional"
-        words = f"{clean(name)}  {describe_type(root, about, below)}, {needed}{_default(about)}"
+        kind = describe_type(root, about, below)
+        words = f"{clean(name)}  {kind}, {needed}{_describe_default(about)}"
         if about.get("description"):
             words += f"  {clean(about['description'])}"
         yield from wrap(words, depth * STEP + 2 * STEP, depth * STEP)
-        yield from _nested(root, about, depth + 1, below)
+        yield from _render_nested(root, about, depth + 1, below)
 
 
-def _nested(
+def _render_nested(
     root: Mapping[str, Any], about: Mapping[str, Any], depth: int, seen: tuple[str, ...]
 ) -> Iterator[str]:
     if depth > MAX_DEPTH:
         return
     if isinstance(about.get("items"), dict):
         items, below = _resolve(root, about["items"], seen)
-        yield from _nested(root, items, depth, below)
-    forms = [one for one in _forms(about) if isinstance(one, dict)]
+        yield from _render_nested(root, items, depth, below)
+    forms = [one for one in _list_alternatives(about) if isinstance(one, dict)]
     for written in forms:
         form, below = _resolve(root, written, seen)
-        if object_properties(form) and len(forms) > 1:
+        if get_properties(form) and len(forms) > 1:
             title = clean(form.get("title") or form.get("description") or "an object")
             yield from wrap(f"either: {title}", depth * STEP)
-        yield from _members(root, form, depth + (len(forms) > 1), below)
-    yield from _members(root, about, depth, seen)
+        yield from _render_members(root, form, depth + (len(forms) > 1), below)
+    yield from _render_members(root, about, depth, seen)
 
 
-def _forms(about: Mapping[str, Any]) -> list[Any]:
+def _list_alternatives(about: Mapping[str, Any]) -> list[Any]:
     for key in ("anyOf", "oneOf"):
         if isinstance(about.get(key), list):
             return list(about[key])
@@ -134,7 +135,7 @@ def describe_type(
     if "const" in about:
         return f"always {clean(json.dumps(about['const'], ensure_ascii=False))}"
     kind = about.get("type")
-    if kind is None and depth < MAX_DEPTH and (forms := _forms(about)):
+    if kind is None and depth < MAX_DEPTH and (forms := _list_alternatives(about)):
         names = [
             describe_type(root, *_resolve(root, one, seen), depth + 1)
             for one in forms
@@ -145,11 +146,11 @@ def describe_type(
         inner = describe_type(root, *_resolve(root, about["items"], seen), depth + 1)
         return f"array of {inner}"
     if kind is None:
-        kind = "object" if object_properties(about) else "any"
+        kind = "object" if get_properties(about) else "any"
     return clean(" or ".join(map(str, kind)) if isinstance(kind, list) else kind)
 
 
-def _default(about: Mapping[str, Any]) -> str:
+def _describe_default(about: Mapping[str, Any]) -> str:
     if "default" not in about:
         return ""
     return f", default {clean(json.dumps(about['default'], ensure_ascii=False))}"

@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.cli.base import toml_edit
-from dragoman.cli.base.errors import Unreadable
-from dragoman.cli.base.files import backups, decode, read_bytes
+from dragoman.cli.base.errors import UnreadableFile
+from dragoman.cli.base.files import decode_text, list_backups, read_bytes
 from dragoman.cli.clients import jsonc
-from dragoman.cli.clients.known_clients import Client, servers_at
+from dragoman.cli.clients.known_clients import KnownClient, find_servers
 
 
-def parse(format: str, data: bytes) -> Any:
+def parse_document(format: str, data: bytes) -> Any:
     """What a configuration file says, as plain values; an empty file says {}."""
-    text = decode(data)[1]
+    text = decode_text(data)[1]
     if format == "toml":
         return toml_edit.parse_toml(text)
     node = jsonc.parse_jsonc(text)
     return {} if node is None else node.value
 
 
-def with_entry(client: Client, data: bytes | None, name: str, entry: dict[str, Any]) -> bytes:
+def set_entry(client: KnownClient, data: bytes | None, name: str, entry: dict[str, Any]) -> bytes:
     """The file with exactly this entry added, or changed."""
-    mark, text = decode(data or b"")
-    old = parse(client.format, data or b"")
-    keys, _ = servers_at(old, client)
-    edit = toml_edit.with_table if client.format == "toml" else jsonc.with_member
+    mark, text = decode_text(data or b"")
+    old = parse_document(client.format, data or b"")
+    keys, _ = find_servers(old, client)
+    edit = toml_edit.set_table if client.format == "toml" else jsonc.set_member
     new = edit(text, keys, name, entry)
     expected = copy.deepcopy(old)
     inner = expected
@@ -40,52 +40,54 @@ def with_entry(client: Client, data: bytes | None, name: str, entry: dict[str, A
     if client.format == "toml":
         inner.pop(name, None)
     inner[name] = entry
-    return _checked(client, mark + new, expected)
+    return _encode_checked(client, mark + new, expected)
 
 
-def without_entry(client: Client, data: bytes, name: str) -> bytes:
+def remove_entry(client: KnownClient, data: bytes, name: str) -> bytes:
     """The file with exactly this entry taken out."""
-    mark, text = decode(data)
-    expected = copy.deepcopy(parse(client.format, data))
-    keys, found = servers_at(expected, client)
+    mark, text = decode_text(data)
+    expected = copy.deepcopy(parse_document(client.format, data))
+    keys, found = find_servers(expected, client)
     found.pop(name)
-    edit = toml_edit.without_table if client.format == "toml" else jsonc.without_member
-    return _checked(client, mark + edit(text, keys, name), expected)
+    edit = toml_edit.remove_table if client.format == "toml" else jsonc.remove_member
+    return _encode_checked(client, mark + edit(text, keys, name), expected)
 
 
-def _checked(client: Client, text: str, expected: Any) -> bytes:
+def _encode_checked(client: KnownClient, text: str, expected: Any) -> bytes:
     try:
         data = text.encode()
-        same = repr(parse(client.format, data)) == repr(expected)
-    except (Unreadable, UnicodeEncodeError):
+        same = repr(parse_document(client.format, data)) == repr(expected)
+    except (UnreadableFile, UnicodeEncodeError):
         same = False
     if not same:
-        raise Unreadable("it is laid out in a way that cannot be edited safely")
+        raise UnreadableFile("it is laid out in a way that cannot be edited safely")
     return data
 
 
-def undone(client: Client, path: Path, data: bytes, name: str) -> bytes | None:
+def restore_original(client: KnownClient, path: Path, data: bytes, name: str) -> bytes | None:
     """The bytes of before the installation, where a backup proves them; else `without_entry`.
 
     None: there was no file before.
     """
-    entry = servers_at(parse(client.format, data), client)[1][name]
-    for backup in reversed(backups(path)):
+    entry = find_servers(parse_document(client.format, data), client)[1][name]
+    for backup in reversed(list_backups(path)):
         try:
             before = read_bytes(backup)
-        except Unreadable:
+        except UnreadableFile:
             continue
-        if before is not None and _leads_to(client, before, name, entry, data):
+        if before is not None and _is_original(client, before, name, entry, data):
             return before
-    if _leads_to(client, None, name, entry, data):
+    if _is_original(client, None, name, entry, data):
         return None
-    return without_entry(client, data, name)
+    return remove_entry(client, data, name)
 
 
-def _leads_to(client: Client, before: bytes | None, name: str, entry: Any, data: bytes) -> bool:
+def _is_original(
+    client: KnownClient, before: bytes | None, name: str, entry: Any, data: bytes
+) -> bool:
     try:
-        if before and name in servers_at(parse(client.format, before), client)[1]:
+        if before and name in find_servers(parse_document(client.format, before), client)[1]:
             return False
-        return with_entry(client, before, name, entry) == data
-    except Unreadable:
+        return set_entry(client, before, name, entry) == data
+    except UnreadableFile:
         return False

@@ -15,43 +15,43 @@ from typing import Any
 
 import click
 
-from dragoman.cli.base.errors import Failed, Unreadable
-from dragoman.cli.base.files import decode, read_bytes, write
+from dragoman.cli.base.errors import CommandFailed, UnreadableFile
+from dragoman.cli.base.files import decode_text, read_bytes, replace_file
 from dragoman.cli.base.output import clean, home_option, json_option
 from dragoman.cli.base.toml_edit import append_toml, parse_toml
-from dragoman.cli.clients.import_move import Moving, move
-from dragoman.cli.clients.import_move import undo as put_back
-from dragoman.cli.clients.import_plan import Found, Plan, plan_for
-from dragoman.cli.clients.import_sources import found_in_client, found_in_file
-from dragoman.cli.clients.install import unknown
-from dragoman.cli.clients.known_clients import CLIENTS, config_file
-from dragoman.cli.clients.variable_refs import Skip
+from dragoman.cli.clients.import_move import MoveResult, move_servers
+from dragoman.cli.clients.import_move import undo_move as put_back
+from dragoman.cli.clients.import_plan import FoundServer, ServerPlan, plan_server
+from dragoman.cli.clients.import_sources import find_client_servers, find_file_servers
+from dragoman.cli.clients.install import build_unknown_client_error
+from dragoman.cli.clients.known_clients import CLIENTS, find_config_file
+from dragoman.cli.clients.variable_refs import SkipServer
 from dragoman.cli.completion_values import complete_clients
-from dragoman.cli.config_edits import without_server
+from dragoman.cli.config_edits import remove_server
 from dragoman.cli.configure import FIRST_CONFIG
 from dragoman.config import read_env
 from dragoman.core.errors import ConfigError
 from dragoman.home import Unfit, home_path, prepare
 
 
-def _namespace(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
 @dataclass(slots=True)
-class Work:
+class ImportJob:
     """What an import does: decided first, shown, and then written in one go."""
 
     home: Path
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[ServerPlan] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     config: bytes | None = None
     env: bytes | None = None
-    there: list[tuple[Found, str]] = field(default_factory=list)
+    present: list[tuple[FoundServer, str]] = field(default_factory=list)
     """Servers that `config.toml` has already just as they are in the other file, with their names
     there."""
-    added: list[tuple[Found, str]] = field(default_factory=list)
+    added: list[tuple[FoundServer, str]] = field(default_factory=list)
     replaces: str | None = None
     """The name of a server of `config.toml` whose place a new one takes."""
 
@@ -63,12 +63,12 @@ class Work:
     def env_path(self) -> Path:
         return self.home / "env"
 
-    def decide(self, found: list[Found]) -> None:
+    def plan_servers(self, found: list[FoundServer]) -> None:
         self.config, self.env = read_bytes(self.config_path), read_bytes(self.env_path)
         try:
-            document = parse_toml(decode(self.config or b"")[1])
-        except Unreadable as error:
-            raise Failed(
+            document = parse_toml(decode_text(self.config or b"")[1])
+        except UnreadableFile as error:
+            raise CommandFailed(
                 f'"{self.config_path}" cannot be read: {error}. Nothing was changed; correct it.'
             ) from None
         listed = document.get("mcp_servers", [])
@@ -76,35 +76,41 @@ class Work:
             [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         )
         listed_names = [str(server.get("name")) for server in known]
-        taken = {_namespace(name): "config.toml" for name in listed_names if name != self.replaces}
+        taken = {
+            _normalize_name(name): "config.toml" for name in listed_names if name != self.replaces
+        }
         values = read_env(self.env)
         for server in found:
             try:
-                plan = plan_for(server)
-                self._note_same(server, plan, known)
-                self._fits(plan, taken, values)
-            except Skip as reason:
+                plan = plan_server(server)
+                self._note_present(server, plan, known)
+                self._check_conflicts(plan, taken, values)
+            except SkipServer as reason:
                 names = {"name": clean(server.name), "from": server.source}
                 self.skipped.append({**names, "reason": clean(reason)})
                 continue
-            taken[_namespace(plan.name)] = plan.source
+            taken[_normalize_name(plan.name)] = plan.source
             values |= plan.values
             self.plans.append(plan)
             self.added.append((server, plan.name))
 
-    def _note_same(self, server: Found, plan: Plan, known: list[dict[str, Any]]) -> None:
+    def _note_present(
+        self, server: FoundServer, plan: ServerPlan, known: list[dict[str, Any]]
+    ) -> None:
         for entry in known:
-            same = _without_defaults(entry.get("transport")) == _without_defaults(plan.transport)
-            if same and _namespace(str(entry.get("name"))) == _namespace(plan.name):
-                self.there.append((server, str(entry["name"])))
+            same = _drop_defaults(entry.get("transport")) == _drop_defaults(plan.transport)
+            if same and _normalize_name(str(entry.get("name"))) == _normalize_name(plan.name):
+                self.present.append((server, str(entry["name"])))
 
-    def _fits(self, plan: Plan, taken: dict[str, str], values: dict[str, str]) -> None:
-        holder = taken.get(_namespace(plan.name))
+    def _check_conflicts(
+        self, plan: ServerPlan, taken: dict[str, str], values: dict[str, str]
+    ) -> None:
+        holder = taken.get(_normalize_name(plan.name))
         if holder is not None:
-            raise Skip(f"a server of this name is already in {holder}")
+            raise SkipServer(f"a server of this name is already in {holder}")
         for name, value in plan.values.items():
             if values.get(name, value) != value:
-                raise Skip(
+                raise SkipServer(
                     f"{name} has another value in {self.env_path} already; make them one, or give "
                     "this server's variable another name by hand"
                 )
@@ -114,27 +120,27 @@ class Work:
         if not self.plans:
             return None
         prepare(str(self.home))
-        mark, text = decode(self.config if self.config is not None else FIRST_CONFIG.encode())
+        mark, text = decode_text(self.config if self.config is not None else FIRST_CONFIG.encode())
         if self.replaces is not None:
-            text = without_server(text, self.replaces)
+            text = remove_server(text, self.replaces)
         new = text
         for plan in self.plans:
-            new = append_toml(new, plan.block())
+            new = append_toml(new, plan.render_block())
         old = parse_toml(text)
-        blocks = parse_toml("\n".join(plan.block() for plan in self.plans))["mcp_servers"]
+        blocks = parse_toml("\n".join(plan.render_block() for plan in self.plans))["mcp_servers"]
         try:
             listed = old.get("mcp_servers", [])
             expected = old | {"mcp_servers": [*listed, *blocks] if isinstance(listed, list) else 0}
             same = repr(parse_toml(new)) == repr(expected)
-        except Unreadable:
+        except UnreadableFile:
             same = False
         if not same:
-            raise Failed(
+            raise CommandFailed(
                 f'"{self.config_path}" lists mcp_servers in a form that cannot be added to; '
                 "nothing was changed. Write each as a [[mcp_servers]] table, or see --print."
             )
         self._write_env()
-        return write(self.config_path, (mark + new).encode(), self.config)
+        return replace_file(self.config_path, (mark + new).encode(), self.config)
 
     def _write_env(self) -> None:
         known = read_env(self.env)
@@ -146,51 +152,55 @@ class Work:
         lines = "".join(f"{name}={value}\n" for name, value in fresh.items())
         if self.env is not None and os.name == "posix":
             os.chmod(self.env_path, 0o600)
-        write(self.env_path, old + gap + lines.encode(), self.env, backup=False)
+        replace_file(self.env_path, old + gap + lines.encode(), self.env, backup=False)
 
 
-def _without_defaults(transport: Any) -> Any:
+def _drop_defaults(transport: Any) -> Any:
     """Where a transport leads, whichever of its defaults are written out."""
     if not isinstance(transport, dict):
         return transport
     return {key: value for key, value in transport.items() if value not in ([], {}, False, None)}
 
 
-def _collect(source: str | None, work: Work) -> list[Found]:
+def _find_servers(source: str | None, work: ImportJob) -> list[FoundServer]:
     if source is not None and source not in CLIENTS:
         if not Path(source).exists():
             if "/" in source or "." in source:
                 raise click.UsageError(f'there is no file "{source}"')
-            raise unknown(source, " and no file")
-        return found_in_file(Path(source))
+            raise build_unknown_client_error(source, " and no file")
+        return find_file_servers(Path(source))
     if source is not None:
-        found = found_in_client(CLIENTS[source])
+        found = find_client_servers(CLIENTS[source])
         if not found:
-            path = config_file(CLIENTS[source])
-            raise Failed(f"{CLIENTS[source].title} has no MCP servers in {path}; nothing to import")
+            path = find_config_file(CLIENTS[source])
+            raise CommandFailed(
+                f"{CLIENTS[source].title} has no MCP servers in {path}; nothing to import"
+            )
         return found
-    everything: list[Found] = []
+    everything: list[FoundServer] = []
     for client in CLIENTS.values():
         try:
-            everything += found_in_client(client)
-        except Unreadable as error:
+            everything += find_client_servers(client)
+        except UnreadableFile as error:
             work.problems.append(f"{client.title}: {error}")
     return everything
 
 
-def _only(found: list[Found], only: str) -> list[Found]:
-    wanted = {_namespace(name.strip()): name.strip() for name in only.split(",") if name.strip()}
-    chosen = [server for server in found if _namespace(server.name) in wanted]
-    missing = wanted.keys() - {_namespace(server.name) for server in chosen}
+def _select_servers(found: list[FoundServer], only: str) -> list[FoundServer]:
+    wanted = {
+        _normalize_name(name.strip()): name.strip() for name in only.split(",") if name.strip()
+    }
+    chosen = [server for server in found if _normalize_name(server.name) in wanted]
+    missing = wanted.keys() - {_normalize_name(server.name) for server in chosen}
     if missing or not wanted:
         names = ", ".join(dict.fromkeys(server.name for server in found)) or "none"
         what = ", ".join(wanted[name] for name in missing) or "(nothing)"
-        raise Failed(f"--only {what}: no such server; found: {names}")
+        raise CommandFailed(f"--only {what}: no such server; found: {names}")
     return chosen
 
 
-def _answer(work: Work, done: bool, backup: Path | None) -> dict[str, Any]:
-    brief = [plan.brief() for plan in work.plans]
+def _build_answer(work: ImportJob, done: bool, backup: Path | None) -> dict[str, Any]:
+    brief = [plan.summarize() for plan in work.plans]
     after = "dragoman servers" if done else "dragoman import --all"
     return {
         "added": brief if done else [],
@@ -204,14 +214,14 @@ def _answer(work: Work, done: bool, backup: Path | None) -> dict[str, Any]:
     }
 
 
-def _show(work: Work, mark: str = "") -> None:
+def _print_plans(work: ImportJob, mark: str = "") -> None:
     for problem in work.problems:
         click.echo(f"{mark}Not read: {clean(problem)}")
     for skip in work.skipped:
         words = f'Skipped "{skip["name"]}" from {skip["from"]}: {skip["reason"]}.'
         click.echo(f"{mark}{clean(words)}")
     for plan in [] if mark else work.plans:
-        brief = plan.brief()
+        brief = plan.summarize()
         click.echo(f"{brief['name']:<24} {brief['type']:<6} {brief['where']}  from {plan.source}")
         for note in brief["notes"]:
             click.echo(f"  note: {note}")
@@ -222,7 +232,7 @@ def _show(work: Work, mark: str = "") -> None:
         )
 
 
-def _summary(work: Work, backup: Path | None) -> None:
+def _print_summary(work: ImportJob, backup: Path | None) -> None:
     kept = f" (backup: {backup.name})" if backup else ""
     names = ", ".join(plan.name for plan in work.plans)
     click.echo(f"Added {len(work.plans)} to {work.config_path}{kept}: {names}.")
@@ -231,18 +241,18 @@ def _summary(work: Work, backup: Path | None) -> None:
     click.echo("See how they do with: dragoman servers")
 
 
-def _printed(work: Work) -> None:
-    _show(work, "# ")
+def _print_config(work: ImportJob) -> None:
+    _print_plans(work, "# ")
     click.echo(f"# To be added to {work.config_path}:")
     for plan in work.plans:
-        notes = "".join(f"# {note}\n" for note in plan.brief()["notes"])
-        click.echo(f"\n{notes}{plan.block()}", nl=False)
+        notes = "".join(f"# {note}\n" for note in plan.summarize()["notes"])
+        click.echo(f"\n{notes}{plan.render_block()}", nl=False)
     names = dict.fromkeys(name for plan in work.plans for name in plan.values)
     if names:
         click.echo(f"\n# Values to be added to {work.env_path}: {', '.join(names)}")
 
 
-def _sure(work: Work) -> bool:
+def _confirm(work: ImportJob) -> bool:
     if sys.stdin.isatty() and sys.stdout.isatty():
         try:
             return click.confirm(f"Add these to {work.config_path}?", default=True)
@@ -302,30 +312,30 @@ def import_command(
         _undo(source, home, as_json)
         return
     try:
-        work = Work(Path(home_path(home)))
-        found = _collect(source, work)
-        work.decide(_only(found, only) if only is not None else found)
+        work = ImportJob(Path(home_path(home)))
+        found = _find_servers(source, work)
+        work.plan_servers(_select_servers(found, only) if only is not None else found)
         if not as_json and not printed:
-            _show(work)
+            _print_plans(work)
         explicit = everything or source is not None or only is not None
-        done = not printed and bool(work.plans) and (explicit or (not as_json and _sure(work)))
+        done = not printed and bool(work.plans) and (explicit or (not as_json and _confirm(work)))
         backup = work.write() if done else None
-        wanted = [*work.added, *work.there] if moves and (done or not work.plans) else []
-        moved = move(work.home, wanted) if wanted and not printed else None
-    except (click.ClickException, Unreadable, Unfit, ConfigError, OSError) as error:
+        wanted = [*work.added, *work.present] if moves and (done or not work.plans) else []
+        moved = move_servers(work.home, wanted) if wanted and not printed else None
+    except (click.ClickException, UnreadableFile, Unfit, ConfigError, OSError) as error:
         message = str(error).rstrip(".") + "."
-        failure = error if isinstance(error, click.ClickException) else Failed(message)
+        failure = error if isinstance(error, click.ClickException) else CommandFailed(message)
         if not as_json:
             raise failure from None
         click.echo(json.dumps({"error": failure.message}))
         ctx.exit(failure.exit_code)
     if as_json:
-        more = moved.as_json() if moved is not None else {}
-        click.echo(json.dumps({**_answer(work, done, backup), **more}, indent=2))
+        more = moved.build_json() if moved is not None else {}
+        click.echo(json.dumps({**_build_answer(work, done, backup), **more}, indent=2))
     elif printed:
-        _printed(work)
+        _print_config(work)
     elif done:
-        _summary(work, backup)
+        _print_summary(work, backup)
     elif work.plans:
         click.echo("Nothing was changed; to add these, run it again with --all.")
     else:
@@ -337,10 +347,10 @@ def import_command(
             else "Nothing new to import; nothing was changed."
         )
     if moved is not None and not as_json:
-        _show_moved(moved)
+        _print_moves(moved)
 
 
-def _show_moved(moved: Moving) -> None:
+def _print_moves(moved: MoveResult) -> None:
     for one in moved.moved:
         kept = f" (backup: {Path(one.backup).name})" if one.backup else ""
         click.echo(f"Moved out of {one.path}{kept}: {', '.join(map(clean, one.names))}.")
@@ -353,11 +363,11 @@ def _show_moved(moved: Moving) -> None:
 
 def _undo(source: str | None, home: str | None, as_json: bool) -> None:
     client = CLIENTS.get(source or "")
-    path = config_file(client) if client else Path(source).absolute() if source else None
+    path = find_config_file(client) if client else Path(source).absolute() if source else None
     try:
         back = put_back(Path(home_path(home)), path)
-    except (Unreadable, Unfit) as error:
-        raise Failed(str(error)) from None
+    except (UnreadableFile, Unfit) as error:
+        raise CommandFailed(str(error)) from None
     if as_json:
         click.echo(json.dumps({"restored": back.names, "file": back.path}, indent=2))
         return

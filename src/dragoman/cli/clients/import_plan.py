@@ -17,24 +17,30 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dragoman.cli.base.output import clean
-from dragoman.cli.base.toml_edit import toml_value
-from dragoman.cli.clients.known_clients import Client, is_hub
-from dragoman.cli.clients.variable_refs import VARIABLE, Skip, parts, string_of, text_of
+from dragoman.cli.base.toml_edit import render_value
+from dragoman.cli.clients.known_clients import KnownClient, is_hub_entry
+from dragoman.cli.clients.variable_refs import (
+    VARIABLE,
+    SkipServer,
+    convert_to_string,
+    resolve_text,
+    split_references,
+)
 from dragoman.config import parse as check_config
 from dragoman.core.errors import ConfigError
 
 HARMLESS_HEADERS = {"accept", "accept-language", "content-type", "user-agent"}
-GIVEN_BY_THE_HUB = {"PATH", "HOME", "TMPDIR"}
-TYPED = "typed"
+SET_BY_HUB = {"PATH", "HOME", "TMPDIR"}
+COMMAND_LINE = "typed"
 """The name of the client that stands for the command line."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundServer:
     name: str
     entry: Any
-    client: Client
+    client: KnownClient
     source: str
     base: Path | None = None
     """The folder that relative paths are meant from; None in a file that belongs to no folder."""
@@ -48,7 +54,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class Plan:
+class ServerPlan:
     """A server as the hub will have it, and the values that go to the env file."""
 
     name: str
@@ -59,15 +65,15 @@ class Plan:
     values: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def block(self) -> str:
-        lines = ["[[mcp_servers]]", f"name = {toml_value(self.name)}"]
-        lines += [f"env = {toml_value(self.env)}"] if self.env else []
-        lines += [f"{key} = {toml_value(value)}" for key, value in self.settings.items()]
+    def render_block(self) -> str:
+        lines = ["[[mcp_servers]]", f"name = {render_value(self.name)}"]
+        lines += [f"env = {render_value(self.env)}"] if self.env else []
+        lines += [f"{key} = {render_value(value)}" for key, value in self.settings.items()]
         lines += ["", "[mcp_servers.transport]"]
-        lines += [f"{key} = {toml_value(value)}" for key, value in self.transport.items()]
+        lines += [f"{key} = {render_value(value)}" for key, value in self.transport.items()]
         return "\n".join(lines) + "\n"
 
-    def brief(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """What may be shown: arguments and the rest of an address can hold secrets."""
         where = self.transport.get("command") or urlsplit(self.transport["url"]).hostname
         return {
@@ -81,38 +87,38 @@ class Plan:
         }
 
 
-def plan_for(found: Found) -> Plan:
+def plan_server(found: FoundServer) -> ServerPlan:
     """Raises Skip with the reason where the hub cannot have this server."""
     entry = found.entry
     if not isinstance(entry, dict):
-        raise Skip("its entry is no object")
-    if is_hub(entry):
-        raise Skip("it is this hub itself")
+        raise SkipServer("its entry is no object")
+    if is_hub_entry(entry):
+        raise SkipServer("it is this hub itself")
     if entry.get("disabled") is True or entry.get("enabled") is False:
-        raise Skip("it is switched off there")
+        raise SkipServer("it is switched off there")
     name = re.sub(r"[^A-Za-z0-9 _-]+", "-", found.name).strip(" -_")[:64]
     if not name:
-        raise Skip("its name has no letter or digit that a server's name here may have")
-    plan = Plan(name, found.source, dict(found.settings))
+        raise SkipServer("its name has no letter or digit that a server's name here may have")
+    plan = ServerPlan(name, found.source, dict(found.settings))
     if name != found.name:
         plan.notes.append(f'it is called "{found.name}" there')
     if entry.get("command"):
-        _stdio(entry, found, plan)
+        _plan_stdio(entry, found, plan)
     else:
-        _remote(entry, found.client, plan)
+        _plan_remote(entry, found.client, plan)
         if found.allow_private:
             plan.transport["allow_private"] = True
     for key in ("envFile", "oauth", "auth", "headersHelper"):
         if entry.get(key):
             plan.notes.append(f'its "{key}" has no counterpart here and was left out')
     try:
-        check_config(plan.block(), "its entry")
+        check_config(plan.render_block(), "its entry")
     except ConfigError as error:
-        raise Skip(f"the hub would refuse it: {error}") from None
+        raise SkipServer(f"the hub would refuse it: {error}") from None
     return plan
 
 
-def _stdio(entry: dict[str, Any], found: Found, plan: Plan) -> None:
+def _plan_stdio(entry: dict[str, Any], found: FoundServer, plan: ServerPlan) -> None:
     client = found.client
     command, args = entry["command"], entry.get("args") or []
     env = entry.get("env") or entry.get("environment") or {}
@@ -122,27 +128,27 @@ def _stdio(entry: dict[str, Any], found: Found, plan: Plan) -> None:
     if isinstance(command, list) and command:
         command, args = command[0], [*command[1:], *args]
     if not isinstance(args, list) or not isinstance(env, dict):
-        raise Skip("its args are no list, or its env is no object")
-    plan.transport = {"type": "stdio", "command": text_of(command, client, "its command")}
-    plan.transport["args"] = [text_of(arg, client, "an argument") for arg in args]
+        raise SkipServer("its args are no list, or its env is no object")
+    plan.transport = {"type": "stdio", "command": resolve_text(command, client, "its command")}
+    plan.transport["args"] = [resolve_text(arg, client, "an argument") for arg in args]
     if entry.get("cwd"):
-        plan.transport["cwd"] = text_of(entry["cwd"], client, "its cwd")
+        plan.transport["cwd"] = resolve_text(entry["cwd"], client, "its cwd")
     if found.base is not None:
         _make_absolute(plan, found.base)
-    if _seem_secret(plan.transport["args"]):
+    if _has_secret(plan.transport["args"]):
         plan.notes.append("its arguments seem to hold a secret, which config.toml now holds too")
     for name, value in env.items():
-        _environment(name, string_of(value, f"its variable {name}"), client, plan)
+        _plan_variable(name, convert_to_string(value, f"its variable {name}"), client, plan)
     for name in entry.get("env_vars") or []:  # Codex
         if isinstance(name, str) and VARIABLE.fullmatch(name) and name not in plan.env:
             plan.env.append(name)
-    _grant_surroundings(found, plan)
+    _keep_surroundings(found, plan)
 
 
-def _grant_surroundings(found: Found, plan: Plan) -> None:
+def _keep_surroundings(found: FoundServer, plan: ServerPlan) -> None:
     """A client starts its servers with the user's home and, most of them, with the proxies of the
     shell: one that is taken over keeps them. One that is new gets a home of its own."""
-    if found.client.name == TYPED:
+    if found.client.name == COMMAND_LINE:
         if "home" not in plan.settings and "HOME" not in plan.env:
             plan.notes.append(
                 "it has a home folder of its own; --set home='\"user\"' gives it yours, with what "
@@ -157,7 +163,7 @@ def _grant_surroundings(found: Found, plan: Plan) -> None:
         plan.notes.append(f"it is given {', '.join(given)}, as set in this shell")
 
 
-def _make_absolute(plan: Plan, base: Path) -> None:
+def _make_absolute(plan: ServerPlan, base: Path) -> None:
     """A client starts its servers in the project's folder, the hub in a private home: what names a
     file from there is made a full path."""
     transport = plan.transport
@@ -165,11 +171,11 @@ def _make_absolute(plan: Plan, base: Path) -> None:
         transport["cwd"] = str(base / os.path.expanduser(transport["cwd"]))
         return
     if "/" in transport["command"]:
-        transport["command"] = _full(transport["command"], base)
-    transport["args"] = [_full(arg, base) for arg in transport["args"]]
+        transport["command"] = _resolve_path(transport["command"], base)
+    transport["args"] = [_resolve_path(arg, base) for arg in transport["args"]]
 
 
-def _full(word: str, base: Path) -> str:
+def _resolve_path(word: str, base: Path) -> str:
     if not word or word.startswith(("-", "~", "/")):
         return word
     try:
@@ -179,22 +185,22 @@ def _full(word: str, base: Path) -> str:
         return word
 
 
-def _seem_secret(args: list[str]) -> bool:
+def _has_secret(args: list[str]) -> bool:
     """`--api-key=x`, `--api-key x`, `TOKEN=x`, `scheme://user:password@host`."""
     joined = [f"{a}={b}" if a.startswith("-") else a for a, b in pairwise([*args, ""])]
     return any(re.search(r"(?i)(key|token|secret|passw)[^=]*=.|://[^/]*:.*@", a) for a in joined)
 
 
-def _environment(name: str, value: str, client: Client, plan: Plan) -> None:
+def _plan_variable(name: str, value: str, client: KnownClient, plan: ServerPlan) -> None:
     if not VARIABLE.fullmatch(name):
-        raise Skip(f'"{name}" is no name of a variable')
-    if name in GIVEN_BY_THE_HUB:
+        raise SkipServer(f'"{name}" is no name of a variable')
+    if name in SET_BY_HUB:
         plan.notes.append(f"its own {name} was left out: it has that of the hub's user")
         return
     plan.env.append(name)
-    pieces = parts(value, client)
+    pieces = split_references(value, client)
     if all(kind == "text" for kind, _ in pieces):
-        plan.values[name] = _one_line(name, "".join(text for _, text in pieces))
+        plan.values[name] = _check_single_line(name, "".join(text for _, text in pieces))
     elif pieces != [("variable", name)]:
         made = " ".join(
             text if kind == "other" else f"{kind} {text}" for kind, text in pieces if kind != "text"
@@ -202,52 +208,52 @@ def _environment(name: str, value: str, client: Client, plan: Plan) -> None:
         plan.notes.append(f"set {name} in the env file: there it is made of {made}")
 
 
-def _one_line(name: str, value: str) -> str:
+def _check_single_line(name: str, value: str) -> str:
     if re.search(r"[\x00\r\n]", value):
-        raise Skip(f"the value of {name} has a line break, which the env file cannot hold")
+        raise SkipServer(f"the value of {name} has a line break, which the env file cannot hold")
     return value
 
 
-def _remote(entry: dict[str, Any], client: Client, plan: Plan) -> None:
+def _plan_remote(entry: dict[str, Any], client: KnownClient, plan: ServerPlan) -> None:
     key = next((k for k in ("httpUrl", "serverUrl", "url", "uri") if entry.get(k)), None)
     if key is None:
-        raise Skip("it has neither a command nor a url")
-    url = text_of(entry[key], client, "its url")
+        raise SkipServer("it has neither a command nor a url")
+    url = resolve_text(entry[key], client, "its url")
     try:
         urlsplit(url)
     except ValueError:
-        raise Skip("its url is none") from None
+        raise SkipServer("its url is none") from None
     kind = str(entry.get("type") or entry.get("transport") or "").lower()
-    if kind == "sse" or (not kind and _looks_sse(url, key, client)):
+    if kind == "sse" or (not kind and _is_sse(url, key, client)):
         plan.transport = {"type": "sse", "url": url}
     else:
         plan.transport = {"type": "http", "url": url}
     if re.search(r"(?i)[?&][^=]*(key|token|secret)[^=]*=.|://[^/]*@", url):
         plan.notes.append("its url seems to hold a secret, which config.toml now holds too")
-    headers = {**object_of(entry, "headers"), **object_of(entry, "http_headers")}
-    for name, variable in object_of(entry, "env_http_headers").items():  # Codex
+    headers = {**get_object(entry, "headers"), **get_object(entry, "http_headers")}
+    for name, variable in get_object(entry, "env_http_headers").items():  # Codex
         headers[name] = f"${{{variable}}}"
     if bearer := entry.get("bearer_token_env_var"):
         headers["Authorization"] = f"Bearer ${{{bearer}}}"
     if headers:
         plan.transport["headers"] = {
-            name: _header(name, string_of(value, f"its header {name}"), client, plan)
+            name: _plan_header(name, convert_to_string(value, f"its header {name}"), client, plan)
             for name, value in headers.items()
         }
     if _is_private(url):
         plan.transport["allow_private"] = True
 
 
-def object_of(entry: Any, key: str) -> dict[str, Any]:
+def get_object(entry: Any, key: str) -> dict[str, Any]:
     value = entry.get(key) if isinstance(entry, dict) else None
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Skip(f'its "{key}" is no object')
+        raise SkipServer(f'its "{key}" is no object')
     return value
 
 
-def _looks_sse(url: str, key: str, client: Client) -> bool:
+def _is_sse(url: str, key: str, client: KnownClient) -> bool:
     path = urlsplit(url).path.rstrip("/")
     return path.endswith("/sse") or (key == "url" and client.plain_url == "sse")
 
@@ -262,14 +268,14 @@ def _is_private(url: str) -> bool:
     return address.is_private and not address.is_link_local
 
 
-def _header(header: str, value: str, client: Client, plan: Plan) -> str:
+def _plan_header(header: str, value: str, client: KnownClient, plan: ServerPlan) -> str:
     """The header as `config.toml` has it: with references, never with a secret."""
     if header.lower() in HARMLESS_HEADERS and "${" not in value:
         return value
-    pieces = parts(value, client)
+    pieces = split_references(value, client)
     if all(kind == "text" for kind, _ in pieces):
-        variable = _variable(plan.name, header)
-        plan.values[variable] = _one_line(variable, "".join(text for _, text in pieces))
+        variable = _build_variable_name(plan.name, header)
+        plan.values[variable] = _check_single_line(variable, "".join(text for _, text in pieces))
         return f"${{{variable}}}"
     out = ""
     for kind, text in pieces:
@@ -278,14 +284,16 @@ def _header(header: str, value: str, client: Client, plan: Plan) -> str:
         elif kind == "variable":
             out += f"${{{text}}}"
         elif kind == "input":
-            variable = _variable(plan.name, text)
+            variable = _build_variable_name(plan.name, text)
             plan.notes.append(f"set {variable} in the env file: VS Code asks for it ({text})")
             out += f"${{{variable}}}"
         else:
-            raise Skip(f"its header {header} cannot be written with references to variables only")
+            raise SkipServer(
+                f"its header {header} cannot be written with references to variables only"
+            )
     return out
 
 
-def _variable(server: str, what: str) -> str:
+def _build_variable_name(server: str, what: str) -> str:
     name = re.sub(r"[^A-Z0-9]+", "_", f"{server}_{what}".upper()).strip("_")
     return f"_{name}" if name[:1].isdigit() else name

@@ -19,18 +19,18 @@ from typing import Any
 
 import click
 
-from dragoman.cli.base.errors import Failed, Unreadable, say
-from dragoman.cli.base.files import read_bytes, write
+from dragoman.cli.base.errors import CommandFailed, UnreadableFile, say
+from dragoman.cli.base.files import read_bytes, replace_file
 from dragoman.cli.base.output import home_option, json_option
-from dragoman.cli.clients.edit import parse, undone, with_entry
+from dragoman.cli.clients.edit import parse_document, restore_original, set_entry
 from dragoman.cli.clients.known_clients import (
     CLIENTS,
-    Client,
-    config_file,
-    entry_for,
-    is_hub,
-    servers_at,
-    started_by,
+    KnownClient,
+    build_entry,
+    find_config_file,
+    find_program,
+    find_servers,
+    is_hub_entry,
 )
 from dragoman.cli.completion_values import complete_clients
 from dragoman.config import load
@@ -43,7 +43,9 @@ CANNOT_EDIT = 8
 _SCRIPTS = ("dragoman", "dragoman.exe")
 
 
-def hub_command(*, gui: bool, environ: Mapping[str, str] = os.environ) -> tuple[str, list[str]]:
+def find_hub_command(
+    *, gui: bool, environ: Mapping[str, str] = os.environ
+) -> tuple[str, list[str]]:
     """What starts this hub: by its name only where a shell's PATH surely leads here."""
     script: Path | None = Path(sys.argv[0]).absolute()
     if script is None or script.name.lower() not in _SCRIPTS or not script.is_file():
@@ -63,14 +65,14 @@ def _is_below(path: str, folder: str | None) -> bool:
     return bool(folder) and Path(path).absolute().is_relative_to(os.path.abspath(str(folder)))
 
 
-def _entry(client: Client, home: str | None) -> dict[str, Any]:
-    command, args = hub_command(gui=client.gui)
+def _build_hub_entry(client: KnownClient, home: str | None) -> dict[str, Any]:
+    command, args = find_hub_command(gui=client.gui)
     home = home or os.environ.get("DRAGOMAN_HOME")
     env = {"DRAGOMAN_HOME": os.path.abspath(os.path.expanduser(home))} if home else {}
-    return entry_for(client, command, args, env)
+    return build_entry(client, command, args, env)
 
 
-def snippet(client: Client, name: str, entry: dict[str, Any]) -> str:
+def render_snippet(client: KnownClient, name: str, entry: dict[str, Any]) -> str:
     """What to add by hand, in the client's own format."""
     if client.format == "yaml":  # Goose
         lines = ["extensions:", f"  {name}:", "    enabled: true", "    type: stdio"]
@@ -78,11 +80,11 @@ def snippet(client: Client, name: str, entry: dict[str, Any]) -> str:
         lines += [f"    args: {json.dumps(entry['args'])}", "    timeout: 300"]
         lines += [f"    envs: {json.dumps(entry['env'])}"] if "env" in entry else []
         return "\n".join(lines) + "\n"
-    return with_entry(client, None, name, entry).decode()
+    return set_entry(client, None, name, entry).decode()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class InstallResult:
     client: str
     path: str
     name: str
@@ -94,7 +96,7 @@ class Outcome:
     snippet: str | None = None
 
 
-def _merged(old: Any, entry: dict[str, Any]) -> dict[str, Any]:
+def _merge_entry(old: Any, entry: dict[str, Any]) -> dict[str, Any]:
     """Ours over what is there: clients add fields of their own to an entry."""
     merged = {**(old if isinstance(old, dict) else {}), **entry}
     for key in ("env", "environment"):
@@ -103,8 +105,8 @@ def _merged(old: Any, entry: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _put(
-    client: Client,
+def _add_entry(
+    client: KnownClient,
     path: Path,
     name: str,
     entry: dict[str, Any],
@@ -112,52 +114,56 @@ def _put(
     named: bool,
     dry: bool,
     project: bool,
-) -> Outcome:
+) -> InstallResult:
     data = read_bytes(path)
-    servers = servers_at(parse(client.format, data or b""), client)[1]
-    other = next((n for n, s in servers.items() if is_hub(s) and _merged(s, entry) == s), None)
+    servers = find_servers(parse_document(client.format, data or b""), client)[1]
+    other = next(
+        (n for n, s in servers.items() if is_hub_entry(s) and _merge_entry(s, entry) == s), None
+    )
     if other is not None and (other == name or not named):
         said = f'Already installed: "{other}" is in {path}; nothing was changed.'
-        return Outcome(client.name, str(path), other, "already", said, entry=servers[other])
-    if name in servers and not is_hub(servers[name]):
-        raise Failed(
+        return InstallResult(client.name, str(path), other, "already", said, entry=servers[other])
+    if name in servers and not is_hub_entry(servers[name]):
+        raise CommandFailed(
             f'{path} already has another server called "{name}"; choose a name with --name'
         )
     known = name in servers
-    entry = _merged(servers.get(name), entry)
-    new = with_entry(client, data, name, entry)
+    entry = _merge_entry(servers.get(name), entry)
+    new = set_entry(client, data, name, entry)
     word = "updated" if known else "added"
     if dry:
         said = f'Would have {word} "{name}" in {path}; nothing was changed.'
-        return Outcome(client.name, str(path), name, "dry-run", said, entry=entry)
-    saved = write(path, new, data, mode=0o644 if project else 0o600)
+        return InstallResult(client.name, str(path), name, "dry-run", said, entry=entry)
+    saved = replace_file(path, new, data, mode=0o644 if project else 0o600)
     kept = f" (backup: {saved.name})" if saved else ""
     said = f'{word.capitalize()} "{name}" in {client.title}: {path}{kept}.'
     step, kept_at = client.next_step, str(saved) if saved else None
-    return Outcome(client.name, str(path), name, word, said, step, kept_at, entry)
+    return InstallResult(client.name, str(path), name, word, said, step, kept_at, entry)
 
 
-def _take(client: Client, path: Path, name: str, dry: bool) -> Outcome:
+def _remove_hub_entry(client: KnownClient, path: Path, name: str, dry: bool) -> InstallResult:
     data = read_bytes(path)
-    servers = servers_at(parse(client.format, data or b""), client)[1]
+    servers = find_servers(parse_document(client.format, data or b""), client)[1]
     if data is None or name not in servers:
         said = f'Not installed: there is no "{name}" in {path}; nothing was changed.'
-        return Outcome(client.name, str(path), name, "absent", said)
-    if not is_hub(servers[name]):
-        raise Failed(f'"{name}" in {path} is not this hub, so it stays; say which with --name')
-    before = undone(client, path, data, name)
+        return InstallResult(client.name, str(path), name, "absent", said)
+    if not is_hub_entry(servers[name]):
+        raise CommandFailed(
+            f'"{name}" in {path} is not this hub, so it stays; say which with --name'
+        )
+    before = restore_original(client, path, data, name)
     if dry:
         said = f'Would have removed "{name}" from {path}; nothing was changed.'
-        return Outcome(client.name, str(path), name, "dry-run", said)
-    saved = write(path, before, data)
+        return InstallResult(client.name, str(path), name, "dry-run", said)
+    saved = replace_file(path, before, data)
     said = f'Removed "{name}" from {client.title}: {path} (backup: {saved.name if saved else "-"}).'
     step = f"Restart {client.title}; the hub is then gone from it."
-    return Outcome(client.name, str(path), name, "removed", said, step, str(saved))
+    return InstallResult(client.name, str(path), name, "removed", said, step, str(saved))
 
 
-def state(client: Client) -> dict[str, Any]:
+def read_client_state(client: KnownClient) -> dict[str, Any]:
     """Where a client's file is, and whether the hub is in it (None: not known)."""
-    path = config_file(client)
+    path = find_config_file(client)
     found: dict[str, Any] = {"client": client.name, "title": client.title, "path": str(path)}
     found |= {"exists": False, "installed": False, "name": None, "command": None, "problem": None}
     found["servers"] = []
@@ -167,18 +173,18 @@ def state(client: Client) -> dict[str, Any]:
         if client.format == "yaml":
             found["installed"] = None if data else False
             return found
-        servers = servers_at(parse(client.format, data or b""), client)[1]
-    except Unreadable as error:
+        servers = find_servers(parse_document(client.format, data or b""), client)[1]
+    except UnreadableFile as error:
         return found | {"exists": True, "installed": None, "problem": str(error)}
-    name = next((name for name, server in servers.items() if is_hub(server)), None)
-    command = started_by(servers[name]) if name is not None else None
-    others = [name for name, server in servers.items() if not is_hub(server)]
+    name = next((name for name, server in servers.items() if is_hub_entry(server)), None)
+    command = find_program(servers[name]) if name is not None else None
+    others = [name for name, server in servers.items() if not is_hub_entry(server)]
     installed = {"installed": name is not None, "name": name, "command": command}
     return found | installed | {"servers": others}
 
 
-def _listed(as_json: bool) -> None:
-    states = [state(client) for client in CLIENTS.values()]
+def _list_clients(as_json: bool) -> None:
+    states = [read_client_state(client) for client in CLIENTS.values()]
     if as_json:
         click.echo(json.dumps({"clients": states}, indent=2))
         return
@@ -195,27 +201,27 @@ def _listed(as_json: bool) -> None:
     click.echo("\nAdd the hub to one of them with: dragoman install CLIENT")
 
 
-def unknown(word: str, also: str = "") -> click.UsageError:
+def build_unknown_client_error(word: str, also: str = "") -> click.UsageError:
     near = [name for name in CLIENTS if word.lower() in name or name in word.lower()][:3]
     near = near or difflib.get_close_matches(word.lower(), CLIENTS, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(CLIENTS)}."
     return click.UsageError(f'"{word}" is no known client{also}; {hint}')
 
 
-def outcome(
+def run_install(
     client: str, project: Path | None, name: str, named: bool, verb: str, home: str | None
-) -> Outcome:
+) -> InstallResult:
     """One client's installation, removal, or what it would be; `verb` is the option given."""
     if client not in CLIENTS:
-        raise unknown(client)
+        raise build_unknown_client_error(client)
     known = CLIENTS[client]
-    entry = _entry(known, home)
-    path = config_file(known, project.absolute() if project else None)
+    entry = _build_hub_entry(known, home)
+    path = find_config_file(known, project.absolute() if project else None)
     if path is None:
         raise click.UsageError(f"{known.title} has no file for a project; leave out --project.")
     try:
         if verb == "print" or known.format == "yaml":
-            text = snippet(known, name, entry)
+            text = render_snippet(known, name, entry)
             action = "printed" if verb == "print" else "manual"
             said = (
                 f"To be added to {path}:"
@@ -225,20 +231,20 @@ def outcome(
                     f"{'Take out' if verb.startswith('remove') else 'Add'} this by hand:"
                 )
             )
-            return Outcome(client, str(path), name, action, said, snippet=text)
+            return InstallResult(client, str(path), name, action, said, snippet=text)
         if verb.startswith("remove"):
-            return _take(known, path, name, verb == "remove-dry")
+            return _remove_hub_entry(known, path, name, verb == "remove-dry")
         dry, shared = verb == "dry", project is not None
-        return _put(known, path, name, entry, named=named, dry=dry, project=shared)
-    except (Unreadable, RecursionError) as error:
+        return _add_entry(known, path, name, entry, named=named, dry=dry, project=shared)
+    except (UnreadableFile, RecursionError) as error:
         where = "" if str(path) in str(error) else f'"{path}" cannot be used: '
-        raise Failed(
+        raise CommandFailed(
             f"{where}{error}. Nothing was changed; correct the file, or see what to add with: "
             f"dragoman install {client} --print"
         ) from None
 
 
-def _name(_: click.Context, __: click.Parameter, value: str) -> str:
+def _check_name(_: click.Context, __: click.Parameter, value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value):
         raise click.BadParameter('letters, digits, "-" and "_" only, at most 64')
     return value
@@ -252,7 +258,9 @@ def _name(_: click.Context, __: click.Parameter, value: str) -> str:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Use the client's file of this project folder instead of yours.",
 )
-@click.option("--name", default="dragoman", show_default=True, callback=_name, help="Name there.")
+@click.option(
+    "--name", default="dragoman", show_default=True, callback=_check_name, help="Name there."
+)
 @click.option("--remove", is_flag=True, help="Take the hub out again.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; touch nothing.")
 @home_option
@@ -293,13 +301,13 @@ def install(
         if client is None:
             if printed or remove or dry_run or project:
                 raise click.UsageError("Say which client; without one, the clients are listed.")
-            return _listed(as_json)
+            return _list_clients(as_json)
         if printed and remove:
             raise click.UsageError("--print and --remove exclude each other.")
         named = ctx.get_parameter_source("name") is not click.core.ParameterSource.DEFAULT
         verb = "print" if printed else "remove" if remove else "dry" if dry_run else "add"
         verb = "remove-dry" if remove and dry_run else verb
-        done = outcome(client, project, name, named, verb, home)
+        done = run_install(client, project, name, named, verb, home)
     except click.ClickException as error:
         if not as_json:
             raise
@@ -308,15 +316,15 @@ def install(
     if as_json:
         click.echo(json.dumps(asdict(done), indent=2))
     else:
-        click.echo("\n".join(_lines(done)))
+        click.echo("\n".join(_render_lines(done)))
         if done.action in ("added", "updated", "already"):
-            for remark in _remarks(done, home):
+            for remark in _list_remarks(done, home):
                 say(remark)
     if done.action == "manual":
         ctx.exit(CANNOT_EDIT)
 
 
-def _remarks(done: Outcome, home: str | None) -> Iterator[str]:
+def _list_remarks(done: InstallResult, home: str | None) -> Iterator[str]:
     """Why the client would see no tools, or some twice, as far as the configuration tells."""
     try:
         file = Path(home_path(home)) / "config.toml"
@@ -334,7 +342,7 @@ def _remarks(done: Outcome, home: str | None) -> Iterator[str]:
     elif not config.mcp.stdio_expose:
         yield f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
     client, path = CLIENTS[done.client], Path(done.path)
-    theirs = servers_at(parse(client.format, read_bytes(path) or b""), client)[1]
+    theirs = find_servers(parse_document(client.format, read_bytes(path) or b""), client)[1]
     twice = [entry.name for entry in config.mcp_servers if entry.name in theirs]
     if twice:
         names = ", ".join(twice)
@@ -344,7 +352,7 @@ def _remarks(done: Outcome, home: str | None) -> Iterator[str]:
         )
 
 
-def _lines(done: Outcome) -> Iterator[str]:
+def _render_lines(done: InstallResult) -> Iterator[str]:
     yield done.said
     if done.snippet:
         yield done.snippet.rstrip("\r\n")

@@ -11,27 +11,27 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from dragoman.cli.base.errors import Unreadable
-from dragoman.cli.base.files import is_broken, newline_of
+from dragoman.cli.base.errors import UnreadableFile
+from dragoman.cli.base.files import detect_newline, has_line_break
 
 MAX_DEPTH = 200
 
 
 @dataclass(slots=True)
-class Node:
+class JsonNode:
     """A value of a JSON text and where it stands."""
 
     value: Any
     start: int
     end: int
-    members: list[Member] = field(default_factory=list)
+    members: list[JsonMember] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Member:
+class JsonMember:
     key: str
     start: int
-    node: Node
+    node: JsonNode
     comma: int | None = None
     """Where the comma after it stands."""
 
@@ -41,15 +41,15 @@ _STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"')
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 
 
-def parse_jsonc(text: str) -> Node | None:
+def parse_jsonc(text: str) -> JsonNode | None:
     """JSON with comments and trailing commas; None where there is nothing but space."""
     start = _skip(text, 0)
     if start == len(text):
         return None
-    node = _value(text, start, 0)
+    node = _parse_value(text, start, 0)
     end = _skip(text, node.end)
     if end != len(text):
-        raise _wrong(text, end, "there is more after the end of the document")
+        raise _build_error(text, end, "there is more after the end of the document")
     return node
 
 
@@ -58,47 +58,53 @@ def _skip(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _value(text: str, at: int, depth: int) -> Node:
+def _parse_value(text: str, at: int, depth: int) -> JsonNode:
     if depth > MAX_DEPTH:
-        raise _wrong(text, at, f"it is nested more than {MAX_DEPTH} deep")
+        raise _build_error(text, at, f"it is nested more than {MAX_DEPTH} deep")
     if text.startswith("{", at):
-        return _object(text, at, depth)
+        return _parse_object(text, at, depth)
     if text.startswith("[", at):
-        return _array(text, at, depth)
+        return _parse_array(text, at, depth)
     if text.startswith('"', at):
-        value, end = _string(text, at)
-        return Node(value, at, end)
+        value, end = _parse_string(text, at)
+        return JsonNode(value, at, end)
     if found := _SCALAR.match(text, at):
         try:
-            return Node(json.loads(found.group()), at, found.end())
+            return JsonNode(json.loads(found.group()), at, found.end())
         except ValueError:  # Python's bound on the digits of an integer
-            return Node(found.group(), at, found.end())
-    raise _wrong(text, at, f"a value is expected, not {_shown(text, at)}")
+            return JsonNode(found.group(), at, found.end())
+    raise _build_error(text, at, f"a value is expected, not {_describe_char(text, at)}")
 
 
-def _string(text: str, at: int) -> tuple[str, int]:
+def _parse_string(text: str, at: int) -> tuple[str, int]:
     if found := _STRING.match(text, at):
         try:
             return str(json.loads(found.group())), found.end()
         except ValueError:
             pass
-    raise _wrong(text, at, "this string has no end, or a character or escape JSON does not allow")
+    raise _build_error(
+        text, at, "this string has no end, or a character or escape JSON does not allow"
+    )
 
 
-def _object(text: str, at: int, depth: int) -> Node:
-    node = Node({}, at, at)
+def _parse_object(text: str, at: int, depth: int) -> JsonNode:
+    node = JsonNode({}, at, at)
     place = _skip(text, at + 1)
     while not text.startswith("}", place):
         if node.members and node.members[-1].comma is None:
-            raise _wrong(text, place, f"',' or '}}' is expected, not {_shown(text, place)}")
+            raise _build_error(
+                text, place, f"',' or '}}' is expected, not {_describe_char(text, place)}"
+            )
         if not text.startswith('"', place):
-            raise _wrong(text, place, f"a name in quotes is expected, not {_shown(text, place)}")
-        key, end = _string(text, place)
+            raise _build_error(
+                text, place, f"a name in quotes is expected, not {_describe_char(text, place)}"
+            )
+        key, end = _parse_string(text, place)
         colon = _skip(text, end)
         if not text.startswith(":", colon):
-            raise _wrong(text, colon, f"':' is expected, not {_shown(text, colon)}")
-        child = _value(text, _skip(text, colon + 1), depth + 1)
-        member = Member(key, place, child)
+            raise _build_error(text, colon, f"':' is expected, not {_describe_char(text, colon)}")
+        child = _parse_value(text, _skip(text, colon + 1), depth + 1)
+        member = JsonMember(key, place, child)
         node.value[key] = child.value
         node.members.append(member)
         place = _skip(text, child.end)
@@ -109,14 +115,16 @@ def _object(text: str, at: int, depth: int) -> Node:
     return node
 
 
-def _array(text: str, at: int, depth: int) -> Node:
-    node = Node([], at, at)
+def _parse_array(text: str, at: int, depth: int) -> JsonNode:
+    node = JsonNode([], at, at)
     place = _skip(text, at + 1)
     comma = True
     while not text.startswith("]", place):
         if not comma:
-            raise _wrong(text, place, f"',' or ']' is expected, not {_shown(text, place)}")
-        child = _value(text, place, depth + 1)
+            raise _build_error(
+                text, place, f"',' or ']' is expected, not {_describe_char(text, place)}"
+            )
+        child = _parse_value(text, place, depth + 1)
         node.value.append(child.value)
         place = _skip(text, child.end)
         comma = text.startswith(",", place)
@@ -126,26 +134,26 @@ def _array(text: str, at: int, depth: int) -> Node:
     return node
 
 
-def _shown(text: str, at: int) -> str:
+def _describe_char(text: str, at: int) -> str:
     return repr(text[at]) if at < len(text) else "the end of the file"
 
 
-def _wrong(text: str, at: int, what: str) -> Unreadable:
+def _build_error(text: str, at: int, what: str) -> UnreadableFile:
     line = text.count("\n", 0, at) + 1
     column = at - text.rfind("\n", 0, at)
-    return Unreadable(f"line {line}, column {column}: {what}")
+    return UnreadableFile(f"line {line}, column {column}: {what}")
 
 
 # --- editing ------------------------------------------------------------------------------------
 
 
-def _line_start(text: str, at: int) -> int:
+def _find_line_start(text: str, at: int) -> int:
     return max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
 
 
-def _indent(text: str, at: int) -> str:
+def _find_indent(text: str, at: int) -> str:
     """The white space that begins the line where `at` stands."""
-    line = text[_line_start(text, at) :]
+    line = text[_find_line_start(text, at) :]
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
@@ -164,8 +172,8 @@ def _render(value: Any, indent: str, unit: str, newline: str) -> str:
 _COMMENTS_HERE = re.compile(r"(?:[ \t]*(?:/\*.*?\*/|//[^\r\n]*))*", re.DOTALL)
 
 
-def _insert(text: str, root: Node, into: Node, key: str, value: Any) -> str:
-    newline, unit = newline_of(text), _unit(text, root)
+def _insert(text: str, root: JsonNode, into: JsonNode, key: str, value: Any) -> str:
+    newline, unit = detect_newline(text), _find_indent_unit(text, root)
     if _is_inline(text, into) or (not into.members and _is_inline(text, root)):
         member = json.dumps({key: value}, ensure_ascii=False)[1:-1]
         if not into.members:
@@ -174,7 +182,7 @@ def _insert(text: str, root: Node, into: Node, key: str, value: Any) -> str:
         return f"{text[:end]}, {member}{text[end:]}"
     if into.members:
         last = into.members[-1]
-        indent = _indent(text, into.members[0].start)
+        indent = _find_indent(text, into.members[0].start)
         member = f"{json.dumps(key)}: {_render(value, indent, unit, newline)}"
         end = last.node.end if last.comma is None else last.comma + 1
         found = _COMMENTS_HERE.match(text, end)  # a comment stays with the line it is on
@@ -183,26 +191,29 @@ def _insert(text: str, root: Node, into: Node, key: str, value: Any) -> str:
         return (
             f"{text[:end]}{comma}{text[end:after]}{newline}{indent}{member}{trailing}{text[after:]}"
         )
-    base = _indent(text, into.start)
+    base = _find_indent(text, into.start)
     indent = base + unit
     inside = text[into.start + 1 : into.end - 1]
     after = into.start + 1 + len(inside.rstrip(" \t\r\n"))
-    close = "" if is_broken(text[after : into.end - 1]) else newline + base
+    close = "" if has_line_break(text[after : into.end - 1]) else newline + base
     member = f"{json.dumps(key)}: {_render(value, indent, unit, newline)}"
     return f"{text[:after]}{newline}{indent}{member}{close}{text[after:]}"
 
 
-def _is_inline(text: str, node: Node) -> bool:
-    return bool(node.members) and not is_broken(text[node.start : node.members[0].start])
+def _is_inline(text: str, node: JsonNode) -> bool:
+    return bool(node.members) and not has_line_break(text[node.start : node.members[0].start])
 
 
-def _unit(text: str, root: Node) -> str:
+def _find_indent_unit(text: str, root: JsonNode) -> str:
     if root.members and not _is_inline(text, root):
-        return _indent(text, root.members[0].start).removeprefix(_indent(text, root.start)) or "  "
+        return (
+            _find_indent(text, root.members[0].start).removeprefix(_find_indent(text, root.start))
+            or "  "
+        )
     return "  "
 
 
-def _cut(text: str, node: Node, index: int) -> str:
+def _cut(text: str, node: JsonNode, index: int) -> str:
     """The text without the member: with its line, and with the one comma too many."""
     member = node.members[index]
     begin, end, comma = member.start, member.node.end, member.comma
@@ -212,10 +223,10 @@ def _cut(text: str, node: Node, index: int) -> str:
         end = comma + 1
     gap = text[: member.start].rstrip(" \t")
     follows = re.match(r"[ \t]*(?=[\r\n]|$)", text[end:])
-    if is_broken(gap[-1:]):
+    if has_line_break(gap[-1:]):
         above = gap.removesuffix("\n").removesuffix("\r")
         # After a // comment the line must still end somewhere.
-        if follows or "//" not in above[_line_start(above, len(above)) :]:
+        if follows or "//" not in above[_find_line_start(above, len(above)) :]:
             begin, end = len(above), end + (follows.end() if follows else 0)
     elif index:
         begin = len(gap)
@@ -228,36 +239,36 @@ def _cut(text: str, node: Node, index: int) -> str:
     return text[:begin] + text[end:comma] + text[comma + 1 :]
 
 
-def _find(node: Node, key: str) -> int | None:
+def _find(node: JsonNode, key: str) -> int | None:
     """The last member of this name: the one that a reader goes by."""
     return next((i for i, m in reversed(list(enumerate(node.members))) if m.key == key), None)
 
 
-def with_member(text: str, keys: tuple[str, ...], name: str, entry: Any) -> str:
+def set_member(text: str, keys: tuple[str, ...], name: str, entry: Any) -> str:
     root = parse_jsonc(text)
     if root is None:
-        newline = newline_of(text)
+        newline = detect_newline(text)
         document: Any = {name: entry}
         for key in reversed(keys):
             document = {key: document}
-        gap = "" if not text or is_broken(text[-1]) else newline
+        gap = "" if not text or has_line_break(text[-1]) else newline
         return f"{text}{gap}{_render(document, '', '  ', newline)}{newline}"
     node, path = root, "the document"
     for position, key in enumerate((*keys, name)):
         if not isinstance(node.value, dict):
-            raise Unreadable(f"{path} is no object ({{…}}), so no server can be put into it")
+            raise UnreadableFile(f"{path} is no object ({{…}}), so no server can be put into it")
         index = _find(node, key)
         if index is None:
             for missing in reversed((*keys, name)[position + 1 :]):
                 entry = {missing: entry}
             return _insert(text, root, node, key, entry)
         node, path = node.members[index].node, f'"{key}"'
-    indent = _indent(text, node.start)
-    value = _render(entry, indent, _unit(text, root), newline_of(text))
+    indent = _find_indent(text, node.start)
+    value = _render(entry, indent, _find_indent_unit(text, root), detect_newline(text))
     return text[: node.start] + value + text[node.end :]
 
 
-def without_member(text: str, keys: tuple[str, ...], name: str) -> str:
+def remove_member(text: str, keys: tuple[str, ...], name: str) -> str:
     node = parse_jsonc(text)
     for key in keys:
         index = _find(node, key) if node else None

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class KnownClient:
     name: str
     title: str
     files: tuple[str, ...]
@@ -51,16 +51,16 @@ _VSCODE = 'Run "MCP: List Servers" in the command palette and start it, or reloa
 _RELOAD = 'Run "Developer: Reload Window" in VS Code; the hub\'s tools are then there.'
 _SESSION = "Start a new session; /mcp shows the hub there."
 
-CLIENTS: dict[str, Client] = {
+CLIENTS: dict[str, KnownClient] = {
     client.name: client
     for client in (
-        Client(
+        KnownClient(
             name="cursor",
             title="Cursor",
             files=("{home}/.cursor/mcp.json",),
             project=(".cursor/mcp.json",),
         ),
-        Client(
+        KnownClient(
             name="vscode",
             title="VS Code",
             files=("{support}/Code/User/mcp.json",),
@@ -69,7 +69,7 @@ CLIENTS: dict[str, Client] = {
             first=_STDIO,
             then=_VSCODE,
         ),
-        Client(
+        KnownClient(
             name="vscode-insiders",
             title="VS Code Insiders",
             files=("{support}/Code - Insiders/User/mcp.json",),
@@ -78,13 +78,13 @@ CLIENTS: dict[str, Client] = {
             first=_STDIO,
             then=_VSCODE,
         ),
-        Client(
+        KnownClient(
             name="claude-desktop",
             title="Claude Desktop",
             files=("{support}/Claude/claude_desktop_config.json",),
             then="Quit Claude Desktop completely and start it again.",
         ),
-        Client(
+        KnownClient(
             name="claude-code",
             title="Claude Code",
             files=("{claude}/.claude.json",),
@@ -93,12 +93,12 @@ CLIENTS: dict[str, Client] = {
             gui=False,
             then=_SESSION,
         ),
-        Client(
+        KnownClient(
             name="windsurf",
             title="Windsurf",
             files=("{home}/.codeium/windsurf/mcp_config.json",),
         ),
-        Client(
+        KnownClient(
             name="zed",
             title="Zed",
             files=("{config}/zed/settings.json",),
@@ -108,7 +108,7 @@ CLIENTS: dict[str, Client] = {
             first=(("source", "custom"),),
             then="Zed starts it at once; the Agent Panel's settings show a green dot.",
         ),
-        Client(
+        KnownClient(
             name="gemini-cli",
             title="Gemini CLI",
             files=("{home}/.gemini/settings.json",),
@@ -117,7 +117,7 @@ CLIENTS: dict[str, Client] = {
             gui=False,
             then=_SESSION,
         ),
-        Client(
+        KnownClient(
             name="codex",
             title="Codex",
             files=("{codex}/config.toml",),
@@ -127,20 +127,20 @@ CLIENTS: dict[str, Client] = {
             gui=False,
             then=_SESSION,
         ),
-        Client(
+        KnownClient(
             name="cline",
             title="Cline (VS Code)",
             files=(f"{_EXTENSIONS}/saoudrizwan.claude-dev/settings/cline_mcp_settings.json",),
             then=_RELOAD,
         ),
-        Client(
+        KnownClient(
             name="cline-cli",
             title="Cline CLI",
             files=("{home}/.cline/data/settings/cline_mcp_settings.json",),
             gui=False,
             then="Start Cline again.",
         ),
-        Client(
+        KnownClient(
             name="roo-code",
             title="Roo Code (VS Code)",
             files=(f"{_EXTENSIONS}/rooveterinaryinc.roo-cline/settings/mcp_settings.json",),
@@ -148,7 +148,7 @@ CLIENTS: dict[str, Client] = {
             then=_RELOAD,
         ),
         # Continue's own config.yaml is left alone: it also reads every JSON file of this folder.
-        Client(
+        KnownClient(
             name="continue",
             title="Continue",
             files=("{home}/.continue/mcpServers/dragoman.json",),
@@ -156,7 +156,7 @@ CLIENTS: dict[str, Client] = {
             then="Reload Continue; MCP tools are there in agent mode.",
         ),
         # Version 2 has `mcp.servers` and still reads the older form.
-        Client(
+        KnownClient(
             name="opencode",
             title="OpenCode",
             files=("{xdg}/opencode/opencode.json", "{xdg}/opencode/opencode.jsonc"),
@@ -169,7 +169,7 @@ CLIENTS: dict[str, Client] = {
             gui=False,
             then="Start OpenCode again.",
         ),
-        Client(
+        KnownClient(
             name="copilot-cli",
             title="GitHub Copilot CLI",
             files=("{home}/.copilot/mcp-config.json",),
@@ -178,7 +178,7 @@ CLIENTS: dict[str, Client] = {
             gui=False,
             then=_SESSION,
         ),
-        Client(
+        KnownClient(
             name="amp",
             title="Amp",
             files=("{home}/.config/amp/settings.json", "{home}/.config/amp/settings.jsonc"),
@@ -187,7 +187,7 @@ CLIENTS: dict[str, Client] = {
             gui=False,
             then="Start Amp again.",
         ),
-        Client(
+        KnownClient(
             name="goose",
             title="Goose",
             files=("{home}/.config/goose/config.yaml",),
@@ -195,32 +195,32 @@ CLIENTS: dict[str, Client] = {
             keys=("extensions",),
             format="yaml",
         ),
-        Client(
+        KnownClient(
             name="lm-studio",
             title="LM Studio",
             files=("{home}/.lmstudio/mcp.json", "{home}/.cache/lm-studio/mcp.json"),
         ),
-        Client(
+        KnownClient(
             name="amazon-q",
             title="Amazon Q Developer",
             files=("{home}/.aws/amazonq/mcp.json",),
             project=(".amazonq/mcp.json",),
         ),
-        Client(
+        KnownClient(
             name="kiro",
             title="Kiro",
             files=("{home}/.kiro/settings/mcp.json",),
             project=(".kiro/settings/mcp.json",),
             then="Kiro connects by itself; the MCP servers tab shows the hub.",
         ),
-        Client(
+        KnownClient(
             name="junie",
             title="Junie (JetBrains)",
             files=("{home}/.junie/mcp/mcp.json",),
             project=(".junie/mcp/mcp.json",),
             then="Restart the IDE, or start Junie again.",
         ),
-        Client(
+        KnownClient(
             name="antigravity",
             title="Antigravity",
             files=(
@@ -233,8 +233,8 @@ CLIENTS: dict[str, Client] = {
 }
 
 
-def config_file(
-    client: Client,
+def find_config_file(
+    client: KnownClient,
     project: Path | None = None,
     *,
     platform: str = sys.platform,
@@ -245,14 +245,14 @@ def config_file(
         candidates = [project / name for name in client.project]
     else:
         templates = (client.windows if platform == "win32" else ()) or client.files
-        places = _places(platform, environ)
+        places = _list_places(platform, environ)
         candidates = [Path(template.format(**places)) for template in templates]
     return next(
         (path for path in candidates if path.exists()), candidates[0] if candidates else None
     )
 
 
-def _places(platform: str, environ: Mapping[str, str]) -> dict[str, str]:
+def _list_places(platform: str, environ: Mapping[str, str]) -> dict[str, str]:
     home = environ.get("USERPROFILE" if platform == "win32" else "HOME") or str(Path.home())
     xdg = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
     if platform == "win32":
@@ -271,8 +271,8 @@ def _places(platform: str, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def entry_for(
-    client: Client, command: str, args: list[str], env: Mapping[str, str]
+def build_entry(
+    client: KnownClient, command: str, args: list[str], env: Mapping[str, str]
 ) -> dict[str, Any]:
     """The hub as this client writes a server down."""
     if client.joined:
@@ -284,7 +284,7 @@ def entry_for(
     return {**dict(client.first), **body, **dict(client.last)}
 
 
-def is_hub(entry: object) -> bool:
+def is_hub_entry(entry: object) -> bool:
     """Whether a server entry starts `dragoman mcp`, in whatever way."""
     if not isinstance(entry, dict):
         return False
@@ -296,7 +296,7 @@ def is_hub(entry: object) -> bool:
     return ("dragoman", "mcp") in pairwise(names)
 
 
-def started_by(entry: Any) -> str | None:
+def find_program(entry: Any) -> str | None:
     """The program of a server entry, in whatever way it is written."""
     start = entry.get("command")
     if isinstance(start, dict):
@@ -306,18 +306,18 @@ def started_by(entry: Any) -> str | None:
     return start if isinstance(start, str) else None
 
 
-def servers_at(document: object, client: Client) -> tuple[tuple[str, ...], dict[str, Any]]:
+def find_servers(document: object, client: KnownClient) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The keys that lead to the client's servers in this document, and what is there."""
     for keys in (client.newer_keys, client.keys):
         found = document
         for key in keys:
-            found = _field(found, key)
+            found = _get_field(found, key)
         # OpenCode's older form may hold a server that is called "servers".
-        is_server = keys == client.newer_keys and isinstance(_field(found, "type"), str)
+        is_server = keys == client.newer_keys and isinstance(_get_field(found, "type"), str)
         if keys and isinstance(found, dict) and not is_server:
             return keys, found
     return client.keys, {}
 
 
-def _field(value: object, key: str) -> object:
+def _get_field(value: object, key: str) -> object:
     return value.get(key) if isinstance(value, dict) else None

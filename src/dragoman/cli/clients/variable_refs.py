@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dragoman.cli.clients.known_clients import Client
+from dragoman.cli.clients.known_clients import KnownClient
 
 NOT_HERE = {"workspaceFolder", "workspaceFolderBasename", "workspaceRoot", "pathSeparator", "cwd"}
 
@@ -14,7 +14,7 @@ Part = tuple[str, str]
 """("text", …), ("variable", NAME), ("input", id) or ("other", as it was written)."""
 
 
-class Skip(Exception):
+class SkipServer(Exception):
     """Why a server is not taken over."""
 
 
@@ -26,21 +26,21 @@ _PLAIN_REFERENCE = re.compile(r"\$\{([^}]*)\}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def parts(value: str, client: Client) -> list[Part]:
+def split_references(value: str, client: KnownClient) -> list[Part]:
     """The literal pieces of a value and what it refers to, in this client's ways of writing it."""
     found: list[Part] = []
     at = 0
     for match in _REFERENCE.get(client.name, _PLAIN_REFERENCE).finditer(value):
         if match.start() > at:
             found.append(("text", value[at : match.start()]))
-        found.append(_reference(next(filter(None, match.groups()), ""), match.group()))
+        found.append(_parse_reference(next(filter(None, match.groups()), ""), match.group()))
         at = match.end()
     if at < len(value) or not found:
         found.append(("text", value[at:]))
     return found
 
 
-def _reference(inside: str, written: str) -> Part:
+def _parse_reference(inside: str, written: str) -> Part:
     kind, _, rest = inside.partition(":")
     name = rest if kind == "env" else inside.partition(":-")[0]
     if name in ("userHome", "HOME"):
@@ -52,20 +52,20 @@ def _reference(inside: str, written: str) -> Part:
     return "other", written
 
 
-def text_of(value: Any, client: Client, what: str) -> str:
+def resolve_text(value: Any, client: KnownClient, what: str) -> str:
     """A value that `config.toml` holds as it is."""
-    pieces = parts(string_of(value, what), client)
+    pieces = split_references(convert_to_string(value, what), client)
     if any(kind != "text" for kind, _ in pieces):
-        raise Skip(
+        raise SkipServer(
             f"{what} uses a reference ({', '.join(t for k, t in pieces if k != 'text')}) that only "
             "headers and env can hold here; add the server by hand with the value in its place"
         )
     return "".join(text for _, text in pieces)
 
 
-def string_of(value: Any, what: str) -> str:
+def convert_to_string(value: Any, what: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise Skip(f"{what} is not text")
+    raise SkipServer(f"{what} is not text")

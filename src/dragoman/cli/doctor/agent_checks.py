@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dragoman.cli.base.output import clean
-from dragoman.cli.doctor.findings import Finding, Situation
+from dragoman.cli.doctor.findings import DoctorContext, Finding
 
 
-def agents(found: Situation) -> Iterator[Finding]:
+def check_agents(found: DoctorContext) -> Iterator[Finding]:
     config = found.config
     if config is None:
         return

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from dragoman import __version__, home
 from dragoman.cli.base.output import clean
-from dragoman.cli.clients.install import state
+from dragoman.cli.clients.install import read_client_state
 from dragoman.cli.clients.known_clients import CLIENTS
-from dragoman.cli.doctor.findings import Finding, Level, Situation
-from dragoman.cli.doctor.port_owner import listener_on
-from dragoman.cli.doctor.start_checks import find_listening_problem, is_passing
-from dragoman.cli.hub import holder
+from dragoman.cli.doctor.findings import DoctorContext, Finding, Level
+from dragoman.cli.doctor.port_owner import find_listener
+from dragoman.cli.doctor.start_checks import find_listening_problem, is_transient
+from dragoman.cli.hub import read_lock_pid
 from dragoman.config import Config
 from dragoman.config_layers import find_near_misses
 from dragoman.core.errors import HubError
@@ -41,15 +41,15 @@ RELEASED = 1_767_225_600.0
 CLOCK_SLACK = 300.0
 
 
-def python(_: Situation) -> Iterator[Finding]:
+def check_python(_: DoctorContext) -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     fine = sys.version_info >= LEAST_PYTHON
     fix = "" if fine else "install Python 3.11 or newer and install dragoman with that"
     yield Finding("python", "ok" if fine else "problem", f"Python {version}, {sys.executable}", fix)
 
 
-def home_folder(found: Situation) -> Iterator[Finding]:
-    place = found.place
+def check_home(found: DoctorContext) -> Iterator[Finding]:
+    place = found.home
     if not os.path.lexists(place):
         yield Finding("home", "info", f"there is no {place} yet", "dragoman up makes it")
         return
@@ -67,9 +67,9 @@ def home_folder(found: Situation) -> Iterator[Finding]:
         yield Finding("home", "ok", f"{place} is yours alone")
 
 
-def env_file(found: Situation) -> Iterator[Finding]:
+def check_env_file(found: DoctorContext) -> Iterator[Finding]:
     """The file of secrets beside config.toml."""
-    path = found.place / "env"
+    path = found.home / "env"
     if found.env_problem:
         yield Finding("env file", "problem", found.env_problem, f'correct "{path}"')
         return
@@ -83,16 +83,16 @@ def env_file(found: Situation) -> Iterator[Finding]:
     yield Finding("env file", "ok", f"{len(found.env)} values")
 
 
-def modes(found: Situation) -> Iterator[Finding]:
+def check_modes(found: DoctorContext) -> Iterator[Finding]:
     """What others may do with the files of the home."""
     config = found.config
     exposures = list(
         find_exposures(
-            found.place, config_is_secret=config is not None and config.api_key is not None
+            found.home, config_is_secret=config is not None and config.api_key is not None
         )
     )
     if config is not None:
-        exposures += find_exposures_in(found.place / config.policy.folder)
+        exposures += find_exposures_in(found.home / config.policy.folder)
     for one in exposures[:MANY]:
         if one.reachable:
             said = f"{one.path} {one.words}; a hub does not start with it"
@@ -107,8 +107,8 @@ def _is_quoted(value: str) -> bool:
     return len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
 
 
-def configuration(found: Situation) -> Iterator[Finding]:
-    file = found.place / "config.toml"
+def check_configuration(found: DoctorContext) -> Iterator[Finding]:
+    file = found.home / "config.toml"
     if found.config is None:
         said, fix = found.config_problem, "correct the file, then: dragoman config check"
         if found.daemon is not None:
@@ -136,29 +136,29 @@ def configuration(found: Situation) -> Iterator[Finding]:
         yield Finding("expose", "warning", said, 'write stdio_expose = ["*"] below [mcp]')
 
 
-def _has_agents(found: Situation) -> bool:
+def _has_agents(found: DoctorContext) -> bool:
     from dragoman.app.app import policy_folder
 
     config = found.config
     configured = config is not None and bool(config.agents or config.a2a.external_agents)
-    return configured or bool(policy_folder.registered(found.place))
+    return configured or bool(policy_folder.registered(found.home))
 
 
-def running_hub(found: Situation) -> Iterator[Finding]:
-    daemon, place = found.daemon, str(found.place)
+def check_running_hub(found: DoctorContext) -> Iterator[Finding]:
+    daemon, place = found.daemon, str(found.home)
     if daemon is not None:
         where = daemon.url or "inside a `dragoman mcp`"
         said = f"process {daemon.pid} runs since {daemon.started_at}, {where}"
-        if found.silence:
-            said += f"; it does not say how its servers are: {found.silence}"
+        if found.hub_problem:
+            said += f"; it does not say how its servers are: {found.hub_problem}"
             yield Finding("hub", "problem", said, "dragoman stop, then dragoman up")
         elif daemon.version != __version__:
             said += f"; it is version {daemon.version} and this command is {__version__}"
             yield Finding("hub", "warning", said, "dragoman stop, then dragoman up")
         else:
             yield Finding("hub", "ok", said)
-    elif found.place.is_dir() and home.is_held(place):
-        pid = holder(place)
+    elif found.home.is_dir() and home.is_held(place):
+        pid = read_lock_pid(place)
         said = f"process {pid or '?'} holds {place} but does not answer"
         fix = f"end it (kill {pid or 'it'}, if need be kill -9), then: dragoman up"
         yield Finding("hub", "problem", said, fix)
@@ -169,7 +169,7 @@ def running_hub(found: Situation) -> Iterator[Finding]:
         yield Finding("hub", "info", "none runs on this home", "dragoman up starts one")
 
 
-def port(found: Situation) -> Iterator[Finding]:
+def check_port(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None:
         return
     host, number = found.config.server.host, found.config.server.port
@@ -187,7 +187,7 @@ def port(found: Situation) -> Iterator[Finding]:
         said = "any free one (port = 0)" if number == 0 else f"{host} port {number} is free"
         yield Finding("port", "ok", said)
         return
-    if is_passing(error, host, number):
+    if is_transient(error, host, number):
         said = (
             f"{host} port {number} is the near end of a connection that is open or was closed just "
             "now; no program listens there"
@@ -195,7 +195,7 @@ def port(found: Situation) -> Iterator[Finding]:
         fix = f"start again in a minute, or: sysctl net.ipv4.ip_local_reserved_ports={number}"
         yield Finding("port", "warning", said, fix)
         return
-    who = listener_on(number) if number else None
+    who = find_listener(number) if number else None
     why = f"{clean(who)} listens there" if who else error.strerror or str(error)
     said = f"the hub could not listen on {host} port {number}: {why}"
     fix = "stop that one, or set another [server] port, or: dragoman up --port N"
@@ -204,11 +204,11 @@ def port(found: Situation) -> Iterator[Finding]:
     yield Finding("port", "problem", said, fix)
 
 
-def key(found: Situation) -> Iterator[Finding]:
-    if found.config is None or not found.place.is_dir():
+def check_keys(found: DoctorContext) -> Iterator[Finding]:
+    if found.config is None or not found.home.is_dir():
         return
     host = found.config.server.host
-    count = _active_keys(found.place)
+    count = _count_active_keys(found.home)
     if found.config.api_key is not None or count:
         what = "api_key is set" if found.config.api_key else f"{count} active"
         yield Finding("keys", "ok", f"callers over HTTP need a key ({what})")
@@ -224,7 +224,7 @@ def key(found: Situation) -> Iterator[Finding]:
         yield Finding("keys", "warning", said, "dragoman keys create NAME")
 
 
-def _active_keys(place: Path) -> int | None:
+def _count_active_keys(place: Path) -> int | None:
     """How many; None where none was ever made."""
     if not (place / "hub.db").exists():
         return None
@@ -245,11 +245,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def audit(found: Situation) -> Iterator[Finding]:
+def check_audit(found: DoctorContext) -> Iterator[Finding]:
     from dragoman.app.app import AuditReader, verify
 
     parts = ("audit.db", "audit.key", "audit.head")
-    missing = [name for name in parts if not (found.place / name).exists()]
+    missing = [name for name in parts if not (found.home / name).exists()]
     if len(missing) == len(parts):
         yield Finding("audit", "info", "there is no record of calls yet")
         return
@@ -259,7 +259,7 @@ def audit(found: Situation) -> Iterator[Finding]:
         yield Finding("audit", "problem", said, fix)
         return
     try:
-        reader = AuditReader(found.place)
+        reader = AuditReader(found.home)
         entries = reader.last_seq()
         reader.close()
     except HubError as error:
@@ -269,19 +269,19 @@ def audit(found: Situation) -> Iterator[Finding]:
         said = f"{entries} entries, which were not proved"
         yield Finding("audit", "info", said, "dragoman doctor --deep, or dragoman audit verify")
         return
-    verdict = verify(found.place)
+    verdict = verify(found.home)
     if verdict.ok:
         yield Finding("audit", "ok", f"every entry is as it was written ({verdict.entries})")
     else:
         yield Finding("audit", "problem", f"it is not whole: {verdict.problem}", fix)
 
 
-def disk(found: Situation) -> Iterator[Finding]:
-    place = next(path for path in (found.place, *found.place.parents) if path.is_dir())
-    yield space(shutil.disk_usage(place).free, place)
+def check_disk(found: DoctorContext) -> Iterator[Finding]:
+    place = next(path for path in (found.home, *found.home.parents) if path.is_dir())
+    yield check_space(shutil.disk_usage(place).free, place)
 
 
-def space(free: int, place: Path) -> Finding:
+def check_space(free: int, place: Path) -> Finding:
     said = f"{free / 2**20:,.0f} MB are free in {place}"
     if free < LEAST_DISK:
         fix = "make room: without any, calls cannot be recorded and are refused"
@@ -289,7 +289,7 @@ def space(free: int, place: Path) -> Finding:
     return Finding("disk", "ok", said)
 
 
-def descriptors(_: Situation) -> Iterator[Finding]:
+def check_descriptors(_: DoctorContext) -> Iterator[Finding]:
     """The hub raises its own limit as far as it may, so the hard one counts."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
@@ -301,7 +301,7 @@ def descriptors(_: Situation) -> Iterator[Finding]:
         yield Finding("open files", "ok", f"a hub may have {shown} open")
 
 
-def isolation(_: Situation) -> Iterator[Finding]:
+def check_isolation(_: DoctorContext) -> Iterator[Finding]:
     there = "is" if shutil.which("bwrap") else "is not"
     doors = (
         "the hub does not take them for you"
@@ -318,11 +318,11 @@ def isolation(_: Situation) -> Iterator[Finding]:
     )
 
 
-def clock(found: Situation) -> Iterator[Finding]:
+def check_clock(found: DoctorContext) -> Iterator[Finding]:
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
     fix = "set the clock: keys expire by it, certificates are judged by it, records are dated by it"
-    newest = max(_modified(path) for path in (found.place / "audit.db", found.place / "lock"))
+    newest = max(_get_modified(path) for path in (found.home / "audit.db", found.home / "lock"))
     if now < RELEASED:
         yield Finding("clock", "problem", f"it shows {shown}, before this program was made", fix)
     elif newest > now + CLOCK_SLACK:
@@ -332,18 +332,18 @@ def clock(found: Situation) -> Iterator[Finding]:
         yield Finding("clock", "ok", shown)
 
 
-def _modified(path: Path) -> float:
+def _get_modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
         return 0.0
 
 
-def clients(found: Situation) -> Iterator[Finding]:
+def check_clients(found: DoctorContext) -> Iterator[Finding]:
     """The IDEs and agents of this machine, as far as their files show."""
     seen = False
     for client in CLIENTS.values():
-        now = state(client)
+        now = read_client_state(client)
         path = Path(now["path"])
         folder = path.parent
         if not now["exists"] and (not folder.is_dir() or folder == Path.home()):
@@ -358,7 +358,7 @@ def clients(found: Situation) -> Iterator[Finding]:
             level = "warning"
             said = f'{client.title} starts "{now["command"]}", which is not there'
             fix = install
-        elif now["installed"] and (twice := _twice(found, now["servers"])):
+        elif now["installed"] and (twice := _list_duplicates(found, now["servers"])):
             level = "warning"
             said = f"{client.title} has the hub and {twice} as well, so their tools are there twice"
             fix = f"dragoman import {client.name} --move"
@@ -374,7 +374,7 @@ def clients(found: Situation) -> Iterator[Finding]:
         yield Finding("client", "info", said, "dragoman install lists those that are known")
 
 
-def _twice(found: Situation, theirs: list[str]) -> str:
+def _list_duplicates(found: DoctorContext, theirs: list[str]) -> str:
     """The servers that are in the hub's configuration and in the client's."""
     ours = found.config.mcp_servers if found.config is not None else ()
     return ", ".join(entry.name for entry in ours if entry.enabled and entry.name in theirs)

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from dragoman.cli.base.errors import FAILED
-from dragoman.cli.base.hub_client import place_of
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, styled
+from dragoman.cli.base.hub_client import resolve_home
+from dragoman.cli.base.output import clean, home_option, json_option, print_json, style
 from dragoman.cli.doctor import (
     agent_checks,
     checks,
@@ -19,33 +19,33 @@ from dragoman.cli.doctor import (
     start_checks,
     store_checks,
 )
-from dragoman.cli.doctor.findings import Check, Finding, Situation, look
+from dragoman.cli.doctor.findings import Check, DoctorContext, Finding, gather_context
 
 CHECKS: tuple[Check, ...] = (
-    checks.python,
-    checks.home_folder,
-    start_checks.files,
-    checks.env_file,
-    checks.modes,
-    checks.configuration,
-    checks.running_hub,
-    checks.port,
-    start_checks.grpc,
-    start_checks.parts,
-    checks.key,
-    server_checks.servers,
-    agent_checks.agents,
-    guard_checks.policies,
-    guard_checks.pins,
-    guard_checks.names,
-    guard_checks.keys_for_others,
-    store_checks.stores,
-    checks.audit,
-    checks.disk,
-    checks.descriptors,
-    checks.isolation,
-    checks.clock,
-    checks.clients,
+    checks.check_python,
+    checks.check_home,
+    start_checks.check_files,
+    checks.check_env_file,
+    checks.check_modes,
+    checks.check_configuration,
+    checks.check_running_hub,
+    checks.check_port,
+    start_checks.check_grpc,
+    start_checks.check_plugins,
+    checks.check_keys,
+    server_checks.check_servers,
+    agent_checks.check_agents,
+    guard_checks.check_policies,
+    guard_checks.check_pins,
+    guard_checks.check_names,
+    guard_checks.check_target_keys,
+    store_checks.check_stores,
+    checks.check_audit,
+    checks.check_disk,
+    checks.check_descriptors,
+    checks.check_isolation,
+    checks.check_clock,
+    checks.check_clients,
 )
 MARKS = {
     "ok": ("ok  ", "green"),
@@ -71,47 +71,47 @@ def doctor(deep: bool, home: str | None, as_json: bool) -> None:
     nothing. Works with no hub, no home and a broken configuration. Exits with 1 if there is a
     problem; warnings alone do not count.
     """
-    place = Path(place_of(home))
-    findings = examine(look(place, deep))
+    place = Path(resolve_home(home))
+    findings = run_checks(gather_context(place, deep))
     problems = any(finding.level == "problem" for finding in findings)
     if as_json:
         shown = [asdict(finding) for finding in findings]
         print_json({"ok": not problems, "home": str(place), "checks": shown})
     else:
-        _print(findings)
+        _print_findings(findings)
     if problems:
         raise SystemExit(FAILED)
 
 
-def examine(situation: Situation) -> list[Finding]:
+def run_checks(situation: DoctorContext) -> list[Finding]:
     findings: list[Finding] = []
     for check in CHECKS:
         try:
             findings += check(situation)
         except Exception as error:  # one check that cannot look must not hide the others
-            name = check.__name__.replace("_", " ")
+            name = check.__name__.removeprefix("check_").replace("_", " ")
             findings.append(Finding(name, "warning", f"this could not be checked: {error}"))
     return findings
 
 
-def _print(findings: list[Finding]) -> None:
+def _print_findings(findings: list[Finding]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         mark, colour = MARKS[finding.level]
-        print(f"{styled(mark, fg=colour)}  {finding.check:<{width}}  {clean(finding.said)}")
+        print(f"{style(mark, fg=colour)}  {finding.check:<{width}}  {clean(finding.said)}")
         if finding.fix:
             word = "next" if finding.level == "info" else "fix"
             print(f"      {'':<{width}}  {word}: {clean(finding.fix)}")
     print()
-    print(_sum(findings))
+    print(_summarize(findings))
 
 
-def _sum(findings: list[Finding]) -> str:
+def _summarize(findings: list[Finding]) -> str:
     counts = Counter(finding.level for finding in findings)
     warnings = f"{counts['warning']} warning{'s' * (counts['warning'] != 1)}"
     if counts["problem"]:
         problems = f"{counts['problem']} problem{'s' * (counts['problem'] != 1)}"
-        return styled(f"{problems}, {warnings}", fg="red", bold=True)
+        return style(f"{problems}, {warnings}", fg="red", bold=True)
     if counts["warning"]:
-        return styled(f"no problems, {warnings}", fg="yellow", bold=True)
-    return styled("all is well", fg="green", bold=True)
+        return style(f"no problems, {warnings}", fg="yellow", bold=True)
+    return style("all is well", fg="green", bold=True)

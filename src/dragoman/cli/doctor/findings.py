@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dragoman.cli.base.files import read_bytes
-from dragoman.cli.base.hub_client import ANSWER_SECONDS, NoAnswer, Problem, ask, running
+from dragoman.cli.base.hub_client import (
+    ANSWER_SECONDS,
+    HubProblem,
+    HubUnavailable,
+    find_running_hub,
+    request_json,
+)
 from dragoman.config import Config, load, read_env
 from dragoman.core.errors import ConfigError
 from dragoman.home import Daemon, read_daemon
@@ -29,10 +35,10 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Situation:
+class DoctorContext:
     """Found out once, before the checks."""
 
-    place: Path
+    home: Path
     deep: bool
     config: Config | None = None
     """None where it cannot be used."""
@@ -44,25 +50,25 @@ class Situation:
     """The hub that runs and answers."""
     record: Daemon | None = None
     """What daemon.json says, whoever wrote it."""
-    silence: str = ""
+    hub_problem: str = ""
     """Why that one does not say how its servers are."""
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What the running hub says of each."""
     agents: Mapping[str, Any] = field(default_factory=dict)
     """What it says of agents."""
-    held: Sequence[Mapping[str, Any]] = ()
+    pins: Sequence[Mapping[str, Any]] = ()
     """What it holds until somebody approves it."""
 
-    def value_of(self, name: str) -> str | None:
+    def find_variable(self, name: str) -> str | None:
         """As a hub that is started here would find it."""
         return os.environ.get(name, self.env.get(name))
 
 
-Check = Callable[[Situation], Iterable[Finding]]
+Check = Callable[[DoctorContext], Iterable[Finding]]
 
 
-def look(place: Path, deep: bool) -> Situation:
-    found = Situation(place, deep)
+def gather_context(place: Path, deep: bool) -> DoctorContext:
+    found = DoctorContext(place, deep)
     try:
         found.config = load(place / "config.toml")
     except ConfigError as error:
@@ -72,18 +78,20 @@ def look(place: Path, deep: bool) -> Situation:
     except Exception as error:
         found.env_problem = str(error)
     found.record = read_daemon(str(place))
-    found.daemon = running(str(place))
+    found.daemon = find_running_hub(str(place))
     if found.daemon is not None:
         try:
-            answer = ask(found.daemon.socket, "GET", "/api/mcp/servers", None, ANSWER_SECONDS)
+            answer = request_json(
+                found.daemon.socket, "GET", "/api/mcp/servers", None, ANSWER_SECONDS
+            )
             found.servers = {server["name"]: server for server in answer["connected"]}
-            status = ask(found.daemon.socket, "GET", "/api/status", None, ANSWER_SECONDS)
+            status = request_json(found.daemon.socket, "GET", "/api/status", None, ANSWER_SECONDS)
             found.agents = status.get("agents", {})
-        except (NoAnswer, Problem) as error:
-            found.silence = str(error)
-        with contextlib.suppress(NoAnswer, Problem):  # who may not administer is not told
+        except (HubUnavailable, HubProblem) as error:
+            found.hub_problem = str(error)
+        with contextlib.suppress(HubUnavailable, HubProblem):  # who may not administer is not told
             for state in ("held", "new"):
                 path = f"/api/pins?state={state}"
-                pins = ask(found.daemon.socket, "GET", path, None, ANSWER_SECONDS)
-                found.held = [*found.held, *pins["pins"]]
+                pins = request_json(found.daemon.socket, "GET", path, None, ANSWER_SECONDS)
+                found.pins = [*found.pins, *pins["pins"]]
     return found

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from dragoman.cli.base.output import clean
-from dragoman.cli.doctor.findings import Finding, Situation
+from dragoman.cli.doctor.findings import DoctorContext, Finding
 from dragoman.core.errors import HubError
 
 MANY = 5
 """So many are named; of more, how many there are."""
 
 
-def policies(found: Situation) -> Iterator[Finding]:
-    if found.config is None or not found.place.is_dir():
+def check_policies(found: DoctorContext) -> Iterator[Finding]:
+    if found.config is None or not found.home.is_dir():
         return
     from dragoman.app.app import policy_folder
 
-    folder = policy_folder.Folder(found.place / found.config.policy.folder)
+    folder = policy_folder.Folder(found.home / found.config.policy.folder)
     if folder.path.exists() and not folder.exists:
         said = f"{folder.path} is no folder, so no hub starts"
         yield Finding("policies", "problem", said, "move it away, or correct [policy] folder")
@@ -31,20 +31,20 @@ def policies(found: Situation) -> Iterator[Finding]:
     try:
         # A running hub knows more names, but says nothing of files that it has not taken up.
         judged = policy_folder.judge(
-            folder.texts(), policy_folder.known_at(found.place, time.time())
+            folder.texts(), policy_folder.known_at(found.home, time.time())
         )
     except HubError as error:
         yield Finding("policies", "problem", str(error), "correct them: dragoman policy check")
         return
     errors = [each for each in judged["findings"] if each["level"] == "error"]
     for each in errors[:MANY]:
-        said = f"{_where(each)} {each['message']}"
+        said = f"{_render_position(each)} {each['message']}"
         after = "the running hub goes on with what it had" if found.daemon else "no hub starts so"
         yield Finding("policies", "problem", f"{clean(said)}; {after}", "dragoman policy check")
     if errors:
         return
     for each in judged["findings"][:MANY]:
-        said = f"{_where(each)} {each['message']}"
+        said = f"{_render_position(each)} {each['message']}"
         fix = "correct the name, or let it be if that is still to come"
         yield Finding("policies", "warning", clean(said), fix)
     if found.config.policy.mode == "shadow":
@@ -57,14 +57,14 @@ def policies(found: Situation) -> Iterator[Finding]:
     yield Finding("policies", "ok", f"{judged['policies']} in {folder.path} can be used")
 
 
-def _where(finding: dict[str, Any]) -> str:
+def _render_position(finding: dict[str, Any]) -> str:
     line = f":{finding['line']}" if finding["line"] else ""
     return f"{finding['file']}{line}:" if finding["file"] else ""
 
 
-def pins(found: Situation) -> Iterator[Finding]:
+def check_pins(found: DoctorContext) -> Iterator[Finding]:
     """Known only to a hub that runs."""
-    waiting = [pin for pin in found.held if pin["state"] == "held"]
+    waiting = [pin for pin in found.pins if pin["state"] == "held"]
     for pin in waiting[:MANY]:
         name = clean(pin["name"])
         is_shown = pin["kind"] in ("resource", "template") and pin["approved_at"]
@@ -74,7 +74,7 @@ def pins(found: Situation) -> Iterator[Finding]:
     if len(waiting) > MANY:
         said = f"{len(waiting) - MANY} more are held"
         yield Finding("held", "warning", said, "dragoman pins list")
-    added = [pin for pin in found.held if pin["state"] == "new"]
+    added = [pin for pin in found.pins if pin["state"] == "new"]
     for target, count in Counter(str(pin["target"]) for pin in added).most_common(MANY):
         first = next(clean(pin["name"]) for pin in added if pin["target"] == target)
         said = f"{clean(target)} has added {count} since it was first listed, such as {first}"
@@ -82,14 +82,14 @@ def pins(found: Situation) -> Iterator[Finding]:
         yield Finding("added", "info", said, fix)
 
 
-def names(found: Situation) -> Iterator[Finding]:
+def check_names(found: DoctorContext) -> Iterator[Finding]:
     """Targets whose tools could be listed under one name."""
-    if found.config is None or not found.place.is_dir():
+    if found.config is None or not found.home.is_dir():
         return
     from dragoman.app.app import policy_folder
     from dragoman.config import find_overlaps
 
-    for one, other in list(find_overlaps(policy_folder.targets_at(found.place)))[:MANY]:
+    for one, other in list(find_overlaps(policy_folder.targets_at(found.home)))[:MANY]:
         said = (
             f'a tool of "{one}" can be spelled as those of "{other}" are listed; each name stays '
             "with the tool that had it first"
@@ -97,14 +97,14 @@ def names(found: Situation) -> Iterator[Finding]:
         yield Finding("names", "info", clean(said), "rename one of the two to tell them apart")
 
 
-def keys_for_others(found: Situation) -> Iterator[Finding]:
+def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
     """A key that was made for a server or agent which is not there knows no ring."""
-    if found.config is None or not (found.place / "hub.db").exists():
+    if found.config is None or not (found.home / "hub.db").exists():
         return
     from dragoman.app.app import KeyStore, policy_folder
 
-    known = policy_folder.targets_at(found.place)
-    store = KeyStore(found.place)
+    known = policy_folder.targets_at(found.home)
+    store = KeyStore(found.home)
     try:
         records = store.list()
     finally:

@@ -8,9 +8,9 @@ from pathlib import Path
 _LISTEN = "0A"
 
 
-def listener_on(port: int) -> str | None:
+def find_listener(port: int) -> str | None:
     """The process and its name; None where that cannot be told (another user's, or no /proc)."""
-    inodes = _inodes(port)
+    inodes = _list_inodes(port)
     if not inodes:
         return None
     wanted = {f"socket:[{inode}]" for inode in inodes}
@@ -18,13 +18,13 @@ def listener_on(port: int) -> str | None:
         try:
             links = (os.readlink(link) for link in (process / "fd").iterdir())
             if any(link in wanted for link in links):
-                return f"process {process.name} ({_name(process)})"
+                return f"process {process.name} ({_read_name(process)})"
         except OSError:
             continue
     return None
 
 
-def _inodes(port: int) -> set[str]:
+def _list_inodes(port: int) -> set[str]:
     """The listening sockets: column 2 is address:port in hexadecimal, 4 the state, 10 the inode."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -39,6 +39,6 @@ def _inodes(port: int) -> set[str]:
     return found
 
 
-def _name(process: Path) -> str:
+def _read_name(process: Path) -> str:
     words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     return " ".join(words).strip()[:120] or "no name"

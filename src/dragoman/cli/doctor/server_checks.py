@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.cli.base.output import clean
-from dragoman.cli.doctor.findings import Finding, Situation
+from dragoman.cli.doctor.findings import DoctorContext, Finding
 
 MANY_RESTARTS = 3
 _SCRIPT = re.compile(r"\.{1,2}/.*|[^-@/:][^:]*\.(?:py|js|mjs|cjs|ts|sh|rb|jar)")
@@ -56,16 +56,16 @@ def advise_http(reason: str) -> str:
     return next(found, "see that it runs, and that url and headers are right")
 
 
-def servers(found: Situation) -> Iterator[Finding]:
+def check_servers(found: DoctorContext) -> Iterator[Finding]:
     for entry in found.config.mcp_servers if found.config else ():
         name = f"server {entry.name}"
         if not entry.enabled:
             yield Finding(name, "info", "it is switched off", "enabled = true in config.toml")
             continue
-        findings = list(_entry(found, entry, name))
+        findings = list(_check_entry(found, entry, name))
         is_wrong = any(finding.level == "problem" for finding in findings)
-        if found.daemon is not None and not found.silence:
-            findings += _state(found, entry, name, is_wrong)
+        if found.daemon is not None and not found.hub_problem:
+            findings += _check_state(found, entry, name, is_wrong)
         if all(finding.level == "ok" for finding in findings):
             words = "; ".join(finding.said for finding in findings)
             yield Finding(name, "ok", words)
@@ -73,11 +73,11 @@ def servers(found: Situation) -> Iterator[Finding]:
             yield from (finding for finding in findings if finding.level != "ok")
 
 
-def _entry(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
+def _check_entry(found: DoctorContext, entry: Any, name: str) -> Iterator[Finding]:
     transport = entry.transport
     if hasattr(transport, "command"):
-        yield from _program(found, transport, name)
-        yield from _arguments(found, entry, name)
+        yield from _check_program(found, transport, name)
+        yield from _check_arguments(found, entry, name)
         if entry.has_user_home:
             said = (
                 "it runs with your home folder, and so with the settings and credentials there "
@@ -87,11 +87,11 @@ def _entry(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
     else:
         headers = transport.headers
         texts = list(headers.values()) if isinstance(headers, dict) else headers
-        yield from _headers(found, texts, name)
-    unset = [each for each in entry.env if found.value_of(each) is None]
+        yield from _check_headers(found, texts, name)
+    unset = [each for each in entry.env if found.find_variable(each) is None]
     if unset:
-        said = f"{', '.join(unset)} is set neither in this environment nor in {found.place}/env"
-        fix = f"add a line {unset[0]}=… to {found.place}/env"
+        said = f"{', '.join(unset)} is set neither in this environment nor in {found.home}/env"
+        fix = f"add a line {unset[0]}=… to {found.home}/env"
         yield Finding(name, "warning", said, fix)
     limit = found.config.limits.tool_timeout_secs if found.config else entry.timeout_secs
     if entry.timeout_secs is not None and entry.timeout_secs > limit:
@@ -102,9 +102,9 @@ def _entry(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
         yield Finding(name, "warning", said, "raise the one or lower the other")
 
 
-def _program(found: Situation, transport: Any, name: str) -> Iterator[Finding]:
+def _check_program(found: DoctorContext, transport: Any, name: str) -> Iterator[Finding]:
     command = os.path.expanduser(transport.command)
-    program = shutil.which(command, path=found.value_of("PATH") or os.defpath)
+    program = shutil.which(command, path=found.find_variable("PATH") or os.defpath)
     if program is not None:
         yield Finding(name, "ok", f"{program} is there")
         return
@@ -116,7 +116,7 @@ def _program(found: Situation, transport: Any, name: str) -> Iterator[Finding]:
     yield Finding(name, "problem", said, fix)
 
 
-def _arguments(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
+def _check_arguments(found: DoctorContext, entry: Any, name: str) -> Iterator[Finding]:
     transport = entry.transport
     word, args = os.path.basename(transport.command), transport.args
     if transport.cwd is not None:
@@ -125,7 +125,7 @@ def _arguments(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
             yield Finding(name, "problem", said, "make it, or correct cwd")
     else:
         relative = next((arg for arg in args if _SCRIPT.fullmatch(arg)), None)
-        folder = found.place / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", entry.name) / "home"
+        folder = found.home / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", entry.name) / "home"
         where = "a private home of its own"
         if entry.has_user_home:
             folder, where = Path.home(), "your home"
@@ -136,10 +136,10 @@ def _arguments(found: Situation, entry: Any, name: str) -> Iterator[Finding]:
         said = "npx without -y asks before it installs, and nobody is there to answer"
         yield Finding(name, "warning", said, 'put "-y" first in args')
     if word in ("docker", "podman") and "run" in args:
-        yield from _container(args, name)
+        yield from _check_container(args, name)
 
 
-def _container(args: Sequence[str], name: str) -> Iterator[Finding]:
+def _check_container(args: Sequence[str], name: str) -> Iterator[Finding]:
     short = [arg for arg in args if re.fullmatch(r"-[a-zA-Z]+", arg)]
     if "--interactive" not in args and not any("i" in arg for arg in short):
         said = "docker run without -i closes the server's stdin"
@@ -149,18 +149,18 @@ def _container(args: Sequence[str], name: str) -> Iterator[Finding]:
         yield Finding(name, "problem", said, 'write "-i" instead of "-it" in args')
 
 
-def _headers(found: Situation, texts: Sequence[str], name: str) -> Iterator[Finding]:
+def _check_headers(found: DoctorContext, texts: Sequence[str], name: str) -> Iterator[Finding]:
     named = [each for text in texts for each in re.findall(r"\$\{([A-Za-z_]\w*)\}", text)]
-    unset = [each for each in dict.fromkeys(named) if found.value_of(each) is None]
+    unset = [each for each in dict.fromkeys(named) if found.find_variable(each) is None]
     if unset:
         said = f"its headers need {', '.join(unset)}, which is set nowhere"
-        fix = f"add a line {unset[0]}=… to {found.place}/env"
+        fix = f"add a line {unset[0]}=… to {found.home}/env"
         yield Finding(name, "problem", said, fix)
     else:
         yield Finding(name, "ok", "its entry is complete")
 
 
-def _state(found: Situation, entry: Any, name: str, explained: bool) -> Iterator[Finding]:
+def _check_state(found: DoctorContext, entry: Any, name: str, explained: bool) -> Iterator[Finding]:
     """What the running hub says of it; `explained`: why it fails was found already."""
     state = found.servers.get(entry.name)
     logs = f"see what it wrote: dragoman servers logs {entry.name}"

@@ -13,16 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dragoman import home
-from dragoman.cli.doctor.findings import Finding, Situation
+from dragoman.cli.doctor.findings import DoctorContext, Finding
 from dragoman.core.errors import HubError
 
 WRITTEN = ("lock", "daemon.json", "children.json", "stores.json", "audit.head", "audit.journal")
 """Files beside the databases that a hub writes."""
 
 
-def files(found: Situation) -> Iterator[Finding]:
+def check_files(found: DoctorContext) -> Iterator[Finding]:
     """Whether the hub can write its home."""
-    place = found.place
+    place = found.home
     if not place.is_dir():
         return
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
@@ -74,7 +74,7 @@ def find_listening_problem(host: str, port: int) -> OSError | None:
     return None
 
 
-def is_passing(error: OSError, host: str, port: int) -> bool:
+def is_transient(error: OSError, host: str, port: int) -> bool:
     """Whether no program listens on a port that is in use: it is the near end of a connection that
     is open, or was closed a moment ago (TIME-WAIT)."""
     if error.errno != errno.EADDRINUSE:
@@ -88,7 +88,7 @@ def is_passing(error: OSError, host: str, port: int) -> bool:
         return False
 
 
-def grpc(found: Situation) -> Iterator[Finding]:
+def check_grpc(found: DoctorContext) -> Iterator[Finding]:
     config = found.config
     if config is None or not config.a2a.enabled or config.a2a.grpc_port is None:
         return
@@ -100,13 +100,13 @@ def grpc(found: Situation) -> Iterator[Finding]:
     if found.daemon is not None or number == 0:
         return
     error = find_listening_problem(config.server.host, number)
-    if error is not None and not is_passing(error, config.server.host, number):
+    if error is not None and not is_transient(error, config.server.host, number):
         said = f"the hub could not listen on port {number} for gRPC: {error.strerror or error}"
         fix = "stop what uses it, or set another [a2a] grpc_port"
         yield Finding("grpc", "problem", said, fix)
 
 
-def parts(found: Situation) -> Iterator[Finding]:
+def check_plugins(found: DoctorContext) -> Iterator[Finding]:
     """What the configuration names outside of itself."""
     config = found.config
     if config is None:
@@ -120,7 +120,7 @@ def parts(found: Situation) -> Iterator[Finding]:
             yield Finding("plug-ins", "problem", str(error), "install it, or take it out")
     if config.a2a.enabled and config.a2a.signing_key is not None:
         try:
-            load_signing_key(found.place / config.a2a.signing_key)
+            load_signing_key(found.home / config.a2a.signing_key)
         except HubError as error:
             said = f"[a2a] signing_key: {error}"
             yield Finding("signing key", "problem", said, "correct the path, or take it out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dragoman.cli.doctor.findings import Finding, Situation
+from dragoman.cli.doctor.findings import DoctorContext, Finding
 from dragoman.core.errors import HubError
 
 SECONDS = 2.0
@@ -12,13 +12,13 @@ SECONDS = 2.0
 DEEP_SECONDS = 3600.0
 
 
-def stores(found: Situation) -> Iterator[Finding]:
-    if found.config is None or not found.place.is_dir():
+def check_stores(found: DoctorContext) -> Iterator[Finding]:
+    if found.config is None or not found.home.is_dir():
         return
     from dragoman.app.app import STORE_FILES, advise, find_damage, find_obstacle, survey
 
     try:
-        losses = survey(found.place, found.place / found.config.policy.folder).losses
+        losses = survey(found.home, found.home / found.config.policy.folder).losses
     except HubError as error:
         yield Finding("stores", "problem", str(error), "see: dragoman docs operations")
         return
@@ -28,7 +28,7 @@ def stores(found: Situation) -> Iterator[Finding]:
         yield Finding("stores", "problem", str(loss), fix)
     whole = 0
     for name in STORE_FILES:
-        path = found.place / name
+        path = found.home / name
         if name in lost or not path.exists():
             continue
         if obstacle := find_obstacle(path):
@@ -40,5 +40,5 @@ def stores(found: Situation) -> Iterator[Finding]:
             yield Finding("stores", "problem", f'"{path}" is damaged ({damage})', advise(path))
         else:
             whole += 1
-    if whole == sum((found.place / name).exists() for name in STORE_FILES) and whole:
+    if whole == sum((found.home / name).exists() for name in STORE_FILES) and whole:
         yield Finding("stores", "ok", f"{whole} databases can be read")
