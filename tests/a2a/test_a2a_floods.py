@@ -21,15 +21,15 @@ from dragoman.a2a.remote.remote_task import FarTask
 from dragoman.a2a.server import card_service as cards_module
 from dragoman.a2a.server import http_v01, operations
 from dragoman.a2a.server import push_delivery as push_module
-from dragoman.a2a.server.card_service import Cards
-from dragoman.a2a.server.operations import Face
-from dragoman.a2a.server.pagination import within
-from dragoman.a2a.server.push_delivery import Push
-from dragoman.a2a.server.request_context import Asker
-from dragoman.a2a.server.routing import Targets
+from dragoman.a2a.server.card_service import CardService
+from dragoman.a2a.server.operations import A2aServer
+from dragoman.a2a.server.pagination import limit_bytes
+from dragoman.a2a.server.push_delivery import PushNotifier
+from dragoman.a2a.server.request_context import RequestContext
+from dragoman.a2a.server.routing import MessageRouter
 from dragoman.a2a.server.task import MAX_BYTES, AgentTask
-from dragoman.a2a.server.task_stream import Stream
-from dragoman.a2a.server.webhook import Hook, deliver
+from dragoman.a2a.server.task_stream import TaskStream
+from dragoman.a2a.server.webhook import Webhook, deliver
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent, Request
 from dragoman.core.agent_tool import SCHEMA
@@ -42,7 +42,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import Client
-from dragoman.stores.tasks import MemoryTasks, SqliteTasks
+from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.http.sockets import tcp_socket
@@ -82,8 +82,10 @@ def made(work: Held, owner: Principal = ME, id: str = "t") -> AgentTask:
     return task
 
 
-def listed(store: SqliteTasks | MemoryTasks | None = None) -> StoredTasks:
-    return StoredTasks(store or MemoryTasks(), most=100, most_each=100, max_bytes=10**9, idle=1000)
+def listed(store: SqliteTaskStore | MemoryTaskStore | None = None) -> StoredTasks:
+    return StoredTasks(
+        store or MemoryTaskStore(), most=100, most_each=100, max_bytes=10**9, idle=1000
+    )
 
 
 def texts(*words: str) -> list[dict[str, Any]]:
@@ -171,7 +173,7 @@ async def test_numbers_of_a_kind_of_their_own_keep_no_task_of_others_from_being_
 
     class Count(int): ...
 
-    store = SqliteTasks(tmp_path) if kind == "sqlite" else MemoryTasks()
+    store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
     tasks = listed(store)
     odd, other = made(Held(), id="odd"), made(Held(), YOU, "other")
     for task in (odd, other):
@@ -185,7 +187,7 @@ async def test_numbers_of_a_kind_of_their_own_keep_no_task_of_others_from_being_
 
 
 def test_a_store_that_another_program_holds_refuses_and_goes_on_afterwards(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     change = TaskChange(0, "one", ME, "working", 1.0, 1.0, {}, ())
     push = StoredPush(1, "hook", {}, 0, 0, 0.0, "")
     other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
@@ -259,7 +261,7 @@ def test_an_agent_whose_last_words_are_as_many_as_its_answers_holds_nobody_up() 
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
 async def test_a_long_log_is_read_bit_by_bit(kind: str, tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path) if kind == "sqlite" else MemoryTasks()
+    store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
     tasks = listed(store)
     work = Held(*(Progress(progress=n, message=f"{n} {'x' * 10_000}") for n in range(300)))
     task = made(work)
@@ -276,7 +278,7 @@ async def test_a_long_log_is_read_bit_by_bit(kind: str, tmp_path: Path) -> None:
         reads += 1
     assert numbers == list(range(2, task.count + 1))
     assert 5 < reads < 100
-    stream = Stream(task, 0, None, BOUND)
+    stream = TaskStream(task, 0, None, BOUND)
     followed = [number async for number, _, _ in stream]
     assert followed == numbers
     await tasks.close()
@@ -288,11 +290,11 @@ async def test_a_client_that_is_sent_the_whole_task_each_time_is_sent_it_once_fo
     work = Held(*(Progress(progress=n, message=f"{n}") for n in range(50)))
     tasks, task = listed(), made(work)
     tasks.insert(task)
-    stream = Stream(task, task.count, None, BOUND)
+    stream = TaskStream(task, task.count, None, BOUND)
     task.begin()
     await finished(task, work)
     message = {"role": "user", "content": {"type": "text", "text": "hi"}}
-    asked = http_v01.read("POST", "/tasks/stream", {"id": "t", "message": message})
+    asked = http_v01.parse_request("POST", "/tasks/stream", {"id": "t", "message": message})
     frames = [
         asked.frame(stream, number, event, final)
         for number, event, final in await stream.next(BOUND)
@@ -306,30 +308,30 @@ async def test_a_client_that_is_sent_the_whole_task_each_time_is_sent_it_once_fo
 # --- the face -------------------------------------------------------------------------------------
 
 
-def face() -> tuple[Face, StoredTasks, Cards]:
+def face() -> tuple[A2aServer, StoredTasks, CardService]:
     """With one agent, `echo`."""
     entry = AgentEntry(name="echo", function="tests.peers.agents_module:echo")
     agent = FunctionAgent(entry, "agent_", compile_schema(SCHEMA))
     hub = open_hub(Catalog(review=admit_all), Bus(), [])
     hub.catalog.offer("echo", [agent.tool])
     settings = A2aSettings(enabled=True)
-    tasks, store = listed(), MemoryTasks()
-    targets = Targets(hub, "echo")
-    cards = Cards(targets, settings, None)
+    tasks, store = listed(), MemoryTaskStore()
+    targets = MessageRouter(hub, "echo")
+    cards = CardService(targets, settings, None)
 
     async def never(url: str) -> str | None:
         await asyncio.Event().wait()
         return None
 
     client = Client()
-    push = Push(
+    push = PushNotifier(
         tasks, store, lambda _, __: client.anywhere(allow_private=False), settings, check=never
     )
-    return Face(hub, tasks, targets, cards, push, 100.0), tasks, cards
+    return A2aServer(hub, tasks, targets, cards, push, 100.0), tasks, cards
 
 
-def asker() -> Asker:
-    return Asker(ME, None, "1.0", frozenset(), "http://hub")
+def build_context() -> RequestContext:
+    return RequestContext(ME, None, "1.0", frozenset(), "http://hub")
 
 
 def message(**more: Any) -> dict[str, Any]:
@@ -342,7 +344,7 @@ async def test_a_client_that_leaves_while_its_webhook_is_looked_at_leaves_no_tas
 ) -> None:
     there, tasks, _ = face()
     hook = {"taskPushNotificationConfig": {"url": "http://slow.example/"}}
-    sending = asyncio.create_task(there.send(asker(), message(configuration=hook)))
+    sending = asyncio.create_task(there.send(build_context(), message(configuration=hook)))
     async with asyncio.timeout(BOUND):
         while not len(tasks):
             await asyncio.sleep(0)
@@ -357,13 +359,13 @@ async def test_a_stream_too_many_is_refused_before_anything_is_done(
 ) -> None:
     monkeypatch.setattr(operations, "MAX_STREAMS", 1)
     there, tasks, _ = face()
-    stream = await there.stream(asker(), message())
+    stream = await there.stream(build_context(), message())
     with pytest.raises(A2aError) as refused:
-        await there.stream(asker(), message())
+        await there.stream(build_context(), message())
     assert refused.value.reason == RESOURCE_EXHAUSTED
     assert len(tasks) == 1
     stream.close()
-    (await there.stream(asker(), message())).close()
+    (await there.stream(build_context(), message())).close()
     await tasks.close()
 
 
@@ -373,7 +375,7 @@ def test_cards_that_are_kept_for_every_name_of_the_hub_take_no_more_than_so_much
     monkeypatch.setattr(cards_module, "MAX_KEPT_BYTES", 20_000)
     _, _, cards = face()
     for port in range(200):
-        body, *_ = cards.served("echo", None, f"http://localhost:{port}", "")
+        body, *_ = cards.encode_card("echo", None, f"http://localhost:{port}", "")
         assert f"localhost:{port}/".encode() in body
         assert sum(len(kept) for kept, *_ in cards._kept.values()) < 20_000 + 2 * len(body)
 
@@ -382,10 +384,10 @@ async def test_a_page_of_large_tasks_is_short_and_never_empty() -> None:
     tasks = [made(Held(), id=f"{number}") for number in range(4)]
     for task in tasks:
         task.size = 40
-    assert within(tasks, 100) == tasks[:2]
-    assert within(tasks, 160) == tasks
-    assert within(tasks, 10) == tasks[:1]
-    assert within([], 10) == []
+    assert limit_bytes(tasks, 100) == tasks[:2]
+    assert limit_bytes(tasks, 160) == tasks
+    assert limit_bytes(tasks, 10) == tasks[:1]
+    assert limit_bytes([], 10) == []
 
 
 # --- webhooks -------------------------------------------------------------------------------------
@@ -409,13 +411,13 @@ async def test_a_slow_webhook_gives_its_place_to_another_before_it_was_told_all(
                 enough.set()
             await connection.say(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
-    tasks, store, client = listed(), MemoryTasks(), Client()
+    tasks, store, client = listed(), MemoryTaskStore(), Client()
     settings = A2aSettings(push_private=True)
 
     async def fine(url: str) -> str | None:
         return None
 
-    push = Push(
+    push = PushNotifier(
         tasks, store, lambda _, allowed: client.anywhere(allow_private=True), settings, check=fine
     )
     async with listening(webhook) as peer:
@@ -438,11 +440,11 @@ async def test_the_path_of_a_webhook_which_may_be_a_secret_is_in_no_message() ->
     task, client = made(Held()), Client()
     async with listening(Talk.gone) as peer:
         url = f"http://127.0.0.1:{peer.port}/bot-S3CRET/send?key=S3CRET"
-    hook = Hook(task, "h", {"url": url}, "1.0", 0)
+    hook = Webhook(task, "h", {"url": url}, "1.0", 0)
     http = client.anywhere(allow_private=True)
     failure = await deliver(http, hook, task.entries[0], BOUND)
     assert failure is not None and f"127.0.0.1:{peer.port}" in failure.why
-    assert "S3CRET" not in failure.why + hook.shown
+    assert "S3CRET" not in failure.why + hook.label
     await client.close()
 
 

@@ -1,4 +1,4 @@
-"""A2A over gRPC: the official SDK's client, real sockets, and a face that serves canned objects."""
+"""A2A over gRPC: the official SDK's client, real sockets, and canned answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import operations
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server import grpc_server
-from dragoman.a2a.server.grpc_server import GrpcFace
+from dragoman.a2a.server.grpc_server import A2aGrpcServer
 from dragoman.core.errors import ConfigError, Full
 from dragoman.core.principal import Principal
 
@@ -82,7 +82,7 @@ SIGNED = [{"protected": "p", "signature": "s"}]
 
 
 class Events:
-    """A stream as the face has them; with `endless`, one that goes on until it is closed."""
+    """A stream as the server opens it; with `endless`, one that goes on until it is closed."""
 
     def __init__(self, events: list[dict[str, Any]], endless: dict[str, Any] | None) -> None:
         self._events = list(events)
@@ -109,7 +109,7 @@ class Events:
         self.closed.set()
 
 
-class Canned:
+class CannedServer:
     def __init__(
         self, stop: Exception | None = None, endless: dict[str, Any] | None = None
     ) -> None:
@@ -119,28 +119,28 @@ class Canned:
         self.asked: list[tuple[Any, str, dict[str, Any]]] = []
         self.streams: list[Events] = []
 
-    def facts(self, agent: str | None) -> SimpleNamespace:
+    def get_facts(self, agent: str | None) -> SimpleNamespace:
         return SimpleNamespace(extensions=[{"uri": "urn:b"}] if agent == "echo" else [])
 
-    def shaped(self, card: dict[str, Any], version: str) -> dict[str, Any]:
+    def shape_card(self, card: dict[str, Any], version: str) -> dict[str, Any]:
         assert version == "1.0"
         return {**card, "signatures": SIGNED}
 
-    async def answer(self, asker: Any, op: str, request: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((asker, op, request))
+    async def answer(self, ctx: Any, op: str, request: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((ctx, op, request))
         if self.stop is not None:
             raise self.stop
         return ANSWERS[op]
 
-    async def stream(self, asker: Any, request: dict[str, Any]) -> Events:
-        return self._open(asker, operations.STREAM, request)
+    async def stream(self, ctx: Any, request: dict[str, Any]) -> Events:
+        return self._open(ctx, operations.STREAM, request)
 
-    def subscribe(self, asker: Any, request: dict[str, Any], last: int | None) -> Events:
+    def subscribe(self, ctx: Any, request: dict[str, Any], last: int | None) -> Events:
         assert last is None
-        return self._open(asker, operations.SUBSCRIBE, request)
+        return self._open(ctx, operations.SUBSCRIBE, request)
 
-    def _open(self, asker: Any, op: str, request: dict[str, Any]) -> Events:
-        self.asked.append((asker, op, request))
+    def _open(self, ctx: Any, op: str, request: dict[str, Any]) -> Events:
+        self.asked.append((ctx, op, request))
         self.streams.append(Events(EVENTS, self.endless))
         return self.streams[-1]
 
@@ -155,14 +155,14 @@ def with_key(metadata: Mapping[str, str], peer: str) -> Principal | None:
 
 
 @contextlib.asynccontextmanager
-async def serving(face: Any, **how: Any) -> AsyncIterator[GrpcTransport]:
+async def serving(canned: Any, **how: Any) -> AsyncIterator[GrpcTransport]:
     settings: dict[str, Any] = {
         "authenticate": anybody,
         "base": "http://hub",
         "require_version": False,
         **how,
     }
-    server = GrpcFace(face, host="127.0.0.1", port=0, **settings)
+    server = A2aGrpcServer(canned, host="127.0.0.1", port=0, **settings)
     port = await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     try:
@@ -251,13 +251,13 @@ CALLS: dict[str, tuple[str, Callable[[GrpcTransport], Any], dict[str, Any]]] = {
 
 @pytest.mark.promise("J3")
 async def test_every_operation_of_the_sdks_client_reaches_the_face_and_is_answered() -> None:
-    face = Canned()
-    async with serving(face) as client:
+    canned = CannedServer()
+    async with serving(canned) as client:
         for op, (_, call, expected) in CALLS.items():
             answer = await call(client)
-            asker, asked, request = face.asked[-1]
+            ctx, asked, request = canned.asked[-1]
             assert (asked, request) == (op, expected)
-            assert (asker.principal, asker.agent, asker.base) == (LOCAL, None, "http://hub")
+            assert (ctx.principal, ctx.agent, ctx.base) == (LOCAL, None, "http://hub")
             wanted = {k: v for k, v in ANSWERS[op].items() if v != ""}
             if op == operations.CARD:
                 wanted["signatures"] = SIGNED
@@ -267,22 +267,22 @@ async def test_every_operation_of_the_sdks_client_reaches_the_face_and_is_answer
 
 @pytest.mark.promise("J3")
 async def test_a_stream_has_the_events_of_the_face_in_order_and_then_ends() -> None:
-    face = Canned()
-    async with serving(face) as client:
+    canned = CannedServer()
+    async with serving(canned) as client:
         heard = [MessageToDict(event) async for event in client.send_message_streaming(sent())]
         again = client.subscribe(pb.SubscribeToTaskRequest(id="t1"))
         assert heard == EVENTS == [MessageToDict(event) async for event in again]
-        assert [(op, request) for _, op, request in face.asked] == [
+        assert [(op, request) for _, op, request in canned.asked] == [
             (operations.STREAM, {"message": MESSAGE}),
             (operations.SUBSCRIBE, {"id": "t1"}),
         ]
-        for stream in face.streams:
+        for stream in canned.streams:
             await asyncio.wait_for(stream.closed.wait(), SOON)
 
 
 async def test_metadata_and_tenant_say_whom_and_what_it_is_for() -> None:
-    face = Canned()
-    async with serving(face, authenticate=with_key) as client:
+    canned = CannedServer()
+    async with serving(canned, authenticate=with_key) as client:
         await client.send_message(
             sent(tenant="echo"),
             context=parameters(
@@ -291,16 +291,16 @@ async def test_metadata_and_tenant_say_whom_and_what_it_is_for() -> None:
                 idempotency_key="again-1",
             ),
         )
-    asker, _, request = face.asked[0]
-    assert asker.principal == Principal("key", "one")
-    assert asker.version == "1.0"
+    ctx, _, request = canned.asked[0]
+    assert ctx.principal == Principal("key", "one")
+    assert ctx.version == "1.0"
     assert request == {"tenant": "echo", "message": MESSAGE}
-    assert asker.extensions == frozenset({"urn:a", "urn:b"})
-    assert asker.key == "again-1"
+    assert ctx.extensions == frozenset({"urn:a", "urn:b"})
+    assert ctx.key == "again-1"
 
 
 async def test_extensions_that_are_in_use_are_said() -> None:
-    async with serving(Canned()) as client:
+    async with serving(CannedServer()) as client:
         stub = A2AServiceStub(client.channel)
         metadata = [("a2a-extensions", "urn:a,urn:b")]
         for tenant, said in (("echo", "urn:b"), ("", None)):
@@ -311,7 +311,7 @@ async def test_extensions_that_are_in_use_are_said() -> None:
 
 
 async def test_a_key_of_a_send_has_a_bound() -> None:
-    async with serving(Canned()) as client:
+    async with serving(CannedServer()) as client:
         with pytest.raises(sdk_errors.InvalidRequestError):
             await client.send_message(sent(), context=parameters(idempotency_key="k" * 257))
 
@@ -320,19 +320,19 @@ async def test_a_key_of_a_send_has_a_bound() -> None:
 async def test_whoever_is_not_known_is_refused_before_anything_is_read(
     authorization: str | None,
 ) -> None:
-    face = Canned()
-    async with serving(face, authenticate=with_key) as client:
+    canned = CannedServer()
+    async with serving(canned, authenticate=with_key) as client:
         call = client.channel.unary_unary("/lf.a2a.v1.A2AService/SendMessage")
         metadata = [("authorization", authorization)] if authorization else []
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff", metadata=metadata)
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         assert reason_of(caught.value).reason == "UNAUTHENTICATED"
-    assert not face.asked
+    assert not canned.asked
 
 
 async def test_two_keys_are_none() -> None:
-    async with serving(Canned(), authenticate=with_key) as client:
+    async with serving(CannedServer(), authenticate=with_key) as client:
         call = client.channel.unary_unary("/lf.a2a.v1.A2AService/GetExtendedAgentCard")
         both = [("authorization", "Bearer one"), ("authorization", "Bearer two")]
         assert await call(b"", metadata=both[:1])
@@ -357,7 +357,7 @@ async def test_two_keys_are_none() -> None:
 async def test_only_the_version_that_the_service_speaks_is_taken(
     version: str | None, required: bool, taken: bool
 ) -> None:
-    async with serving(Canned(), require_version=required) as client:
+    async with serving(CannedServer(), require_version=required) as client:
         stub = A2AServiceStub(client.channel)
         metadata = [("a2a-version", version)] if version else []
         if taken:
@@ -375,11 +375,11 @@ async def test_only_the_version_that_the_service_speaks_is_taken(
 
 @pytest.mark.promise("J3")
 async def test_every_reason_has_its_status_and_the_sdk_raises_its_own_error_for_it() -> None:
-    face = Canned()
-    async with serving(face) as client:
+    canned = CannedServer()
+    async with serving(canned) as client:
         stub = A2AServiceStub(client.channel)
         for reason, row in errors.TABLE.items():
-            face.stop = A2aError(reason, "no: ö")
+            canned.stop = A2aError(reason, "no: ö")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.GetTask(pb.GetTaskRequest(id="t"))
             assert caught.value.code().name == row[2]
@@ -394,8 +394,8 @@ async def test_every_reason_has_its_status_and_the_sdk_raises_its_own_error_for_
 
 async def test_fields_that_do_not_fit_are_named_and_the_trailers_stay_small() -> None:
     wrong = [(f"message.parts[{n}]", "ü" * 5000) for n in range(100)]
-    face = Canned(A2aError(errors.INVALID_PARAMS, "ü" * 5000, violations=wrong))
-    async with serving(face) as client:
+    canned = CannedServer(A2aError(errors.INVALID_PARAMS, "ü" * 5000, violations=wrong))
+    async with serving(canned) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await A2AServiceStub(client.channel).SendMessage(sent())
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -407,13 +407,13 @@ async def test_fields_that_do_not_fit_are_named_and_the_trailers_stay_small() ->
 
 
 async def test_an_error_of_the_hub_has_a_status_and_a_fault_of_ours_shows_nothing() -> None:
-    face = Canned(Full("too much is under way"))
-    async with serving(face) as client:
+    canned = CannedServer(Full("too much is under way"))
+    async with serving(canned) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await A2AServiceStub(client.channel).SendMessage(sent())
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "too much is under way" in (caught.value.details() or "")
-        face.stop = KeyError("select * from secrets")
+        canned.stop = KeyError("select * from secrets")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await A2AServiceStub(client.channel).SendMessage(sent())
         assert caught.value.code() == grpc.StatusCode.INTERNAL
@@ -424,13 +424,13 @@ async def test_an_answer_that_gRPC_cannot_carry_is_an_error_of_the_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(ANSWERS, operations.GET, {"id": "t", "status": {"timestamp": "yesterday"}})
-    async with serving(Canned()) as client:
+    async with serving(CannedServer()) as client:
         with pytest.raises(sdk_errors.InvalidAgentResponseError):
             await client.get_task(pb.GetTaskRequest(id="t"))
 
 
 async def test_bytes_that_are_no_message_are_the_callers_fault() -> None:
-    async with serving(Canned()) as client:
+    async with serving(CannedServer()) as client:
         call = client.channel.unary_unary("/lf.a2a.v1.A2AService/SendMessage")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff\xff")
@@ -439,25 +439,25 @@ async def test_bytes_that_are_no_message_are_the_callers_fault() -> None:
 
 
 async def test_a_message_over_the_limit_is_refused_and_one_below_it_arrives_whole() -> None:
-    face = Canned()
-    async with serving(face) as client:
+    canned = CannedServer()
+    async with serving(canned) as client:
         for size, fits in ((9 * 1024 * 1024, True), (11 * 1024 * 1024, False)):
             asked = sent()
             asked.message.parts[0].raw = bytes(size)
             call = A2AServiceStub(client.channel).SendMessage(asked)
             if fits:
                 await call
-                part = face.asked[-1][2]["message"]["parts"][0]
+                part = canned.asked[-1][2]["message"]["parts"][0]
                 assert len(part["raw"]) == size // 3 * 4
                 continue
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert len(face.asked) == 1
+    assert len(canned.asked) == 1
 
 
 async def test_a_packed_message_is_refused_before_it_is_unpacked() -> None:
-    async with serving(Canned()) as client:
+    async with serving(CannedServer()) as client:
         call = client.channel.unary_unary("/lf.a2a.v1.A2AService/SendMessage")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(bytes(1_000_000), compression=grpc.Compression.Gzip)
@@ -465,40 +465,42 @@ async def test_a_packed_message_is_refused_before_it_is_unpacked() -> None:
 
 
 async def test_a_client_that_goes_away_ends_its_stream() -> None:
-    face = Canned(endless={})
-    async with serving(face) as client:
+    canned = CannedServer(endless={})
+    async with serving(canned) as client:
         call = A2AServiceStub(client.channel).SendStreamingMessage(sent())
         for _ in EVENTS:
             await call.read()
-        assert not face.streams[0].closed.is_set()
+        assert not canned.streams[0].closed.is_set()
         call.cancel()
-        await asyncio.wait_for(face.streams[0].closed.wait(), SOON)
+        await asyncio.wait_for(canned.streams[0].closed.wait(), SOON)
 
 
 async def test_a_client_that_does_not_read_makes_nobody_keep_what_it_leaves() -> None:
     big = {"message": {"messageId": "m", "parts": [{"text": "x" * 1_000_000}]}}
-    face = Canned(endless=big)
-    async with serving(face) as client:
+    canned = CannedServer(endless=big)
+    async with serving(canned) as client:
         call = A2AServiceStub(client.channel).SendStreamingMessage(sent())
         await call.read()
         before = -1
         async with asyncio.timeout(SOON):
-            while before != (before := face.streams[0].given):
+            while before != (before := canned.streams[0].given):
                 await asyncio.sleep(0.3)  # nothing came in this time: it stands still
         assert before < len(EVENTS) + 20
         for _ in range(before + 5):  # and goes on when it is read
             await call.read()
         call.cancel()
-        await asyncio.wait_for(face.streams[0].closed.wait(), SOON)
+        await asyncio.wait_for(canned.streams[0].closed.wait(), SOON)
 
 
 async def test_a_stream_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "UNREAD_SECONDS", 0.2)
-    face = Canned(endless={"message": {"messageId": "m", "parts": [{"text": "x" * 1_000_000}]}})
-    async with serving(face, max_of_caller=1) as client:
+    canned = CannedServer(
+        endless={"message": {"messageId": "m", "parts": [{"text": "x" * 1_000_000}]}}
+    )
+    async with serving(canned, max_of_caller=1) as client:
         call = A2AServiceStub(client.channel).SendStreamingMessage(sent())
         await call.read()
-        await asyncio.wait_for(face.streams[0].closed.wait(), SOON)
+        await asyncio.wait_for(canned.streams[0].closed.wait(), SOON)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while True:
                 assert await asyncio.wait_for(call.read(), SOON)
@@ -507,8 +509,8 @@ async def test_a_stream_that_nobody_reads_is_given_up(monkeypatch: pytest.Monkey
 
 
 async def test_a_caller_has_so_many_calls_and_no_more_while_another_has_its_own() -> None:
-    face = Canned(endless={})
-    async with serving(face, authenticate=with_key, max_of_caller=2) as client:
+    canned = CannedServer(endless={})
+    async with serving(canned, authenticate=with_key, max_of_caller=2) as client:
         stub = A2AServiceStub(client.channel)
 
         def opened(key: str) -> Any:
@@ -524,13 +526,13 @@ async def test_a_caller_has_so_many_calls_and_no_more_while_another_has_its_own(
         other = opened("two")
         assert (await other.read()).task.id == "t1"
         calls[0].cancel()
-        await asyncio.wait_for(face.streams[0].closed.wait(), SOON)
+        await asyncio.wait_for(canned.streams[0].closed.wait(), SOON)
         assert (await opened("one").read()).task.id == "t1"
 
 
 async def test_calls_over_the_bound_are_refused_at_once() -> None:
-    face = Canned(endless={})
-    async with serving(face, max_calls=1) as client:
+    canned = CannedServer(endless={})
+    async with serving(canned, max_calls=1) as client:
         stub = A2AServiceStub(client.channel)
         held = stub.SendStreamingMessage(sent())
         await held.read()
@@ -540,9 +542,9 @@ async def test_calls_over_the_bound_are_refused_at_once() -> None:
 
 
 async def test_stopping_ends_the_streams_that_are_open() -> None:
-    face = Canned(endless={})
-    server = GrpcFace(
-        face,  # type: ignore[arg-type]
+    canned = CannedServer(endless={})
+    server = A2aGrpcServer(
+        canned,  # type: ignore[arg-type]
         anybody,
         "127.0.0.1",
         0,
@@ -554,16 +556,16 @@ async def test_stopping_ends_the_streams_that_are_open() -> None:
         await call.read()
         async with asyncio.timeout(SOON):
             await server.stop(0.1)
-            await face.streams[0].closed.wait()
+            await canned.streams[0].closed.wait()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 while True:
                     await call.read()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def made(host: str, port: int, authenticate: Any = anybody) -> GrpcFace:
-    return GrpcFace(
-        Canned(),  # type: ignore[arg-type]
+def made(host: str, port: int, authenticate: Any = anybody) -> A2aGrpcServer:
+    return A2aGrpcServer(
+        CannedServer(),  # type: ignore[arg-type]
         authenticate,
         host,
         port,
@@ -632,22 +634,22 @@ async def test_it_works_under_uvloop_beside_child_processes() -> None:
         """
         import asyncio, sys
         import grpc, uvloop
-        from dragoman.a2a.server.grpc_server import GrpcFace
+        from dragoman.a2a.server.grpc_server import A2aGrpcServer
         from dragoman.core.principal import Principal
 
-        class Face:
-            async def answer(self, asker, op, request):
+        class Server:
+            async def answer(self, ctx, op, request):
                 child = await asyncio.create_subprocess_exec(sys.executable, "-c", "print(1)")
                 return {"id": f"{request['id']}-{await child.wait()}"}
 
         async def main():
-            face = GrpcFace(Face(), lambda *_: Principal("local", "local"), "127.0.0.1", 0,
+            canned = A2aGrpcServer(Server(), lambda *_: Principal("local", "local"), "127.0.0.1", 0,
                             base="http://hub", require_version=False)
-            port = await face.start()
+            port = await canned.start()
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 call = channel.unary_unary("/lf.a2a.v1.A2AService/GetTask")
                 said = await asyncio.gather(*(call(b"\\x12\\x01%d" % n) for n in range(5)))
-            await face.stop(1)
+            await canned.stop(1)
             loop = asyncio.get_running_loop()
             print(said == [b"\\x0a\\x03%d-0" % n for n in range(5)], type(loop))
 

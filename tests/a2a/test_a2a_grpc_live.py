@@ -21,11 +21,11 @@ from google.protobuf.json_format import ParseDict
 
 from dragoman.a2a.cards.signing import sign
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.server.card_service import Cards
-from dragoman.a2a.server.grpc_server import GrpcFace
-from dragoman.a2a.server.operations import Face
-from dragoman.a2a.server.push_delivery import Push
-from dragoman.a2a.server.routing import Targets
+from dragoman.a2a.server.card_service import CardService
+from dragoman.a2a.server.grpc_server import A2aGrpcServer
+from dragoman.a2a.server.operations import A2aServer
+from dragoman.a2a.server.push_delivery import PushNotifier
+from dragoman.a2a.server.routing import MessageRouter
 from dragoman.agent import Ask, Decline, Reply, Request
 from dragoman.agents.config import AgentEntry
 from dragoman.agents.function import FunctionAgent
@@ -33,7 +33,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
-from dragoman.stores.tasks import MemoryTasks
+from dragoman.stores.tasks import MemoryTaskStore
 from open_road import open_hub
 
 SOON = 10
@@ -68,17 +68,17 @@ class _NoWay:
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[grpc.aio.Channel]:
     settings = A2aSettings(enabled=True)
-    catalog, store = Catalog(review=admit_all), MemoryTasks()
+    catalog, store = Catalog(review=admit_all), MemoryTaskStore()
     hub = open_hub(catalog, Bus(), [])
     entry = AgentEntry(name="echo", function=f"{__name__}:agent", extended_card=True)
     catalog.offer("echo", [FunctionAgent(entry, "dragoman_agent_", lambda given: None).tool])
     tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
-    targets = Targets(hub, "echo")
-    cards = Cards(targets, settings, lambda card: sign(card, KEY, "k"))
-    push = Push(tasks, store, lambda url, private: _NoWay(), settings, check=_nothing_wrong)
-    face = Face(hub, tasks, targets, cards, push, 60)
+    targets = MessageRouter(hub, "echo")
+    cards = CardService(targets, settings, lambda card: sign(card, KEY, "k"))
+    push = PushNotifier(tasks, store, lambda url, private: _NoWay(), settings, check=_nothing_wrong)
+    face = A2aServer(hub, tasks, targets, cards, push, 60)
     known = Principal("key", "one")
-    server = GrpcFace(
+    server = A2aGrpcServer(
         face, lambda *_: known, "127.0.0.1", 0, base="http://127.0.0.1:1", require_version=False
     )
     cards.grpc_port = await server.start()

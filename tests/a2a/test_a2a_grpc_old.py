@@ -17,7 +17,7 @@ from tests.a2a.test_a2a_grpc import (
     CALLS,
     EVENTS,
     MESSAGE,
-    Canned,
+    CannedServer,
     parameters,
     reason_of,
     sent,
@@ -45,14 +45,14 @@ def test_every_message_and_method_of_0_3_is_what_the_official_sdk_has() -> None:
 
 @pytest.mark.promise("J3")
 async def test_every_operation_of_the_sdks_client_for_0_3_is_answered() -> None:
-    face = Canned()
-    async with serving(face) as client:
+    canned = CannedServer()
+    async with serving(canned) as client:
         before = CompatGrpcTransport(client.channel, None)
         for op, (_, call, expected) in CALLS.items():
             if op == operations.LIST:
                 continue  # 0.3 had none
             answer = await call(before)
-            asker, asked, request = face.asked[-1]
+            asker, asked, request = canned.asked[-1]
             assert asked == op and asker.version == "0.3"
             assert request.items() >= expected.items() or op == operations.SEND
             if op == operations.SEND:
@@ -70,7 +70,7 @@ async def test_every_operation_of_the_sdks_client_for_0_3_is_answered() -> None:
 
 @pytest.mark.promise("J3")
 async def test_a_stream_of_0_3_says_which_event_is_its_last() -> None:
-    async with serving(Canned()) as client:
+    async with serving(CannedServer()) as client:
         call = A2AServiceStub(client.channel).SendStreamingMessage(_sent())
         heard = [event async for event in call]
         assert [event.WhichOneof("payload") for event in heard] == [
@@ -103,24 +103,24 @@ def _sent(**more: Any) -> old.SendMessageRequest:
 async def test_whoever_configures_without_blocking_is_answered_at_once(
     configuration: old.SendMessageConfiguration | None, at_once: bool
 ) -> None:
-    face = Canned()
-    async with serving(face) as client:
+    canned = CannedServer()
+    async with serving(canned) as client:
         await A2AServiceStub(client.channel).SendMessage(_sent(configuration=configuration))
-    asked = face.asked[0][2].get("configuration", {})
+    asked = canned.asked[0][2].get("configuration", {})
     assert asked.get("returnImmediately", False) is at_once
 
 
 async def test_the_extensions_of_0_3_have_another_name() -> None:
-    face = Canned()
-    async with serving(face) as client:
+    canned = CannedServer()
+    async with serving(canned) as client:
         before = CompatGrpcTransport(client.channel, None)
         await before.send_message(sent(), context=parameters(x_a2a_extensions="urn:a"))
-    assert face.asked[0][0].extensions == frozenset({"urn:a"})
+    assert canned.asked[0][0].extensions == frozenset({"urn:a"})
 
 
 async def test_an_error_in_0_3_begins_with_its_name() -> None:
-    face = Canned(A2aError(errors.TASK_NOT_FOUND, 'there is no task "t"'))
-    async with serving(face) as client:
+    canned = CannedServer(A2aError(errors.TASK_NOT_FOUND, 'there is no task "t"'))
+    async with serving(canned) as client:
         before = CompatGrpcTransport(client.channel, None)
         with pytest.raises(sdk_errors.TaskNotFoundError, match="there is no task"):
             await before.get_task(pb.GetTaskRequest(id="t"))
@@ -132,16 +132,16 @@ async def test_an_error_in_0_3_begins_with_its_name() -> None:
 
 @pytest.mark.parametrize("name", ["", "t1", "tasks/", "tasks/a/b", "agents/a"])
 async def test_a_name_that_names_no_task_is_refused(name: str) -> None:
-    face = Canned()
-    async with serving(face) as client:
+    canned = CannedServer()
+    async with serving(canned) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await A2AServiceStub(client.channel).GetTask(old.GetTaskRequest(name=name))
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert not face.asked
+    assert not canned.asked
 
 
 async def test_each_service_speaks_its_own_version_only() -> None:
-    async with serving(Canned(), require_version=True) as client:
+    async with serving(CannedServer(), require_version=True) as client:
         stub = A2AServiceStub(client.channel)
         for version in ((), (("a2a-version", "0.3"),), (("a2a-version", "0.2.5"),)):
             assert (await stub.SendMessage(_sent(), metadata=version)).task.id == "t1"

@@ -21,7 +21,7 @@ from tests.net.raw_server import Peer, Talk, listening
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.protocol.errors import INVALID_PARAMS, TASK_NOT_FOUND, A2aError
 from dragoman.a2a.server import push_delivery as push_module
-from dragoman.a2a.server.push_delivery import Push
+from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.task import AgentTask
 from dragoman.core import stored_tasks
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates
@@ -31,7 +31,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
 from dragoman.net.client import Client
 from dragoman.net.dialing import Resolve, system_resolve
-from dragoman.stores.tasks import MemoryTasks, SqliteTasks
+from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 BOUND = 5.0
@@ -154,7 +154,7 @@ class Ground:
     """The part of a hub that has to do with webhooks."""
 
     tasks: StoredTasks
-    push: Push
+    push: PushNotifier
     store: TaskStore
     works: dict[str, Work] = field(default_factory=dict)
 
@@ -189,10 +189,10 @@ async def ground(
     most: int = 100,
     **settings: Any,
 ) -> AsyncIterator[Ground]:
-    store = store or MemoryTasks()
+    store = store or MemoryTaskStore()
     tasks = StoredTasks(store, most=most, most_each=most, max_bytes=10**8, idle=1000)
     client = Client(resolve)
-    push = Push(
+    push = PushNotifier(
         tasks,
         store,
         lambda _, allowed: client.anywhere(allow_private=allowed),
@@ -330,7 +330,7 @@ async def test_the_webhooks_of_a_caller_that_has_lost_access_are_parked_also_aft
 
     async with receiving() as receiver:
         receiver.held = {"/alice": asyncio.Event(), "/bob": asyncio.Event()}
-        store = SqliteTasks(tmp_path)
+        store = SqliteTaskStore(tmp_path)
         async with ground(store) as hub:
             for owner in (ALICE, BOB):
                 task = hub.begin(owner.id, owner)
@@ -346,7 +346,7 @@ async def test_the_webhooks_of_a_caller_that_has_lost_access_are_parked_also_aft
             await receiver.until(2, "/bob")
             await hub.quiet()
         store.close()
-        store = SqliteTasks(tmp_path)
+        store = SqliteTaskStore(tmp_path)
         async with ground(store) as hub:
             hub.push.end_callers(why_ended)
             await receiver.until(3, "/bob")  # that it was interrupted
@@ -373,7 +373,7 @@ async def test_what_is_not_taken_is_sent_again_before_anything_else_is(code: int
 async def test_attempts_come_later_and_later_and_are_counted_anew_after_a_success(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store, first_seconds=0.04) as hub:
         task = hub.begin()
         receiver.answers["/hook"] = failing(500, 500, 500)
@@ -404,7 +404,7 @@ async def test_one_that_never_takes_it_is_given_up_and_what_comes_later_is_not_s
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store, push_attempts=3) as hub:
         task = hub.begin()
         receiver.answers["/dead"] = lambda _: status(500, body=b"x" * 1000)
@@ -439,7 +439,7 @@ async def test_one_that_never_takes_it_is_given_up_and_what_comes_later_is_not_s
 
 
 async def test_one_that_is_gone_is_given_up_at_once(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store) as hub:
         task = hub.begin()
         receiver.answers["/hook"] = lambda _: status(410)
@@ -472,7 +472,7 @@ async def test_one_that_says_when_to_come_again_is_left_alone_so_long_but_a_minu
 ) -> None:
     if said.startswith("date"):
         said = formatdate(time() + int(said.removeprefix("date")), usegmt=True)
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store, first_seconds=0.2) as hub:
         task = hub.begin()
         receiver.answers["/hook"] = lambda _: status(503, f"retry-after: {said}")
@@ -487,7 +487,7 @@ async def test_one_that_says_when_to_come_again_is_left_alone_so_long_but_a_minu
 
 
 async def test_a_redirect_is_not_followed_and_counts_as_a_failure(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store, push_attempts=2) as hub:
         task = hub.begin()
         moved = f"location: {receiver.url('/elsewhere')}"
@@ -527,7 +527,7 @@ async def test_a_long_answer_or_one_without_end_is_not_read_and_what_it_took_is_
 
 
 async def test_one_that_does_not_answer_in_time_has_failed(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     settings = {"push_timeout_secs": 0.05, "push_attempts": 2}
     async with receiving() as receiver, ground(store, **settings) as hub:
         receiver.held["/hook"] = asyncio.Event()
@@ -609,7 +609,7 @@ async def test_one_with_much_to_say_lets_others_have_a_turn(
 
 async def test_another_hub_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
     async with receiving() as receiver:
-        store = SqliteTasks(tmp_path)
+        store = SqliteTaskStore(tmp_path)
         async with ground(store, first_seconds=60) as hub:
             task = hub.begin()
             receiver.answers["/hook"] = failing(200, 200, 500)
@@ -627,7 +627,7 @@ async def test_another_hub_goes_on_where_the_last_one_was(tmp_path: Path) -> Non
             told = len(await receiver.until(1, "/old"))
         store.close()
 
-        again = SqliteTasks(tmp_path)
+        again = SqliteTaskStore(tmp_path)
         due = time() + 0.2
         again._db.execute("UPDATE pushes SET next_at = ? WHERE id = 'one'", (due,))
         async with ground(again) as hub:
@@ -651,7 +651,7 @@ async def test_what_was_on_its_way_when_the_hub_ended_is_sent_by_the_next_one(
     tmp_path: Path,
 ) -> None:
     async with receiving() as receiver:
-        store = SqliteTasks(tmp_path)
+        store = SqliteTaskStore(tmp_path)
         receiver.held["/hook"] = asyncio.Event()
         async with ground(store) as hub:
             task = hub.begin()
@@ -660,13 +660,13 @@ async def test_what_was_on_its_way_when_the_hub_ended_is_sent_by_the_next_one(
             await receiver.until(1)
         store.close()
         receiver.held["/hook"].set()
-        again = SqliteTasks(tmp_path)
+        again = SqliteTaskStore(tmp_path)
         async with ground(again):
             assert words(await receiver.until(3)) == [DONE[0], *DONE], "rather twice than never"
         again.close()
 
 
-class Refusing(SqliteTasks):
+class Refusing(SqliteTaskStore):
     """A store on a disk that may be full."""
 
     full = False
@@ -699,7 +699,7 @@ async def test_a_full_disk_refuses_a_webhook_and_stops_none_that_there_is(
 
 
 async def test_a_task_that_goes_takes_its_webhooks_with_it(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store, most=2, first_seconds=60) as hub:
         old = hub.begin("old")
         receiver.answers["/old"] = lambda _: status(500)
@@ -730,7 +730,7 @@ async def test_a_task_that_goes_takes_its_webhooks_with_it(tmp_path: Path) -> No
 async def test_webhooks_of_tasks_that_are_not_there_are_thrown_away_at_the_start(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store) as hub:
         task = hub.begin()
         await hub.push.set(task, {"url": receiver.url()}, "1.0")
@@ -803,7 +803,7 @@ async def test_webhooks_are_listed_page_by_page() -> None:
 async def test_one_that_is_deleted_is_told_nothing_more_and_may_be_deleted_again(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store) as hub:
         task = hub.begin()
         receiver.held["/hook"] = asyncio.Event()
@@ -896,7 +896,7 @@ async def test_all_webhooks_together_are_bounded_and_those_that_are_done_go_firs
     bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(push_module, bound, 3)
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver, ground(store) as hub:
         done, runs = hub.begin("done"), hub.begin("runs")
         await hub.push.set(done, {"id": "a", "url": receiver.url("/a")}, "1.0")
@@ -965,7 +965,7 @@ async def test_what_the_operator_allows_does_not_reach_to_metadata() -> None:
 
 @pytest.mark.promise("B11")
 async def test_a_name_that_leads_inside_later_is_refused_when_it_is_dialled(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     inside = resolving(["8.8.8.8"], ["127.0.0.1"])
     settings: dict[str, Any] = {"resolve": inside, "private": False, "push_attempts": 2}
     async with receiving() as receiver, ground(store, **settings) as hub:
@@ -986,7 +986,7 @@ async def test_an_address_that_was_stored_is_not_taken_for_one_that_the_operator
     host: str, tmp_path: Path
 ) -> None:
     """As from a time when private addresses were allowed, or when nobody looked at them."""
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     async with receiving() as receiver:
         receiver.answers["/hook"] = lambda _: status(500)
         async with ground(store, first_seconds=60) as hub:

@@ -14,7 +14,7 @@ from dragoman.core.errors import InvalidInput, NotFound, TimedOut
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
 from dragoman.core.tasks import CANCELLED, COMPLETED, FAILED, INPUT_REQUIRED, WORKING
-from dragoman.stores.tasks import MemoryTasks
+from dragoman.stores.tasks import MemoryTaskStore
 
 ME, YOU = Principal("key", "me"), Principal("key", "you")
 
@@ -33,7 +33,7 @@ def made(owner: Principal = ME, id: str = "t1") -> AgentTask:
 
 
 def kept() -> StoredTasks:
-    return StoredTasks(MemoryTasks(), most=10, most_each=5, max_bytes=10**6, idle=60)
+    return StoredTasks(MemoryTaskStore(), most=10, most_each=5, max_bytes=10**6, idle=60)
 
 
 def text(message: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from tests.a2a.registry_ground import Ground, ground, moody, skill
 
-from dragoman.a2a.server.ai_catalog import PLACES, identifier
+from dragoman.a2a.server.ai_catalog import CATALOG_PATHS, build_identifier
 from dragoman.core.call import Call
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
@@ -70,7 +70,7 @@ async def ask(here: Ground, path: str, method: str = "GET", **fields: str) -> An
     return asked
 
 
-@pytest.mark.parametrize("path", PLACES)
+@pytest.mark.parametrize("path", CATALOG_PATHS)
 async def test_it_lists_the_hub_and_its_agents_to_everybody(tmp_path: Path, path: str) -> None:
     async with moody("deploy", name="Vercel Ops") as agent, ground(tmp_path) as here:
         here.side.url = "http://hub.example.com"
@@ -132,10 +132,10 @@ async def test_what_may_not_be_discovered_by_anybody_is_not_in_it(tmp_path: Path
     ):
         await here.listed.add({"url": one.url, "public": True})
         await here.listed.add({"url": two.url, "public": True})
-        assert b"Hidden" in (await ask(here, PLACES[0])).answer
+        assert b"Hidden" in (await ask(here, CATALOG_PATHS[0])).answer
         here.hub.authorizer = Discreet()
         here.hub.catalog.touch()
-        answer = (await ask(here, PLACES[0])).answer
+        answer = (await ask(here, CATALOG_PATHS[0])).answer
         assert b"Hidden" not in answer and b"Open" in answer
 
 
@@ -149,4 +149,4 @@ async def test_what_may_not_be_discovered_by_anybody_is_not_in_it(tmp_path: Path
     ],
 )
 def test_a_name_for_ever_needs_a_domain(base: str, said: str) -> None:
-    assert identifier(base, "Linear (prod)", "u") == said
+    assert build_identifier(base, "Linear (prod)", "u") == said

@@ -20,12 +20,12 @@ from tests.live.a2a_grounds import REST03, REST10, SEND, V01, V03, V10, Way
 from tests.web.serving import Sources
 
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.server.card_service import Cards
-from dragoman.a2a.server.grpc_server import GrpcFace
-from dragoman.a2a.server.http import HttpFace
-from dragoman.a2a.server.operations import Face
-from dragoman.a2a.server.push_delivery import Push
-from dragoman.a2a.server.routing import Targets
+from dragoman.a2a.server.card_service import CardService
+from dragoman.a2a.server.grpc_server import A2aGrpcServer
+from dragoman.a2a.server.http import A2aHttpTransport
+from dragoman.a2a.server.operations import A2aServer
+from dragoman.a2a.server.push_delivery import PushNotifier
+from dragoman.a2a.server.routing import MessageRouter
 from dragoman.core.agent_tool import agent_tool
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
@@ -38,7 +38,7 @@ from dragoman.core.stored_tasks import StoredTasks
 from dragoman.core.tool import AgentFacts, Tool, anything
 from dragoman.core.trace import Trace
 from dragoman.guards.questions import Questions
-from dragoman.stores.tasks import MemoryTasks
+from dragoman.stores.tasks import MemoryTaskStore
 from dragoman.web.api import Api
 from dragoman.web.app import App, Under
 from dragoman.web.auth import Authenticator, Names
@@ -127,16 +127,18 @@ class Place:
 @contextlib.asynccontextmanager
 async def place() -> AsyncIterator[Place]:
     settings = A2aSettings(enabled=True)
-    catalog, store, agent = Catalog(review=admit_all), MemoryTasks(), Mirror()
+    catalog, store, agent = Catalog(review=admit_all), MemoryTaskStore(), Mirror()
     hub = open_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
     facts = AgentFacts(name="mirror", description="")
     catalog.offer("mirror", [agent_tool(agent, facts, "dragoman_agent_", anything)])
     tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
-    targets = Targets(hub, "mirror")
-    cards = Cards(targets, settings, lambda card: card)
-    push = Push(tasks, store, lambda url, private: Nowhere(), settings, check=_nothing_wrong)
-    face = Face(hub, tasks, targets, cards, push, 60)
-    http = HttpFace(face, settings, lambda request: "http://localhost")
+    targets = MessageRouter(hub, "mirror")
+    cards = CardService(targets, settings, lambda card: card)
+    push = PushNotifier(
+        tasks, store, lambda url, private: Nowhere(), settings, check=_nothing_wrong
+    )
+    face = A2aServer(hub, tasks, targets, cards, push, 60)
+    http = A2aHttpTransport(face, settings, lambda request: "http://localhost")
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: None, lambda: False)
@@ -145,7 +147,7 @@ async def place() -> AsyncIterator[Place]:
     listener = Listener(App(auth, names, {}, Api(hub, Sources()), under, peers=ALONE), sock)
     await listener.start()
     known = Principal("key", "one")
-    server = GrpcFace(
+    server = A2aGrpcServer(
         face, lambda *_: known, "127.0.0.1", 0, base="http://localhost", require_version=False
     )
     where = f"127.0.0.1:{await server.start()}"

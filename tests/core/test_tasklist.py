@@ -20,7 +20,7 @@ from dragoman.core.ports import StoredTask, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import LoggedTask, StoredTasks
 from dragoman.core.tasks import CANCELLED, COMPLETED, FAILED, INPUT_REQUIRED, WORKING, Work
-from dragoman.stores.tasks import MemoryTasks, SqliteTasks
+from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 pytestmark = pytest.mark.timeout(20)
@@ -77,7 +77,7 @@ def made_again(stored: StoredTask) -> Noted:
     return task
 
 
-def listed(store: SqliteTasks | MemoryTasks, **bounds: Any) -> StoredTasks:
+def listed(store: SqliteTaskStore | MemoryTaskStore, **bounds: Any) -> StoredTasks:
     given = {"most": 100, "most_each": 10, "max_bytes": 10**6, "idle": 1000.0, **bounds}
     return StoredTasks(store, **given)
 
@@ -98,7 +98,7 @@ def ids(tasks: StoredTasks, owner: Principal) -> list[str]:
 
 @pytest.mark.promise("K2")
 async def test_at_the_bound_the_task_that_was_finished_first_goes_first() -> None:
-    tasks = listed(MemoryTasks(), most_each=4)
+    tasks = listed(MemoryTaskStore(), most_each=4)
     one, two, three, four = kept(tasks, ALICE, "one", "two", "three", "four")
     three.finish()
     one.finish()
@@ -117,7 +117,7 @@ async def test_at_the_bound_the_task_that_was_finished_first_goes_first() -> Non
 
 @pytest.mark.promise("K2")
 async def test_where_none_is_finished_the_new_task_is_refused_and_others_are_served() -> None:
-    tasks = listed(MemoryTasks(), most=5, most_each=3)
+    tasks = listed(MemoryTaskStore(), most=5, most_each=3)
     mine = kept(tasks, ALICE, "one", "two", "three")
     with pytest.raises(Full, match=r"3 tasks of this caller are unfinished.* cancel it"):
         kept(tasks, ALICE, "four")
@@ -134,7 +134,7 @@ async def test_where_none_is_finished_the_new_task_is_refused_and_others_are_ser
 
 
 async def test_when_all_are_full_those_of_the_caller_himself_go_before_others() -> None:
-    tasks = listed(MemoryTasks(), most=4, most_each=4)
+    tasks = listed(MemoryTaskStore(), most=4, most_each=4)
     for task in kept(tasks, BOB, "b1", "b2") + kept(tasks, ALICE, "a1", "a2"):
         task.finish()
     tasks.flush()
@@ -144,7 +144,7 @@ async def test_when_all_are_full_those_of_the_caller_himself_go_before_others() 
 
 
 async def test_a_bound_that_was_lowered_is_kept_from_the_next_task_on(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store, most_each=6)
     for task in kept(tasks, ALICE, *"abcdef"):
         task.finish()
@@ -159,7 +159,7 @@ async def test_a_bound_that_was_lowered_is_kept_from_the_next_task_on(tmp_path: 
 
 
 async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store, max_bytes=100_000)
     for task in kept(tasks, ALICE, "a", "b", "c"):
         task.say("x" * 10_000)
@@ -188,7 +188,7 @@ async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path
 
 
 async def test_an_id_is_one_task_for_each_caller() -> None:
-    tasks = listed(MemoryTasks())
+    tasks = listed(MemoryTaskStore())
     [first] = kept(tasks, ALICE, "same")
     kept(tasks, BOB, "same")
     with pytest.raises(InvalidInput, match='"same" already'):
@@ -203,7 +203,7 @@ async def test_an_id_is_one_task_for_each_caller() -> None:
 async def test_a_task_that_is_removed_is_stopped_and_those_who_asked_are_told(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     told: list[LoggedTask] = []
     tasks.on_remove(told.append)
@@ -219,7 +219,7 @@ async def test_a_task_that_is_removed_is_stopped_and_those_who_asked_are_told(
     tasks.flush()
     await tasks.close()
     store.close()
-    again = SqliteTasks(tmp_path)
+    again = SqliteTaskStore(tmp_path)
     assert again.load() == []
     again.close()
 
@@ -228,7 +228,7 @@ async def test_a_task_that_is_removed_is_stopped_and_those_who_asked_are_told(
 
 
 async def test_a_task_of_ten_events_costs_the_same_few_statements_for_each(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     [task] = kept(tasks, ALICE, "one")
     tasks.flush()
@@ -244,7 +244,7 @@ async def test_a_task_of_ten_events_costs_the_same_few_statements_for_each(tmp_p
 
 
 async def test_what_happens_within_a_moment_to_any_task_is_saved_in_one_go(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     several = kept(tasks, ALICE, "one", "two", "three")
     tasks.flush()
@@ -264,7 +264,7 @@ async def test_what_happens_within_a_moment_to_any_task_is_saved_in_one_go(tmp_p
     store.close()
 
 
-class Refusing(SqliteTasks):
+class Refusing(SqliteTaskStore):
     """A store on a disk that may be full."""
 
     full = False
@@ -309,7 +309,7 @@ async def test_what_cannot_be_stored_is_stored_when_it_can_be(
 async def test_the_log_of_a_finished_task_is_in_the_store_and_not_in_memory(
     kind: str, tmp_path: Path
 ) -> None:
-    store = SqliteTasks(tmp_path) if kind == "sqlite" else MemoryTasks()
+    store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
     tasks = listed(store)
     [task] = kept(tasks, ALICE, "one")
     for n in range(5):
@@ -331,7 +331,7 @@ async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_go
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
-    store = MemoryTasks()
+    store = MemoryTaskStore()
     tasks = listed(store)
     task, other = kept(tasks, ALICE, "one", "other")
     stop, stop_other = task.watch(lambda: None), other.watch(lambda: None)
@@ -352,7 +352,7 @@ async def test_a_finished_task_is_forgotten_once_the_last_one_who_listens_has_go
 
 
 async def test_nothing_holds_a_task_that_was_removed() -> None:
-    tasks = listed(MemoryTasks())
+    tasks = listed(MemoryTaskStore())
     [task] = kept(tasks, ALICE, "one")
     stop = task.watch(lambda: None)
     task.finish()
@@ -374,7 +374,7 @@ async def test_a_task_that_nobody_answers_has_failed_after_a_while_and_one_at_wo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stored_tasks, "LOOK_SECONDS", 0.01)
-    tasks = listed(MemoryTasks(), idle=0.05)
+    tasks = listed(MemoryTaskStore(), idle=0.05)
     waits, works, done = kept(tasks, ALICE, "waits", "works", "done")
     waits.wait()
     works.start()
@@ -393,7 +393,7 @@ async def test_a_task_that_nobody_answers_has_failed_after_a_while_and_one_at_wo
 async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     kept(tasks, ALICE, "waits")[0].wait()
     await tasks.close()
@@ -411,7 +411,7 @@ async def test_a_task_that_waited_before_the_hub_was_started_expires_too(
 async def test_no_task_expires_by_a_clock_that_has_jumped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     kept(tasks, ALICE, "waits")[0].wait()
     await tasks.close()
@@ -440,7 +440,7 @@ async def test_no_task_expires_by_a_clock_that_has_jumped(
 async def test_what_an_earlier_hub_was_doing_has_failed_and_all_else_is_as_it_was(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     works, waits, sealed, done = kept(tasks, ALICE, "works", "waits", "sealed", "done")
     works.start()
@@ -480,7 +480,7 @@ async def test_what_an_earlier_hub_was_doing_has_failed_and_all_else_is_as_it_wa
 async def test_after_a_restart_the_order_is_that_of_what_happened_and_so_is_who_goes_first(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     one, two, three = kept(tasks, ALICE, "one", "two", "three")
     for task in (three, one, two):
@@ -499,7 +499,7 @@ async def test_after_a_restart_the_order_is_that_of_what_happened_and_so_is_who_
 
 
 async def test_closing_stops_what_runs_stores_that_and_takes_nothing_more(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     works, waits = kept(tasks, ALICE, "works", "waits")
     works.start()
@@ -515,7 +515,7 @@ async def test_closing_stops_what_runs_stores_that_and_takes_nothing_more(tmp_pa
 
 
 async def test_a_call_that_ends_by_itself_is_stored_without_anybody_asking(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = listed(store)
     task = Noted(ALICE, "one", nothing)
     tasks.insert(task)

@@ -611,7 +611,7 @@ async def test_who_listens_gets_the_questions_and_the_result() -> None:
         assert text(listener.heard[4]["params"]["result"]) == "done"
         listening.cancel()
         await asyncio.wait([listening])
-        assert not here.face.tasks.find(Peer(OWNER, "t", EVERYTHING), id)._watchers[1:]
+        assert not here.face.tasks.find_task(Peer(OWNER, "t", EVERYTHING), id)._watchers[1:]
 
 
 async def test_who_does_not_read_is_told_later_how_it_is_by_then(

@@ -19,7 +19,7 @@ from dragoman.stores.audit.log import SqliteAudit
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.pins import SqlitePins
 from dragoman.stores.registry import RegistryStore
-from dragoman.stores.tasks import SqliteTasks
+from dragoman.stores.tasks import SqliteTaskStore
 
 ROW = {"id": "1", "org": "default", "slug": "a"}
 CHANGE = TaskChange(0, "one", OWNER, "working", 1.0, 1.0, {}, ())
@@ -28,7 +28,7 @@ Use = Callable[[Any], object]
 
 USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
     "tasks": (
-        SqliteTasks,
+        SqliteTaskStore,
         "tasks.db",
         [lambda store: store.save([CHANGE]), lambda store: store.save_push(PUSH)],
     ),

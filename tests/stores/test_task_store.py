@@ -18,7 +18,7 @@ from dragoman.core.errors import ConfigError, Full
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
-from dragoman.stores.tasks import DATABASE, MemoryTasks, SqliteTasks
+from dragoman.stores.tasks import DATABASE, MemoryTaskStore, SqliteTaskStore
 
 ALICE = Principal("key", "alice", "acme")
 
@@ -37,14 +37,14 @@ def said(number: int, words: str = "hello") -> Entry:
 
 @pytest.mark.promise("K2")
 def test_what_was_saved_is_there_when_the_store_is_opened_again(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     [(key, size)] = store.save([change(entries=(said(1), said(2)))])
     assert size > 0
     grown = store.save([change(key, state="completed", updated=3.0, entries=(said(3, "ä\n😀"),))])
     assert [one for one, _ in grown] == [key]
     store.close()
 
-    again = SqliteTasks(tmp_path)
+    again = SqliteTaskStore(tmp_path)
     [task] = again.load()
     assert (task.key, task.id, task.owner, task.state) == (key, "one", ALICE, "completed")
     assert (task.created, task.updated, task.about) == (1.0, 3.0, {"agent": "echo", "turn": 1})
@@ -55,7 +55,7 @@ def test_what_was_saved_is_there_when_the_store_is_opened_again(tmp_path: Path) 
 
 
 def test_a_save_costs_the_same_however_many_entries_are_in_it(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     before = store.statements
     store.save([change(key, entries=tuple(said(n) for n in range(2, 1002)))])
@@ -68,7 +68,7 @@ def test_a_save_costs_the_same_however_many_entries_are_in_it(tmp_path: Path) ->
 
 
 def test_a_deleted_task_takes_its_log_and_its_webhooks_with_it(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     keys = [key for key, _ in store.save([change(0, id, (said(1),)) for id in ("a", "b")])]
     for key in keys:
         store.save_push(StoredPush(key, "hook", {"url": "http://x/"}, 0, 0, 0.0, ""))
@@ -82,35 +82,35 @@ def test_a_deleted_task_takes_its_log_and_its_webhooks_with_it(tmp_path: Path) -
     assert store.statements - before == 3, "it is deleted once"
     store.delete(keys[1])
     store.close()  # nothing was saved since, and it goes all the same
-    again = SqliteTasks(tmp_path)
+    again = SqliteTaskStore(tmp_path)
     assert (again.load(), again.load_pushes()) == ([], [])
     again.close()
 
 
 def test_the_key_of_a_deleted_task_is_never_given_to_another(tmp_path: Path) -> None:
     """What is still on its way for the old one must not come to belong to the new one."""
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     [(first, _)] = store.save([change(0, "first")])
     store.delete(first)
     [(second, _)] = store.save([change(0, "second")])
     assert second > first
     store.delete(second)
     store.close()
-    again = SqliteTasks(tmp_path)
+    again = SqliteTaskStore(tmp_path)
     [(third, _)] = again.save([change(0, "third")])
     assert third > second
     again.close()
 
 
 def test_webhooks_are_kept_replaced_and_deleted(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change()])
     config = {"version": "1.0", "config": {"url": "http://x/", "token": "t"}}
     store.save_push(StoredPush(key, "a", config, 0, 0, 0.0, ""))
     store.save_push(StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"))
     store.save_push(StoredPush(key, "a", config, 7, 0, 0.0, ""))
     store.close()
-    again = SqliteTasks(tmp_path)
+    again = SqliteTaskStore(tmp_path)
     assert again.load_pushes() == [
         StoredPush(key, "a", config, 7, 0, 0.0, ""),
         StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"),
@@ -122,7 +122,7 @@ def test_webhooks_are_kept_replaced_and_deleted(tmp_path: Path) -> None:
 
 
 def test_nobody_else_can_read_the_tasks(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     store.save([change()])
     modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert modes == {0o600}
@@ -154,7 +154,7 @@ def _ring() -> list[Any]:
 def test_what_an_agent_made_that_is_no_json_keeps_no_other_task_from_being_stored(
     made: Any, stored: Any, tmp_path: Path
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     event = Entry(1, 1.0, {"artifactUpdate": {"parts": [{"data": made}]}})
     keys = [
         key
@@ -174,7 +174,7 @@ def test_what_an_agent_made_that_is_no_json_keeps_no_other_task_from_being_store
 def test_a_save_that_fails_in_the_middle_has_saved_nothing_and_can_be_made_again(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     twice = [change(0, "two", (said(1),)), change(key, entries=(said(1),))]  # number 1 is taken
     with pytest.raises(Full, match=r"cannot be stored \(UNIQUE.*see tasks\.db"):
@@ -186,7 +186,7 @@ def test_a_save_that_fails_in_the_middle_has_saved_nothing_and_can_be_made_again
 
 
 def test_a_store_that_another_process_holds_refuses_and_forgets_nothing(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change()])
     other = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -209,10 +209,10 @@ from dragoman.core.errors import Full
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.core.tasks import Entry
-from dragoman.stores.tasks import SqliteTasks
+from dragoman.stores.tasks import SqliteTaskStore
 
 home = Path(sys.argv[1])
-store = SqliteTasks(home)
+store = SqliteTaskStore(home)
 
 def change(id, key=0):
     entry = Entry(1, 1.0, {"text": "x" * 2000})
@@ -259,7 +259,7 @@ def test_a_full_disk_refuses_loses_nothing_and_is_written_again_when_there_is_ro
     assert push == "refused"
     assert seen == 20 + passed
     assert "the task cannot be stored" in message
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     tasks = store.load()
     assert len(tasks) == 20 + passed + waiting == 80
     assert {len(store.entries(task.key)) for task in tasks} == {1}
@@ -267,7 +267,7 @@ def test_a_full_disk_refuses_loses_nothing_and_is_written_again_when_there_is_ro
 
 
 def test_a_store_that_cannot_be_written_refuses_and_is_read_all_the_same(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     store._db.execute("PRAGMA query_only=ON")  # as on a disk that was mounted to be read
     with pytest.raises(Full, match="readonly"):
@@ -291,14 +291,14 @@ def test_a_store_that_cannot_be_written_refuses_and_is_read_all_the_same(tmp_pat
 def test_a_damaged_file_is_told_to_the_operator(
     damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     store.save([change(0, f"{n}", (said(1, "x" * 3000),)) for n in range(50)])
     store.close()
     path = tmp_path / DATABASE
     path.write_bytes(damage(path.read_bytes()))
 
     def read() -> None:
-        store = SqliteTasks(tmp_path)
+        store = SqliteTaskStore(tmp_path)
         try:
             for task in store.load():
                 store.entries(task.key)
@@ -311,7 +311,7 @@ def test_a_damaged_file_is_told_to_the_operator(
 
 
 def test_an_entry_that_cannot_be_read_is_told_to_the_operator(tmp_path: Path) -> None:
-    store = SqliteTasks(tmp_path)
+    store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     store.save_push(StoredPush(key, "a", {}, 0, 0, 0.0, ""))
     db = sqlite3.connect(tmp_path / DATABASE)
@@ -334,9 +334,9 @@ from pathlib import Path
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.core.tasks import Entry
-from dragoman.stores.tasks import SqliteTasks
+from dragoman.stores.tasks import SqliteTaskStore
 
-store = SqliteTasks(Path(sys.argv[1]))
+store = SqliteTaskStore(Path(sys.argv[1]))
 
 def change(key, id, count, entries):
     return TaskChange(key, id, OWNER, "working", 1.0, 1.0, {"count": count}, entries)
@@ -378,7 +378,7 @@ def test_wherever_the_hub_is_killed_all_that_was_saved_is_there_and_nothing_is_t
         timer.cancel()
         last = int(rest[-1]) if rest else last
 
-        store = SqliteTasks(home)
+        store = SqliteTaskStore(home)
         a, b = store.load()
         assert a.count == b.count >= 2 * last
         for task in (a, b):
@@ -396,7 +396,7 @@ def test_wherever_the_hub_is_killed_all_that_was_saved_is_there_and_nothing_is_t
 def test_in_memory_the_log_is_kept_until_the_task_is_deleted_and_nothing_longer_than_the_hub() -> (
     None
 ):
-    store = MemoryTasks()
+    store = MemoryTaskStore()
     (one, size), (two, _) = store.save([change(0, "one", (said(1),)), change(0, "two")])
     assert one != two and size > 0
     assert store.save([change(one, "one", (said(2),)), change(two, "two")])[1] == (two, 0)

@@ -20,11 +20,11 @@ from dragoman.a2a.remote.registry_view import Listed
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.a2a.server import ai_catalog
 from dragoman.a2a.server.ai_catalog import AiCatalog
-from dragoman.a2a.server.card_service import Cards
-from dragoman.a2a.server.http import CARD_PATHS, HttpFace, disabled
-from dragoman.a2a.server.operations import Face
-from dragoman.a2a.server.push_delivery import Push
-from dragoman.a2a.server.routing import Targets
+from dragoman.a2a.server.card_service import CardService
+from dragoman.a2a.server.http import CARD_PATHS, A2aHttpTransport, answer_disabled
+from dragoman.a2a.server.operations import A2aServer
+from dragoman.a2a.server.push_delivery import PushNotifier
+from dragoman.a2a.server.routing import MessageRouter
 from dragoman.agents.function import FunctionAgent
 from dragoman.config import Config
 from dragoman.core.access import WhyEnded
@@ -40,7 +40,7 @@ from dragoman.mcp.config import parse_headers
 from dragoman.net.client import Client
 from dragoman.net.dialing import resolve_apart
 from dragoman.stores.registry import RegistryStore
-from dragoman.stores.tasks import MemoryTasks, SqliteTasks
+from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.api import Part
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.app import Under
@@ -86,13 +86,13 @@ class AgentSide:
         self._rows: RegistryStore | None = None
         self.failures: dict[str, str] = {}
         """The agents of the configuration that cannot be used, and why."""
-        self._store: SqliteTasks | MemoryTasks | None = None
-        self.face: Face | None = None
-        self.http: HttpFace | None = None
+        self._store: SqliteTaskStore | MemoryTaskStore | None = None
+        self.face: A2aServer | None = None
+        self.http: A2aHttpTransport | None = None
         self._catalog: AiCatalog | None = None
         self.grpc_port: int | None = None
         self._grpc: Any = None
-        self._push: Push | None = None
+        self._push: PushNotifier | None = None
         self.url: str | None = None
         """Where the hub is reached by TCP, once that is known."""
         self._bases: dict[bytes, str] = {}
@@ -122,9 +122,9 @@ class AgentSide:
     def _open(self, place: Path) -> None:
         settings, hub = self._config.a2a, self._hub
         sign = self._signer(place)  # before what would have to be closed
-        store: SqliteTasks | MemoryTasks = MemoryTasks()
+        store: SqliteTaskStore | MemoryTaskStore = MemoryTaskStore()
         if settings.store == "sqlite":
-            store = SqliteTasks(place, durable=self._config.audit.durable)
+            store = SqliteTaskStore(place, durable=self._config.audit.durable)
         self._store = store
         tasks = StoredTasks(
             store,
@@ -134,20 +134,20 @@ class AgentSide:
             idle=settings.idle_secs,
             clock_is_steady=self._clock_is_steady,
         )
-        targets = Targets(hub, settings.default_agent)
+        targets = MessageRouter(hub, settings.default_agent)
         targets.order = [entry.name for entry in self._config.agents]
-        targets.away = self._away
-        cards = Cards(targets, settings, sign)
+        targets.find_unavailability = self._away
+        cards = CardService(targets, settings, sign)
         private = settings.push_private
-        self._push = Push(
+        self._push = PushNotifier(
             tasks,
             store,
             lambda _, allowed: self._webhooks.anywhere(allow_private=allowed),
             settings,
             check=lambda url: self._webhooks.objection(url, allow_private=private),
         )
-        self.face = Face(hub, tasks, targets, cards, self._push, settings.stream_secs)
-        self.http = HttpFace(self.face, settings, self._base_of)
+        self.face = A2aServer(hub, tasks, targets, cards, self._push, settings.stream_secs)
+        self.http = A2aHttpTransport(self.face, settings, self._base_of)
         self._catalog = AiCatalog(targets, settings, self._base_of, lambda: cards.secured())
 
     def _register(self, place: Path) -> None:
@@ -264,14 +264,16 @@ class AgentSide:
     def under(self) -> list[Under]:
         """What serves the paths of A2A; where it is not enabled, what says so."""
         prefixes = [self._config.a2a.listen_path, *CARD_PATHS]
-        public = {*CARD_PATHS, *ai_catalog.PLACES}
+        public = {*CARD_PATHS, *ai_catalog.CATALOG_PATHS}
         if self.http is None or self._catalog is None:
-            prefixes += ai_catalog.PLACES
-            return [Under(prefix, disabled, lambda path: path in public) for prefix in prefixes]
+            prefixes += ai_catalog.CATALOG_PATHS
+            return [
+                Under(prefix, answer_disabled, lambda path: path in public) for prefix in prefixes
+            ]
         found = [
             Under(prefix, self.http, self.http.is_card, self.http.is_rpc) for prefix in prefixes
         ]
-        catalogs = ai_catalog.PLACES
+        catalogs = ai_catalog.CATALOG_PATHS
         return found + [
             Under(path, self._catalog, lambda path: path in public) for path in catalogs
         ]
@@ -305,10 +307,10 @@ class AgentSide:
             return
         port = self._config.a2a.grpc_port
         if port is not None and authenticate is not None:
-            from dragoman.a2a.server.grpc_server import GrpcFace
+            from dragoman.a2a.server.grpc_server import A2aGrpcServer
 
             host = self._config.server.host
-            grpc = GrpcFace(
+            grpc = A2aGrpcServer(
                 self.face,
                 authenticate,
                 host,

@@ -119,7 +119,7 @@ def _behind(entries: list[Entry], after: int) -> list[Entry]:
     return [entry for entry in entries if entry.number > after] if after else entries
 
 
-class SqliteTasks:
+class SqliteTaskStore:
     """A `TaskStore` in `tasks.db` of the hub's home. Used by the thread of the loop alone."""
 
     def __init__(self, home: Path, *, durable: bool = False) -> None:
@@ -250,7 +250,7 @@ class SqliteTasks:
             self._db.close()
 
 
-class MemoryTasks:
+class MemoryTaskStore:
     """A `TaskStore` that forgets with the hub."""
 
     def __init__(self) -> None:

@@ -17,13 +17,13 @@ from dragoman import __version__
 from dragoman.a2a.cards.build import MAX_AGE_SECS, etag, unchanged
 from dragoman.a2a.config import HUB, A2aSettings
 from dragoman.a2a.protocol.skill_tools import slug_of
-from dragoman.a2a.server.routing import HUB_FACTS, STRANGER, Targets
+from dragoman.a2a.server.routing import HUB_FACTS, STRANGER, MessageRouter
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.core.tool import AgentFacts
 from dragoman.wire.json import encode
 
-PLACES = ("/.well-known/ai-catalog.json", "/.well-known/ard.json")
+CATALOG_PATHS = ("/.well-known/ai-catalog.json", "/.well-known/ard.json")
 CARD = "/.well-known/agent-card.json"
 CARD_TYPE = "application/a2a-agent-card+json"
 MAX_ENTRIES = 1_000
@@ -39,7 +39,7 @@ _DOMAIN = re.compile(r"(?=.*[a-z])([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9
 class AiCatalog:
     def __init__(
         self,
-        targets: Targets,
+        targets: MessageRouter,
         settings: A2aSettings,
         base_of: Callable[[HttpRequest], str],
         secured: Callable[[], bool],
@@ -62,7 +62,7 @@ class AiCatalog:
             body = encode({"error": {"message": "use GET"}})
             request.reply(405, [*JSON_HEADERS, (b"allow", b"GET")], body)
             return
-        body = self._body(self._base_of(request), public)
+        body = self._encode_document(self._base_of(request), public)
         tag = etag(body)
         headers = [
             (b"content-type", b"application/ai-catalog+json"),
@@ -75,35 +75,35 @@ class AiCatalog:
         else:
             request.reply(200, headers, body)
 
-    def _body(self, base: str, public: bool) -> bytes:
+    def _encode_document(self, base: str, public: bool) -> bytes:
         now = self._targets.version, self._secured()
         if self._kept_at != now or len(self._kept) >= MAX_KEPT:
             self._kept.clear()
             self._kept_at = now
         body = self._kept.get((base, public))
         if body is None:
-            body = self._kept[base, public] = encode(self.document(base, public))
+            body = self._kept[base, public] = encode(self.build_document(base, public))
         return body
 
-    def document(self, base: str, public: bool) -> dict[str, Any]:
-        tools = self._targets.agents(STRANGER if public else LOCAL)
+    def build_document(self, base: str, public: bool) -> dict[str, Any]:
+        tools = self._targets.list_agents(STRANGER if public else LOCAL)
         agents = [tool.agent for tool in tools if tool.agent is not None]
         return {
             "specVersion": "1.0",
             "host": {"displayName": "Dragoman", "identifier": urlsplit(base).netloc},
             "entries": [
-                self._entry(facts, base) for facts in [HUB_FACTS, *agents[: MAX_ENTRIES - 1]]
+                self._build_entry(facts, base) for facts in [HUB_FACTS, *agents[: MAX_ENTRIES - 1]]
             ],
         }
 
-    def _entry(self, facts: AgentFacts, base: str) -> dict[str, Any]:
+    def _build_entry(self, facts: AgentFacts, base: str) -> dict[str, Any]:
         """ARD wants a name beside the card; it is the card's own."""
         url = f"{base}{self._path}/{quote(facts.name, safe='')}{CARD}"
         skills = [one for one in facts.skills if one.get("public", True)]
         tags = dict.fromkeys(str(tag)[:100] for one in skills for tag in one.get("tags") or ())
         examples = [str(text) for one in skills for text in one.get("examples") or ()]
         entry: dict[str, Any] = {
-            "identifier": identifier(base, facts.name, url),
+            "identifier": build_identifier(base, facts.name, url),
             "displayName": facts.name,
             "type": CARD_TYPE,
             "url": url,
@@ -117,7 +117,7 @@ class AiCatalog:
         return entry
 
 
-def identifier(base: str, name: str, url: str) -> str:
+def build_identifier(base: str, name: str, url: str) -> str:
     """`urn:air:` is for those who have a domain; elsewhere the card's address will do, which is
     unique as well."""
     host = (urlsplit(base).hostname or "").lower()

@@ -15,7 +15,7 @@ from dragoman.a2a.cards.build import Described, Interfaces, card_of, etag, shape
 from dragoman.a2a.cards.canonical import MAX_DEPTH
 from dragoman.a2a.cards.parse import SCHEMAS
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.server.routing import HUB_FACTS, Targets
+from dragoman.a2a.server.routing import HUB_FACTS, MessageRouter
 from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts, Tool
 from dragoman.wire.json import deeper_than, encode
@@ -35,8 +35,8 @@ _Key = tuple[str, Principal | None, str, str, bool, bool]
 whether gRPC is listed."""
 
 
-class Cards:
-    def __init__(self, targets: Targets, settings: A2aSettings, sign: Sign | None) -> None:
+class CardService:
+    def __init__(self, targets: MessageRouter, settings: A2aSettings, sign: Sign | None) -> None:
         self._targets = targets
         self._settings = settings
         self._sign = sign
@@ -50,16 +50,16 @@ class Cards:
         self._kept_at = (-1, -1)
         self._bytes = 0
 
-    def extends(self, facts: AgentFacts) -> bool:
+    def has_extended_card(self, facts: AgentFacts) -> bool:
         """Whether there is more to say of the agent to those who are known."""
         return facts.extended and self.secured()
 
-    def of(
+    def build_card(
         self, facts: AgentFacts, principal: Principal | None, base: str, *, grpc: bool = True
     ) -> dict[str, Any]:
         """In the form of 1.0: what `principal` may know; None is anybody. `grpc` says whether it
         lists gRPC where that is served."""
-        default = self._targets.default()
+        default = self._targets.find_default_agent()
         path = base + self._settings.listen_path
         ours = "" if facts is HUB_FACTS else facts.name
         url = path if ours == default else f"{path}/{quote(facts.name)}"
@@ -67,19 +67,21 @@ class Cards:
             name=facts.name,
             description=facts.description,
             version=__version__ if facts is HUB_FACTS else facts.version,
-            skills=self._skills(facts, principal),
+            skills=self._build_skills(facts, principal),
             input_modes=facts.input_modes,
             output_modes=facts.output_modes,
             streaming=facts.streaming,
             push=facts.push,
-            extended=self.extends(facts),
-            extensions=self._extensions(facts, principal),
+            extended=self.has_extended_card(facts),
+            extensions=self._build_extensions(facts, principal),
         )
         tenant = "" if ours == default else facts.name
-        urls = Interfaces(url=url, grpc=self._grpc_at(base) if grpc else None, tenant=tenant)
+        urls = Interfaces(
+            url=url, grpc=self._find_grpc_address(base) if grpc else None, tenant=tenant
+        )
         return card_of(described, urls=urls, security=self.secured())
 
-    def _grpc_at(self, base: str) -> str | None:
+    def _find_grpc_address(self, base: str) -> str | None:
         """The address of gRPC for those who reach the hub at `base`: the same host."""
         if self.grpc_port is None:
             return None
@@ -88,7 +90,7 @@ class Cards:
         host = urlsplit(base).hostname or "localhost"
         return f"[{host}]:{self.grpc_port}" if ":" in host else f"{host}:{self.grpc_port}"
 
-    def served(
+    def encode_card(
         self,
         agent: str | None,
         principal: Principal | None,
@@ -101,15 +103,17 @@ class Cards:
         for an agent that is not there, or not for that caller. With `grpc` it lists that even where
         other cards do not."""
         grpc = grpc or self._settings.grpc_on_cards == "always"
-        facts = self._targets.facts_for(principal, agent)
-        self._let_go()
+        facts = self._targets.get_visible_facts(principal, agent)
+        self._drop_stale()
         wanted = version or self._settings.card
         if facts is not HUB_FACTS and self.secured():
             principal = None  # the public one is the same for all
         key = facts.name, principal, base, wanted, self.secured(), grpc
         kept = self._kept.get(key)
         if kept is None:
-            body = encode(self.shaped(self.of(facts, principal, base, grpc=grpc), wanted))
+            body = encode(
+                self.shape_card(self.build_card(facts, principal, base, grpc=grpc), wanted)
+            )
             tag = etag(body)
             if len(self._since) >= MAX_KEPT:
                 self._since.clear()
@@ -118,21 +122,21 @@ class Cards:
             self._bytes += len(body)
         return kept
 
-    def shaped(self, card: Mapping[str, Any], version: str) -> Mapping[str, Any]:
+    def shape_card(self, card: Mapping[str, Any], version: str) -> Mapping[str, Any]:
         return shape(self._sign(card) if self._sign is not None else card, version)
 
-    def listed(self, principal: Principal, base: str, version: str) -> bytes:
+    def encode_agent_list(self, principal: Principal, base: str, version: str) -> bytes:
         """Their number and one of each agent, encoded; the hub's own where there is no other."""
-        self._let_go()
+        self._drop_stale()
         wanted = version or self._settings.card
         grpc = self._settings.grpc_on_cards == "always"
         key = "", principal, base, wanted, self.secured(), grpc
         kept = self._listed.get(key)
         if kept is None:
-            tools = self._targets.agents(principal)
+            tools = self._targets.list_agents(principal)
             found = [tool.agent for tool in tools if tool.agent is not None]
             cards = [
-                self.shaped(self.of(facts, principal, base, grpc=grpc), wanted)
+                self.shape_card(self.build_card(facts, principal, base, grpc=grpc), wanted)
                 for facts in found or [HUB_FACTS]
             ]
             kept = encode({"agents": cards, "total": len(cards)})
@@ -140,7 +144,7 @@ class Cards:
             self._bytes += len(kept)
         return kept
 
-    def _let_go(self) -> None:
+    def _drop_stale(self) -> None:
         """Of what is out of date, or too much."""
         if self._kept_at != self._targets.version or self._bytes > MAX_KEPT_BYTES:
             self._kept.clear()
@@ -151,23 +155,25 @@ class Cards:
         if len(self._listed) >= MAX_LISTED:
             self._listed.clear()
 
-    def _extensions(
+    def _build_extensions(
         self, facts: AgentFacts, principal: Principal | None
     ) -> list[Mapping[str, Any]]:
         """The hub's own names the schemas of its skills, for which a skill has no member."""
         if facts is not HUB_FACTS or principal is None:
-            return [_extension(one) for one in facts.extensions]
-        params = {SCHEMAS: _schemas_of(self._targets.skills(principal))}
-        return [_extension({**one, "params": params}) for one in facts.extensions]
+            return [_render_extension(one) for one in facts.extensions]
+        params = {SCHEMAS: _collect_schemas(self._targets.list_skills(principal))}
+        return [_render_extension({**one, "params": params}) for one in facts.extensions]
 
-    def _skills(self, facts: AgentFacts, principal: Principal | None) -> list[Mapping[str, Any]]:
+    def _build_skills(
+        self, facts: AgentFacts, principal: Principal | None
+    ) -> list[Mapping[str, Any]]:
         if facts is not HUB_FACTS:
             known = principal is not None
-            return [_skill(one) for one in facts.skills if known or one.get("public", True)]
+            return [_render_skill(one) for one in facts.skills if known or one.get("public", True)]
         if principal is None:
             return []
         skills: list[Mapping[str, Any]] = []
-        for tool in self._targets.skills(principal):
+        for tool in self._targets.list_skills(principal):
             if len(skills) == MAX_SKILLS:
                 break
             described = tool.description if tool.definition.get("description") else ""
@@ -176,7 +182,7 @@ class Cards:
         return skills
 
 
-def _schemas_of(tools: Iterable[Tool]) -> dict[str, Any]:
+def _collect_schemas(tools: Iterable[Tool]) -> dict[str, Any]:
     """The schemas of the first of them, as many as a card may have."""
     found: dict[str, Any] = {}
     size = 0
@@ -190,10 +196,10 @@ def _schemas_of(tools: Iterable[Tool]) -> dict[str, Any]:
     return found
 
 
-def _skill(one: Mapping[str, Any]) -> dict[str, Any]:
+def _render_skill(one: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in one.items() if key != "public"}
 
 
-def _extension(one: Mapping[str, Any]) -> dict[str, Any]:
+def _render_extension(one: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is not said."""
     return {key: value for key, value in one.items() if value or key == "uri"}

@@ -20,12 +20,12 @@ _WHOLE = re.compile(r"-?[0-9]{1,15}")
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 
 
-def answers_from(
+def parse_answers(
     questions: Mapping[str, Question], message: Mapping[str, Any], before: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """The answer to each question, and what is still missing, in words. `before` are the answers
     that earlier messages gave to the same questions."""
-    data, text = _said(message)
+    data, text = _split_message(message)
     answers: dict[str, Any] = {}
     missing: list[str] = []
     for name, question in questions.items():
@@ -35,13 +35,15 @@ def answers_from(
             answers[name] = {"action": "accept"}
         else:
             earlier = before.get(name, {}).get("content", {})
-            content = _filled(name, question.body.get("requestedSchema"), data, text, earlier)
+            content = _fill_form(name, question.body.get("requestedSchema"), data, text, earlier)
             answers[name] = {"action": "accept", "content": content}
-            missing += _missing(question.body.get("requestedSchema"), content)
+            missing += _list_missing(question.body.get("requestedSchema"), content)
     return answers, ", ".join(missing)
 
 
-def agent_answers(questions: Mapping[str, Question], message: Mapping[str, Any]) -> dict[str, Any]:
+def build_agent_answers(
+    questions: Mapping[str, Question], message: Mapping[str, Any]
+) -> dict[str, Any]:
     """The whole message as the answer to an agent, unless it is a refusal to answer."""
     parts = message["parts"]
     data = parts[0].get("data") if len(parts) == 1 else None
@@ -51,13 +53,13 @@ def agent_answers(questions: Mapping[str, Question], message: Mapping[str, Any])
     return {name: {"action": "accept", "content": content} for name in questions}
 
 
-def _said(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _split_message(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     data: dict[str, Any] = {}
     texts = []
     for part in message["parts"]:
         value = part.get("data")
         if "text" in part:
-            value = object_in(part["text"])
+            value = parse_object(part["text"])
             if value is None:
                 texts.append(part["text"])
         if isinstance(value, dict):
@@ -65,7 +67,7 @@ def _said(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     return data, "\n".join(texts)
 
 
-def object_in(text: str) -> dict[str, Any] | None:
+def parse_object(text: str) -> dict[str, Any] | None:
     """The object that a text is in JSON; None for any other text."""
     if not text.lstrip().startswith("{"):
         return None
@@ -76,49 +78,49 @@ def object_in(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _filled(
+def _fill_form(
     name: str, schema: Any, data: Mapping[str, Any], text: str, earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
-    properties = _properties(schema)
+    properties = _get_properties(schema)
     own = data.get(name)
     source = own if isinstance(own, dict) and name not in properties else data
     content = {**earlier, **{key: source[key] for key in properties if key in source}}
     if text:
-        open_ = [key for key in _required(schema) or properties if key not in content]
+        open_ = [key for key in _list_required(schema) or properties if key not in content]
         if not open_:
             open_ = [key for key in properties if key not in content]
         if len(open_) == 1:
-            content[open_[0]] = value_of(text, properties.get(open_[0]))
+            content[open_[0]] = parse_value(text, properties.get(open_[0]))
     return content
 
 
-def _missing(schema: Any, content: Mapping[str, Any]) -> list[str]:
-    properties = _properties(schema)
+def _list_missing(schema: Any, content: Mapping[str, Any]) -> list[str]:
+    properties = _get_properties(schema)
     return [
         str(properties[key].get("title") or key)
-        for key in _required(schema)
+        for key in _list_required(schema)
         if key not in content and isinstance(properties.get(key), Mapping)
     ]
 
 
-def _properties(schema: Any) -> Mapping[str, Any]:
+def _get_properties(schema: Any) -> Mapping[str, Any]:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _required(schema: Any) -> list[str]:
+def _list_required(schema: Any) -> list[str]:
     required = schema.get("required") if isinstance(schema, Mapping) else None
     return [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
 
 
-def _finite(word: str) -> float:
+def _parse_finite(word: str) -> float:
     number = float(word)
     if not isfinite(number):
         raise ValueError("JSON has no such number")
     return number
 
 
-def value_of(text: str, wanted: Any) -> Any:
+def parse_value(text: str, wanted: Any) -> Any:
     """The text as what the field takes; itself where it is none of that."""
     kind = wanted.get("type") if isinstance(wanted, Mapping) else None
     word = text.strip()
@@ -126,7 +128,7 @@ def value_of(text: str, wanted: Any) -> Any:
         return _WORDS.get(word.lower(), text)
     if kind in ("integer", "number"):
         try:
-            return int(word) if kind == "integer" or _WHOLE.fullmatch(word) else _finite(word)
+            return int(word) if kind == "integer" or _WHOLE.fullmatch(word) else _parse_finite(word)
         except ValueError:
             return text
     if kind == "array":

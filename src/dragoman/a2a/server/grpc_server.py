@@ -29,8 +29,8 @@ from dragoman.a2a.protocol.errors import (
     A2aError,
     error_of,
 )
-from dragoman.a2a.server.operations import Face, said_beside
-from dragoman.a2a.server.request_context import Asker
+from dragoman.a2a.server.operations import A2aServer, merge_metadata
+from dragoman.a2a.server.request_context import RequestContext
 from dragoman.core.access import WhyEnded
 from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.principal import Principal
@@ -101,13 +101,13 @@ class Context(Protocol):
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn: ...
 
 
-Work = Callable[[Service, Method, Asker, dict[str, Any], Context], Awaitable[Answer]]
+Work = Callable[[Service, Method, RequestContext, dict[str, Any], Context], Awaitable[Answer]]
 
 
-class GrpcFace:
+class A2aGrpcServer:
     def __init__(
         self,
-        face: Face,
+        face: A2aServer,
         authenticate: Authenticate,
         host: str,
         port: int,
@@ -188,16 +188,16 @@ class GrpcFace:
             caller = self._let_in(metadata, context.peer())
             self._check_version(service, metadata.get("a2a-version"))
             request = await _read(service, method, data)
-            asker = Asker(
+            ctx = RequestContext(
                 principal=caller,
                 agent=None,  # or the request's tenant
                 version=service.version,
                 extensions=_extensions(metadata),
                 base=self._base,
                 key=_key(metadata),
-                carried=carried_in(_traced(metadata), said_beside(request)),
+                carried=carried_in(_traced(metadata), merge_metadata(request)),
             )
-            return await work(service, method, asker, request, context)
+            return await work(service, method, ctx, request, context)
         except asyncio.CancelledError:
             why = self._why_ended(caller)
             if not why:
@@ -263,29 +263,29 @@ class GrpcFace:
         self,
         service: Service,
         method: Method,
-        asker: Asker,
+        ctx: RequestContext,
         request: dict[str, Any],
         context: Context,
     ) -> bytes:
-        answer = await self._face.answer(asker, method.op, request)
-        shown = self._face.cards.shaped(answer, V10) if method.op == CARD else answer
-        await self._say_extensions(asker, request, context)
+        answer = await self._face.answer(ctx, method.op, request)
+        shown = self._face.cards.shape_card(answer, V10) if method.op == CARD else answer
+        await self._say_extensions(ctx, request, context)
         return _written(service, method, service.answer(method.op, shown))
 
     async def _stream(
         self,
         service: Service,
         method: Method,
-        asker: Asker,
+        ctx: RequestContext,
         request: dict[str, Any],
         context: Context,
     ) -> None:
         if method.op == SUBSCRIBE:
-            events = self._face.subscribe(asker, request, None)
+            events = self._face.subscribe(ctx, request, None)
         else:
-            events = await self._face.stream(asker, request)
+            events = await self._face.stream(ctx, request)
         try:
-            await self._say_extensions(asker, request, context)
+            await self._say_extensions(ctx, request, context)
             async for _, event, final in events:
                 data = _written(service, method, service.event(event, final=final))
                 async with asyncio.timeout(UNREAD_SECONDS):
@@ -300,12 +300,12 @@ class GrpcFace:
             events.close()
 
     async def _say_extensions(
-        self, asker: Asker, request: Mapping[str, Any], context: Context
+        self, ctx: RequestContext, request: Mapping[str, Any], context: Context
     ) -> None:
         """Those that are in use."""
-        if asker.extensions:
-            facts = self._face.targets.facts(request.get("tenant"))
-            used = asker.extensions & {one["uri"] for one in facts.extensions}
+        if ctx.extensions:
+            facts = self._face.targets.get_facts(request.get("tenant"))
+            used = ctx.extensions & {one["uri"] for one in facts.extensions}
             if used:
                 named = ", ".join(sorted(used))
                 await context.send_initial_metadata((("a2a-extensions", named),))

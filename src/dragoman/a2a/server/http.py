@@ -26,10 +26,10 @@ from dragoman.a2a.protocol.errors import (
     error_of,
 )
 from dragoman.a2a.server import http_v01
-from dragoman.a2a.server.card_service import Cards
-from dragoman.a2a.server.operations import Face, said_beside
-from dragoman.a2a.server.request_context import Asker
-from dragoman.a2a.server.task_stream import Stream
+from dragoman.a2a.server.card_service import CardService
+from dragoman.a2a.server.operations import A2aServer, merge_metadata
+from dragoman.a2a.server.request_context import RequestContext
+from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.errors import HubError
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import Principal
@@ -66,12 +66,12 @@ class Known:
         self.op = ""
 
 
-class HttpFace:
+class A2aHttpTransport:
     def __init__(
-        self, face: Face, settings: A2aSettings, base_of: Callable[[HttpRequest], str]
+        self, face: A2aServer, settings: A2aSettings, base_of: Callable[[HttpRequest], str]
     ) -> None:
         self.face = face
-        self._cards: Cards = face.cards
+        self._cards: CardService = face.cards
         self._path = settings.listen_path.rstrip("/")
         self._require_version = settings.require_version
         self._base_of = base_of
@@ -89,7 +89,7 @@ class HttpFace:
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
         if agent is not None:
-            agent = self.face.targets.resolve(agent)
+            agent = self.face.targets.resolve_slug(agent)
         if principal is not None and rest in _RPC_PATHS:
             return self._rpc(request, principal, agent)
         return self._other(request, principal, agent, rest)
@@ -136,7 +136,11 @@ class HttpFace:
     ) -> Awaitable[None]:
         message = self._message(request)
         known.id = rpc.id_of(message)
-        if isinstance(message, dict) and "jsonrpc" not in message and http_v01.bare(message):
+        if (
+            isinstance(message, dict)
+            and "jsonrpc" not in message
+            and http_v01.parse_bare_request(message)
+        ):
             return self._legacy(request, principal, agent, "")
         if (flaw := rpc.flaw(_with_any_id(message))) is not None or "method" not in message:
             raise A2aError(INVALID_REQUEST, flaw or 'a request has a "method"')
@@ -145,26 +149,26 @@ class HttpFace:
         dialect = known.dialect = dialects.choose(version, method, params, self._require_version)
         if version is None and method in dialects.SHARED:
             id_of_task = params.get("id") if isinstance(params, dict) else None
-            created_in = self.face.made_in(principal, id_of_task)
+            created_in = self.face.find_dialect(principal, id_of_task)
             dialect = known.dialect = dialects.choose_shared(created_in)
         op = dialect.METHODS.get(method)
         if op is None:
             raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
         known.op = op
         wanted = dialect.params_in(op, params)
-        asker = self._asker(request, principal, agent, dialect, wanted)
+        ctx = self._build_context(request, principal, agent, dialect, wanted)
         if "id" not in message:  # nobody waits for the outcome, so nothing is done
             request.reply(204, [], b"")
             return _done()
         if op in operations.STREAMING:
-            return self._rpc_stream(request, known, asker, wanted)
-        return self._rpc_answer(request, known, asker, wanted, self.face.answer(asker, op, wanted))
+            return self._rpc_stream(request, known, ctx, wanted)
+        return self._rpc_answer(request, known, ctx, wanted, self.face.answer(ctx, op, wanted))
 
     async def _rpc_answer(
         self,
         request: HttpRequest,
         known: Known,
-        asker: Asker,
+        ctx: RequestContext,
         wanted: Mapping[str, Any],
         answer: Awaitable[dict[str, Any]],
     ) -> None:
@@ -173,21 +177,21 @@ class HttpFace:
         except Exception as error:
             _fail(request, known, error)
             return
-        request.reply(200, self._headers(asker, JSON_HEADERS, wanted), body)
+        request.reply(200, self._headers(ctx, JSON_HEADERS, wanted), body)
 
     async def _rpc_stream(
-        self, request: HttpRequest, known: Known, asker: Asker, wanted: Mapping[str, Any]
+        self, request: HttpRequest, known: Known, ctx: RequestContext, wanted: Mapping[str, Any]
     ) -> None:
-        def frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+        def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
             out = rpc.result(known.id, known.dialect.event_out(event, final=final))
             return sse.event(out, id=str(number))
 
         try:
-            stream = await self._opened(known.op, asker, wanted, request)
+            stream = await self._opened(known.op, ctx, wanted, request)
         except Exception as error:
             _fail(request, known, error)
             return
-        await self._pump(request, stream, frame, asker, wanted)
+        await self._pump(request, stream, frame, ctx, wanted)
 
     def _message(self, request: HttpRequest) -> Any:
         kind = request.fields.get(b"content-type", b"").lower()
@@ -206,34 +210,34 @@ class HttpFace:
 
     def _out(self, dialect: Dialect, op: str, answer: dict[str, Any]) -> Any:
         if op == operations.CARD:
-            return self._cards.shaped(answer, dialect.VERSION)
+            return self._cards.shape_card(answer, dialect.VERSION)
         return dialect.result_out(op, answer)
 
     async def _opened(
-        self, op: str, asker: Asker, wanted: Mapping[str, Any], request: HttpRequest
-    ) -> Stream:
+        self, op: str, ctx: RequestContext, wanted: Mapping[str, Any], request: HttpRequest
+    ) -> TaskStream:
         if op == operations.STREAM:
-            return await self.face.stream(asker, wanted)
+            return await self.face.stream(ctx, wanted)
         last = request.fields.get(b"last-event-id", b"").decode("latin-1")
-        return self.face.subscribe(asker, wanted, int(last) if _is_number(last) else None)
+        return self.face.subscribe(ctx, wanted, int(last) if _is_number(last) else None)
 
     async def _pump(
         self,
         request: HttpRequest,
-        stream: Stream,
+        stream: TaskStream,
         frame: http_v01.Frame,
-        asker: Asker,
+        ctx: RequestContext,
         wanted: Mapping[str, Any],
     ) -> None:
         """Sends what the stream has, as long as there is somebody who reads it."""
-        request.start(200, self._headers(asker, SSE_HEADERS, wanted))
+        request.start(200, self._headers(ctx, SSE_HEADERS, wanted))
         request.gone.add_done_callback(lambda _: stream.close())
         try:
-            while not stream.over and not request.lost:
+            while not stream.ended and not request.lost:
                 found = await stream.next(HEARTBEAT_SECONDS)
                 for number, event, final in found:
                     await request.write(frame(stream, number, event, final))
-                if not found and not stream.over:
+                if not found and not stream.ended:
                     await request.write(sse.KEEPALIVE)
         except HubError as error:
             log.warning("a stream was ended: %s", error)
@@ -289,46 +293,50 @@ class HttpFace:
                 await self._rpc(request, principal, agent)
                 return
             wanted = dialect.rest_params_in(op, values, _query(request), body)
-            asker = self._asker(request, principal, agent, dialect, wanted)
+            ctx = self._build_context(request, principal, agent, dialect, wanted)
             if op in operations.STREAMING:
-                stream = await self._opened(op, asker, wanted, request)
+                stream = await self._opened(op, ctx, wanted, request)
 
-                def frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+                def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
                     out = encode(dialect.rest_event_out(event, final=final))
                     return sse.event(out, id=str(number))
 
-                await self._pump(request, stream, frame, asker, wanted)
+                await self._pump(request, stream, frame, ctx, wanted)
                 return
-            answer = await self.face.answer(asker, op, wanted)
+            answer = await self.face.answer(ctx, op, wanted)
             if op == operations.CARD:
-                out = self._cards.shaped(answer, dialect.VERSION)
+                out = self._cards.shape_card(answer, dialect.VERSION)
             else:
                 out = dialect.rest_result_out(op, answer)
         except Exception as error:
             status, out = dialect.rest_error_out(_understood(error, request))
             request.reply(status, [(b"content-type", kind)], encode(out))
             return
-        headers = self._headers(asker, [(b"content-type", kind)], wanted)
+        headers = self._headers(ctx, [(b"content-type", kind)], wanted)
         request.reply(200, headers, encode(out))
 
     async def _legacy(
         self, request: HttpRequest, principal: Principal, agent: str | None, path: str
     ) -> None:
         """The first dialect's own routes."""
-        failure: http_v01.Failure = http_v01.failure
+        failure: http_v01.RenderFailure = http_v01.render_failure
         try:
             body = self._message(request) if request.body else None
-            asked = http_v01.read(request.method, path, body) if path else http_v01.bare(body)
+            asked = (
+                http_v01.parse_request(request.method, path, body)
+                if path
+                else http_v01.parse_bare_request(body)
+            )
             if asked is None:
                 raise A2aError(INVALID_REQUEST, '"jsonrpc" must be "2.0"')
-            failure = asked.failure
+            failure = asked.render_failure
             dialect = dialects.BY_VERSION["0.1"]
-            asker = self._asker(request, principal, agent, dialect, asked.request)
+            ctx = self._build_context(request, principal, agent, dialect, asked.request)
             if asked.op in operations.STREAMING:
-                stream = await self._opened(asked.op, asker, asked.request, request)
-                await self._pump(request, stream, asked.frame, asker, asked.request)
+                stream = await self._opened(asked.op, ctx, asked.request, request)
+                await self._pump(request, stream, asked.frame, ctx, asked.request)
                 return
-            answer = await self.face.answer(asker, asked.op, asked.request)
+            answer = await self.face.answer(ctx, asked.op, asked.request)
             out = asked.answer(answer)
         except Exception as error:
             status, out = failure(_understood(error, request))
@@ -346,7 +354,7 @@ class HttpFace:
             shape = _card_shape(_version(request))
             base = self._base_of(request)
             grpc = _query(request).get("binding", "").upper() == "GRPC"
-            body, tag, since = self._cards.served(agent, principal, base, shape, grpc=grpc)
+            body, tag, since = self._cards.encode_card(agent, principal, base, shape, grpc=grpc)
         except A2aError as error:
             status = 404 if error.reason == "INVALID_PARAMS" else error.row.http
             request.reply(status, JSON_HEADERS, encode({"error": {"message": error.message}}))
@@ -368,43 +376,43 @@ class HttpFace:
             body = encode({"error": {"message": error.message}})
             request.reply(error.row.http, JSON_HEADERS, body)
             return
-        body = self._cards.listed(principal, self._base_of(request), shape)
+        body = self._cards.encode_agent_list(principal, self._base_of(request), shape)
         request.reply(200, JSON_HEADERS, body)
 
     # --- who asks --------------------------------------------------------------------------------
 
-    def _asker(
+    def _build_context(
         self,
         request: HttpRequest,
         principal: Principal,
         agent: str | None,
         dialect: Dialect,
         wanted: Mapping[str, Any],
-    ) -> Asker:
+    ) -> RequestContext:
         fields = request.fields
         named = fields.get(b"a2a-extensions") or fields.get(b"x-a2a-extensions")
         key = fields.get(b"idempotency-key", b"").decode("latin-1")
         if len(key) > 256 or not key.isprintable():
             raise A2aError(INVALID_REQUEST, "an Idempotency-Key has at most 256 characters")
-        return Asker(
+        return RequestContext(
             principal,
             agent,
             dialect.VERSION,
             _extensions(named) if named else _NONE,
             self._base_of(request),
             key,
-            carried_in(fields, said_beside(wanted)),
+            carried_in(fields, merge_metadata(wanted)),
         )
 
     def _headers(
-        self, asker: Asker, headers: list[tuple[bytes, bytes]], wanted: Mapping[str, Any]
+        self, ctx: RequestContext, headers: list[tuple[bytes, bytes]], wanted: Mapping[str, Any]
     ) -> list[tuple[bytes, bytes]]:
         """With the extensions that are in use."""
-        if not asker.extensions:
+        if not ctx.extensions:
             return headers
-        facts = self.face.targets.facts(asker.agent or wanted.get("tenant"))
+        facts = self.face.targets.get_facts(ctx.agent or wanted.get("tenant"))
         declared = {one["uri"] for one in facts.extensions}
-        used = sorted(asker.extensions & declared)
+        used = sorted(ctx.extensions & declared)
         if not used:
             return headers
         return [*headers, (b"a2a-extensions", ", ".join(used).encode("latin-1", "replace"))]
@@ -496,7 +504,7 @@ def _not_allowed(request: HttpRequest, methods: bytes) -> None:
     request.reply(405, [*JSON_HEADERS, (b"allow", methods)], body)
 
 
-def disabled(request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
+def answer_disabled(request: HttpRequest, principal: Principal | None) -> Awaitable[None]:
     return _disabled(request)
 
 

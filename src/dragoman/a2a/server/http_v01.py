@@ -13,83 +13,83 @@ from urllib.parse import unquote
 
 from dragoman.a2a.protocol.dialects import operations, python_a2a, v01
 from dragoman.a2a.protocol.errors import A2aError, invalid
-from dragoman.a2a.server.task_stream import Stream
+from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.fast_dataclass import record
 from dragoman.wire import sse
 from dragoman.wire.json import encode
 
 SENDS = {"/tasks/send": operations.SEND, "/tasks/sendSubscribe": operations.STREAM}
-THEIRS = {path: op for path, op in python_a2a.PATHS.items() if path not in SENDS}
+PYTHON_A2A_PATHS = {path: op for path, op in python_a2a.PATHS.items() if path not in SENDS}
 """Paths that only python-a2a's clients post to."""
 _TASK = re.compile(r"/tasks/([^/:]+)")
 _CANCEL = re.compile(r"/tasks/([^/:]+)/cancel")
 
-Frame = Callable[[Stream, int, Any, bool], bytes]
+Frame = Callable[[TaskStream, int, Any, bool], bytes]
 """An event with its number, and whether it is the last, as it goes into a stream; may be nothing.
 """
-Failure = Callable[[A2aError], tuple[int, dict[str, Any]]]
+RenderFailure = Callable[[A2aError], tuple[int, dict[str, Any]]]
 
 
-def failure(error: A2aError) -> tuple[int, dict[str, Any]]:
+def render_failure(error: A2aError) -> tuple[int, dict[str, Any]]:
     """The status and the body of an error, as the seed's clients read it."""
     status = 409 if error.reason == "TASK_NOT_CANCELABLE" else error.row.http
     return status, {"error": error.message}
 
 
 @record(frozen=True, slots=True)
-class Asked:
+class LegacyRequest:
     op: str
     request: dict[str, Any]
     answer: Callable[[dict[str, Any]], Any]
     """What goes out for the hub's answer."""
     frame: Frame
     """The same for an event of a stream."""
-    failure: Failure = failure
+    render_failure: RenderFailure = render_failure
 
 
 def is_route(method: str, path: str) -> bool:
     if method == "POST":
-        return path in SENDS or path in THEIRS or _CANCEL.fullmatch(path) is not None
+        return path in SENDS or path in PYTHON_A2A_PATHS or _CANCEL.fullmatch(path) is not None
     return method == "GET" and _TASK.fullmatch(path) is not None
 
 
-def read(method: str, path: str, body: Any) -> Asked:
+def parse_request(method: str, path: str, body: Any) -> LegacyRequest:
     """For a path that is one of them."""
-    if path in THEIRS:
-        return _theirs(THEIRS[path], body, chunks=path == "/stream")
+    if path in PYTHON_A2A_PATHS:
+        return _parse_python_a2a(PYTHON_A2A_PATHS[path], body, chunks=path == "/stream")
     if path in SENDS:
         if not isinstance(body, dict):
             raise invalid("message", "is required: send a message to the agent")
         params = body.get("params") if "jsonrpc" in body or "params" in body else body
         if python_a2a.is_its_own(params):
-            return _theirs(SENDS[path], body, chunks=False)
+            return _parse_python_a2a(SENDS[path], body, chunks=False)
         op = SENDS[path]
         id = body.get("id") if "jsonrpc" in body else None
 
-        def frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+        def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
             out: Any = v01.event_out(event, final=final)
             if "jsonrpc" in body:
                 out = {"jsonrpc": "2.0", "id": id, "result": out}
             return sse.event(encode(out), id=str(number))
 
-        return Asked(op, v01.params_in(op, params), _sent, frame)
+        return LegacyRequest(op, v01.params_in(op, params), _render_sent, frame)
     if method == "GET":
         match, op = _TASK.fullmatch(path), operations.GET
     else:
         match, op = _CANCEL.fullmatch(path), operations.CANCEL
     assert match is not None
     request = v01.params_in(op, {"id": unquote(match[1])})
-    return Asked(op, request, v01.seed_task, _no_frame)
+    return LegacyRequest(op, request, v01.seed_task, _reject_frame)
 
 
-def bare(body: Any) -> Asked | None:
+def parse_bare_request(body: Any) -> LegacyRequest | None:
     """What was posted to an agent's address without an envelope; None for what is not known."""
     if not isinstance(body, dict) or python_a2a.form_of(body) is None:
         return None
-    return _theirs(operations.SEND, body, chunks=False)
+    return _parse_python_a2a(operations.SEND, body, chunks=False)
 
 
-def _theirs(op: str, body: Any, *, chunks: bool) -> Asked:
+def _parse_python_a2a(op: str, body: Any, *, chunks: bool) -> LegacyRequest:
     if not isinstance(body, dict):
         raise invalid("message", "is required: send a message to the agent")
     wrapped = "jsonrpc" in body
@@ -111,7 +111,7 @@ def _theirs(op: str, body: Any, *, chunks: bool) -> Asked:
             return status, {"jsonrpc": "2.0", "id": body.get("id"), "error": shown}
         return status, {"error": shown}
 
-    def frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+    def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
         if chunks:
             chunk = python_a2a.chunk_out(event, final=final)
             return sse.event(encode(chunk), id=str(number)) if chunk is not None else b""
@@ -121,12 +121,12 @@ def _theirs(op: str, body: Any, *, chunks: bool) -> Asked:
         name, data = python_a2a.event_out(task, final=final)
         return sse.event(encode(data), name=name, id=str(number))
 
-    return Asked(op, request, answer, frame, fail)
+    return LegacyRequest(op, request, answer, frame, fail)
 
 
-def _sent(answer: Mapping[str, Any]) -> dict[str, Any]:
+def _render_sent(answer: Mapping[str, Any]) -> dict[str, Any]:
     return v01.seed_task(answer["task"] if "task" in answer else v01.task_of_message(answer))
 
 
-def _no_frame(stream: Stream, number: int, event: Any, final: bool) -> bytes:
+def _reject_frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
     raise NotImplementedError

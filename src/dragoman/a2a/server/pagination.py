@@ -12,7 +12,7 @@ from dragoman.a2a.protocol.validation import instant
 from dragoman.a2a.server.task import AgentTask
 
 
-def fits(task: AgentTask, request: Mapping[str, Any]) -> bool:
+def matches_filter(task: AgentTask, request: Mapping[str, Any]) -> bool:
     context, status = request.get("contextId"), request.get("status")
     after = request.get("statusTimestampAfter")
     return (
@@ -22,7 +22,7 @@ def fits(task: AgentTask, request: Mapping[str, Any]) -> bool:
     )
 
 
-def within(tasks: list[AgentTask], most: int) -> list[AgentTask]:
+def limit_bytes(tasks: list[AgentTask], most: int) -> list[AgentTask]:
     """As many of them as take no more than so many bytes, and one at least."""
     left = most
     for place, task in enumerate(tasks):
@@ -32,12 +32,12 @@ def within(tasks: list[AgentTask], most: int) -> list[AgentTask]:
     return tasks
 
 
-def token_of(task: AgentTask) -> str:
+def page_token_from_task(task: AgentTask) -> str:
     place = f"{task.updated!r} {task.id}"
     return base64.urlsafe_b64encode(place.encode()).decode()
 
 
-def place_of(tasks: list[AgentTask], token: str | None) -> int:
+def find_page_start(tasks: list[AgentTask], token: str | None) -> int:
     """Where the page begins that `token` asks for: behind the task that it names, or where that
     one was when it was given out."""
     if not token:

@@ -24,7 +24,7 @@ from dragoman.a2a.protocol.dialects import BY_VERSION, find_traits
 from dragoman.a2a.protocol.errors import TASK_NOT_FOUND, A2aError, invalid
 from dragoman.a2a.protocol.validation import config_of
 from dragoman.a2a.server.task import AgentTask
-from dragoman.a2a.server.webhook import Failure, Hook, deliver
+from dragoman.a2a.server.webhook import DeliveryFailure, Webhook, deliver
 from dragoman.core.access import WhyEnded
 from dragoman.core.errors import Full
 from dragoman.core.ports import HttpClient, TaskStore
@@ -56,7 +56,7 @@ Check = Callable[[str], Awaitable[str | None]]
 """Why an address may not be had as a webhook; None where it may, or nobody can say yet."""
 
 
-class Push:
+class PushNotifier:
     def __init__(
         self,
         tasks: StoredTasks,
@@ -76,12 +76,12 @@ class Push:
         self._check = check
         self._checks = asyncio.Semaphore(CHECKS)
         self._first_seconds = first_seconds
-        self._hooks: dict[LoggedTask, dict[str, Hook]] = {}
+        self._hooks: dict[LoggedTask, dict[str, Webhook]] = {}
         """Those of each task by their ids, the one that was set last at the end."""
-        self._of: dict[Principal, dict[Hook, None]] = {}
+        self._of: dict[Principal, dict[Webhook, None]] = {}
         self._count = 0
         self._watches: dict[LoggedTask, Callable[[], None]] = {}
-        self._ready: dict[Principal, deque[Hook]] = {}
+        self._ready: dict[Principal, deque[Webhook]] = {}
         """Those that have something to send and no place yet; whose turn is next comes first."""
         self._busy: dict[Principal, int] = {}
         self._sending: set[asyncio.Task[None]] = set()
@@ -98,7 +98,7 @@ class Push:
             if task is None or version not in BY_VERSION:
                 self._store.delete_push(stored.task, stored.id)
                 continue
-            hook = Hook(task, stored.id, stored.config["config"], version, stored.cursor)
+            hook = Webhook(task, stored.id, stored.config["config"], version, stored.cursor)
             hook.attempts, hook.next_at, hook.dead = stored.attempts, stored.next_at, stored.dead
             self._put(hook)
             wait = min(stored.next_at - time(), LONGEST_SECONDS)
@@ -155,18 +155,18 @@ class Push:
         hook = self._hooks.get(task, {}).get(id)
         if hook is None:
             self._make_room(task)
-            hook = Hook(task, id, found, version, cursor)
-            self._store.save_push(hook.stored())
+            hook = Webhook(task, id, found, version, cursor)
+            self._store.save_push(hook.build_row())
         else:
-            again = Hook(task, id, found, version, hook.cursor)
-            self._store.save_push(again.stored())
+            again = Webhook(task, id, found, version, hook.cursor)
+            self._store.save_push(again.build_row())
             hook.config, hook.version = found, version
             hook.attempts, hook.next_at, hook.dead = 0, 0.0, ""
-            hook.rest()
+            hook.cancel_timer()
             self._drop(hook, stop=False)
         self._put(hook)
         self._wake(hook)
-        return hook.given()
+        return hook.render()
 
     def get(self, task: AgentTask, id: str) -> dict[str, Any]:
         """Without an id, as older clients ask, the one that was set last."""
@@ -177,14 +177,14 @@ class Push:
             raise A2aError(
                 TASK_NOT_FOUND, f'task "{task.id}" has no push notification configuration {which}'
             )
-        return hook.given()
+        return hook.render()
 
     def list(self, task: AgentTask, size: int = PAGE, token: str = "") -> dict[str, Any]:
         hooks = self._hooks.get(task, {})
         ids = sorted(id for id in hooks if id > token)
         page = ids[: size if size > 0 else PAGE]
         return {
-            "configs": [hooks[id].given() for id in page],
+            "configs": [hooks[id].render() for id in page],
             "nextPageToken": page[-1] if len(page) < len(ids) else "",
         }
 
@@ -218,14 +218,14 @@ class Push:
 
     def _drop_settled(self, owner: Principal) -> bool:
         """The oldest that has done all it will."""
-        hook = next((one for one in self._of.get(owner, ()) if one.settled), None)
+        hook = next((one for one in self._of.get(owner, ()) if one.is_done), None)
         if hook is None:
             return False
         self._store.delete_push(hook.task.key, hook.id)
         self._drop(hook)
         return True
 
-    def _put(self, hook: Hook) -> None:
+    def _put(self, hook: Webhook) -> None:
         task = hook.task
         self._hooks.setdefault(task, {})[hook.id] = hook
         self._of.setdefault(task.owner, {})[hook] = None
@@ -233,7 +233,7 @@ class Push:
         if not task.finished and task not in self._watches:
             self._watches[task] = task.watch(partial(self._changed, task))
 
-    def _drop(self, hook: Hook, *, stop: bool = True) -> None:
+    def _drop(self, hook: Webhook, *, stop: bool = True) -> None:
         task = hook.task
         hooks, mine = self._hooks[task], self._of[task.owner]
         del hooks[hook.id], mine[hook]
@@ -262,12 +262,12 @@ class Push:
         if stop is not None:
             stop()
 
-    def _kept(self, hook: Hook) -> bool:
+    def _kept(self, hook: Webhook) -> bool:
         return self._hooks.get(hook.task, {}).get(hook.id) is hook
 
     # --- whose turn it is ----------------------------------------------------------------------
 
-    def _wake(self, hook: Hook) -> None:
+    def _wake(self, hook: Webhook) -> None:
         """It has something to send, perhaps."""
         waits = hook.queued or hook.sending is not None or hook.timer is not None
         if self._closed or waits or hook.dead or hook.cursor >= hook.task.count:
@@ -294,7 +294,7 @@ class Push:
             self._sending.add(hook.sending)
             hook.sending.add_done_callback(partial(self._sent, hook))
 
-    def _sent(self, hook: Hook, sending: asyncio.Task[None]) -> None:
+    def _sent(self, hook: Webhook, sending: asyncio.Task[None]) -> None:
         self._sending.discard(sending)
         hook.sending = None
         owner = hook.task.owner
@@ -305,16 +305,16 @@ class Push:
             self._wake(hook)
         self._start()
 
-    def _wait(self, hook: Hook, seconds: float) -> None:
+    def _wait(self, hook: Webhook, seconds: float) -> None:
         hook.timer = asyncio.get_running_loop().call_later(seconds, self._again, hook)
 
-    def _again(self, hook: Hook) -> None:
+    def _again(self, hook: Webhook) -> None:
         hook.timer = None
         self._wake(hook)
 
     # --- sending -------------------------------------------------------------------------------
 
-    async def _send(self, hook: Hook) -> None:
+    async def _send(self, hook: Webhook) -> None:
         """One turn: what is due, up to a number."""
         try:
             if hook.task.saved < hook.task.count:
@@ -325,13 +325,15 @@ class Push:
         try:
             failure = await self._send_due(hook)
         except Exception as error:
-            log.exception("%s cannot be told", hook.shown)
-            failure = Failure(f"what it is to be told cannot be written ({type(error).__name__})")
+            log.exception("%s cannot be told", hook.label)
+            failure = DeliveryFailure(
+                f"what it is to be told cannot be written ({type(error).__name__})"
+            )
         if failure is not None:
             self._failed(hook, failure)
 
-    async def _send_due(self, hook: Hook) -> Failure | None:
-        due = hook.due()
+    async def _send_due(self, hook: Webhook) -> DeliveryFailure | None:
+        due = hook.find_due_entries()
         if not due:
             hook.cursor = hook.task.count  # nothing but the client's own messages
         loop = asyncio.get_running_loop()
@@ -347,21 +349,21 @@ class Push:
                 break
         return None
 
-    def _failed(self, hook: Hook, failure: Failure) -> None:
+    def _failed(self, hook: Webhook, failure: DeliveryFailure) -> None:
         hook.attempts += 1
         if failure.final or hook.attempts >= self._settings.push_attempts:
             hook.dead = failure.why[:MAX_WHY]
-            log.warning("%s is given up: %s", hook.shown, hook.dead)
+            log.warning("%s is given up: %s", hook.label, hook.dead)
         else:
             doubled = min(self._first_seconds * 2 ** (hook.attempts - 1), LONGEST_SECONDS)
             seconds = min(max(doubled * uniform(0.8, 1.2), failure.wait), LONGEST_SECONDS)
             hook.next_at = time() + seconds
             self._wait(hook, seconds)
-            log.info("%s is tried again in %.1f s: %s", hook.shown, seconds, failure.why)
+            log.info("%s is tried again in %.1f s: %s", hook.label, seconds, failure.why)
         self._keep(hook)
 
-    def _keep(self, hook: Hook) -> None:
+    def _keep(self, hook: Webhook) -> None:
         try:
-            self._store.save_push(hook.stored())
+            self._store.save_push(hook.build_row())
         except Full as error:
-            log.error("how far %s has come cannot be stored: %s", hook.shown, error)
+            log.error("how far %s has come cannot be stored: %s", hook.label, error)

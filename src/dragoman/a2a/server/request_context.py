@@ -8,7 +8,7 @@ from dragoman.core.trace import Carried
 
 
 @record(frozen=True, slots=True)
-class Asker:
+class RequestContext:
     """Who asks, how, and of whom."""
 
     principal: Principal

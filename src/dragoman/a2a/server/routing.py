@@ -21,7 +21,7 @@ from dragoman.a2a.protocol.errors import (
 )
 from dragoman.a2a.protocol.parts import block_from_part, text_of
 from dragoman.a2a.protocol.skill_tools import canonical_name, slug_of
-from dragoman.a2a.server.form_answers import SCALARS, object_in, value_of
+from dragoman.a2a.server.form_answers import SCALARS, parse_object, parse_value
 from dragoman.core.agent_tool import MESSAGE, tool_name
 from dragoman.core.fast_dataclass import record
 from dragoman.core.hub import Hub
@@ -69,40 +69,40 @@ class Destination:
     is_agent: bool
 
 
-class Targets:
+class MessageRouter:
     def __init__(self, hub: Hub, default_agent: str | None) -> None:
         self._hub = hub
         self._default = default_agent
         self.order: list[str] = []
         """The names of the hub's own agents, in the order of the configuration."""
-        self.away: Callable[[str], str | None] = lambda name: None
+        self.find_unavailability: Callable[[str], str | None] = lambda name: None
         """Why an agent of the configuration is not there; None for one that is not in it."""
         self._facts: dict[str | None, AgentFacts] = {}
         self._facts_at = -1
         self._slugs: dict[str, str] = {}
         self._slugs_at = -1
 
-    def agents(self, principal: Principal) -> list[Tool]:
+    def list_agents(self, principal: Principal) -> list[Tool]:
         """Those it may know of: of the configuration first, then those of others."""
         found = {
             tool.agent.name: tool
             for tool in self._hub.catalog.tools()
-            if tool.agent is not None and self.may_discover(principal, tool)
+            if tool.agent is not None and self.can_discover(principal, tool)
         }
         first = [found.pop(name) for name in self.order if name in found]
         return [*first, *found.values()]
 
-    def facts(self, agent: str | None) -> AgentFacts:
+    def get_facts(self, agent: str | None) -> AgentFacts:
         """Of the agent of that name; None for the default one. Raises for one that is not there."""
         if self._facts_at != self._hub.catalog.version:
             self._facts_at, self._facts = self._hub.catalog.version, {}
         known = self._facts.get(agent)
         if known is None:
-            known = self._find(agent)
+            known = self._find_facts(agent)
             self._facts[agent] = known
         return known
 
-    def resolve(self, agent: str) -> str:
+    def resolve_slug(self, agent: str) -> str:
         """The name of the agent that goes by that name or by its slug; itself where none does."""
         if self._slugs_at != self._hub.catalog.version:
             self._slugs_at, self._slugs = self._hub.catalog.version, self._find_slugs()
@@ -119,78 +119,78 @@ class Targets:
             if slug and taken[slug] == 1 and slug not in names and slug != HUB
         }
 
-    def _find(self, agent: str | None) -> AgentFacts:
-        name = self.resolve(agent) if agent is not None else self.default()
+    def _find_facts(self, agent: str | None) -> AgentFacts:
+        name = self.resolve_slug(agent) if agent is not None else self.find_default_agent()
         if not name or name == HUB:
             return HUB_FACTS
-        tool = self._agent(name)
+        tool = self._find_agent_tool(name)
         if tool is None or tool.agent is None:
-            why = self.away(name)
+            why = self.find_unavailability(name)
             if why is not None:
                 raise A2aError(UNAVAILABLE, f'agent "{name}" is not there now: {why}')
-            raise _no_agent(name)
+            raise _unknown_agent_error(name)
         return tool.agent
 
-    def default(self) -> str:
+    def find_default_agent(self) -> str:
         """The name of the agent that answers where none is named; empty for the hub."""
         if self._default:
             return self._default
-        return next((name for name in self.order if self._agent(name) is not None), "")
+        return next((name for name in self.order if self._find_agent_tool(name) is not None), "")
 
-    def skills(self, principal: Principal) -> Iterable[Tool]:
+    def list_skills(self, principal: Principal) -> Iterable[Tool]:
         """The tools that the hub as an agent has to offer to that caller."""
         tools = self._hub.tools(principal, EVERYTHING, door=DOOR)
         return (tool for tool in tools if tool.agent is None)
 
-    def _agent(self, name: str) -> Tool | None:
+    def _find_agent_tool(self, name: str) -> Tool | None:
         tool = self._hub.catalog.find(tool_name(name))
         return tool if tool.agent is not None else None
 
-    def of(self, agent: str | None, request: Mapping[str, Any]) -> Destination:
+    def route(self, agent: str | None, request: Mapping[str, Any]) -> Destination:
         """Where the message of `request` goes that came by the path of `agent`."""
-        named_agent, skill = named_in(request)
+        named_agent, skill = read_named_target(request)
         if agent is None and named_agent:
             agent = named_agent
-        facts = self.facts(agent)
+        facts = self.get_facts(agent)
         name = "" if facts is HUB_FACTS else facts.name
-        if name and skill and agent is None and not _has(facts, skill):
+        if name and skill and agent is None and not _has_skill(facts, skill):
             # Of the default agent nobody spoke, but of a skill.
             tool = self._hub.find(skill, EVERYTHING)
             if not isinstance(tool.target, Nowhere):
-                return _by_tool(tool, HUB_FACTS, "", skill)
+                return _destination_from_tool(tool, HUB_FACTS, "", skill)
         if name:
             return Destination(name, facts, tool_name(name), skill, True)
         if not skill:
             return Destination("", facts, "", "", False)
-        return _by_tool(self._hub.find(skill, EVERYTHING), facts, "", skill)
+        return _destination_from_tool(self._hub.find(skill, EVERYTHING), facts, "", skill)
 
-    def may_discover(self, principal: Principal, tool: Tool) -> bool:
+    def can_discover(self, principal: Principal, tool: Tool) -> bool:
         if principal is STRANGER and not getattr(tool.target, "published", True):
             return False  # a registered agent is published where its operator says so
         return self._hub.authorizer.may(principal, A2A_DISCOVER, tool).allowed
 
-    def knows(self, principal: Principal, facts: AgentFacts) -> bool:
+    def can_discover_agent(self, principal: Principal, facts: AgentFacts) -> bool:
         """Whether it may know of that agent."""
-        tool = self._agent(facts.name)
-        return tool is None or self.may_discover(principal, tool)
+        tool = self._find_agent_tool(facts.name)
+        return tool is None or self.can_discover(principal, tool)
 
-    def facts_for(self, principal: Principal | None, agent: str | None) -> AgentFacts:
+    def get_visible_facts(self, principal: Principal | None, agent: str | None) -> AgentFacts:
         """The same as `facts`, for one to whom there is no agent that it may not know of."""
         try:
-            facts = self.facts(agent)
+            facts = self.get_facts(agent)
         except A2aError as error:
             if principal is None and error.reason == UNAVAILABLE:
-                raise _no_agent(agent or "") from None
+                raise _unknown_agent_error(agent or "") from None
             raise
-        if facts is not HUB_FACTS and not self.knows(principal or STRANGER, facts):
-            raise _no_agent(facts.name)
+        if facts is not HUB_FACTS and not self.can_discover_agent(principal or STRANGER, facts):
+            raise _unknown_agent_error(facts.name)
         return facts
 
-    def called(self, tool: str, agent: str, skill: str, principal: Principal) -> str:
+    def find_called_tool(self, tool: str, agent: str, skill: str, principal: Principal) -> str:
         """What is called for a message to `agent` that names a skill. An agent of others does what
         it names: so that must be permitted as a call of the skill itself is. Where it is not, or is
         held, or is none that it has, it is called, and so refused and recorded as that."""
-        whole = self._agent(agent) if skill and agent else None
+        whole = self._find_agent_tool(agent) if skill and agent else None
         facts = getattr(whole.target, "facts", None) if whole is not None else None
         if facts is None or facts.type != REMOTE:
             return tool
@@ -204,45 +204,45 @@ class Targets:
         """Moves with what there is, and with who may know of it."""
         return self._hub.catalog.version, self._hub.authorizer.version
 
-    def tool(self, name: str, principal: Principal) -> Tool:
+    def find_visible_tool(self, name: str, principal: Principal) -> Tool:
         """As far as it may know of it: what it may not see is not there."""
         tool = self._hub.find(name, EVERYTHING)
         return tool if self._hub.authorizer.sees(principal, tool, DOOR) else unknown(name)
 
-    def spoken(self, words: str, principal: Principal) -> str:
+    def match_skill(self, words: str, principal: Principal) -> str:
         """The skill whose id, or else whose name on the card, a text is; empty for another text."""
         words = words.strip()
         if not 0 < len(words) <= MAX_NAME:
             return ""
-        if not isinstance(self.tool(words, principal).target, Nowhere):
+        if not isinstance(self.find_visible_tool(words, principal).target, Nowhere):
             return words
         named = words.replace(" ", "_").lower()
-        found = {one.name for one in self.skills(principal) if one.name.lower() == named}
+        found = {one.name for one in self.list_skills(principal) if one.name.lower() == named}
         return found.pop() if len(found) == 1 else ""
 
-    def which(self, principal: Principal) -> str:
+    def ask_for_skill(self, principal: Principal) -> str:
         """The question to one who has named no skill."""
-        names = [tool.name for tool in self.skills(principal)]
+        names = [tool.name for tool in self.list_skills(principal)]
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         listed = ", ".join(names[:MAX_NAMED]) or "there are none yet"
         return f"Which skill is this for? Answer with the name of one: {listed}{more}."
 
 
-def _by_tool(tool: Tool, facts: AgentFacts, agent: str, skill: str) -> Destination:
+def _destination_from_tool(tool: Tool, facts: AgentFacts, agent: str, skill: str) -> Destination:
     if tool.agent is not None:
         return Destination(tool.agent.name, tool.agent, tool.name, "", True)
     return Destination(agent, facts, skill, skill, False)
 
 
-def _no_agent(name: str) -> A2aError:
+def _unknown_agent_error(name: str) -> A2aError:
     return A2aError(INVALID_PARAMS, f'there is no agent "{name[:100]}" here')
 
 
-def _has(facts: AgentFacts, skill: str) -> bool:
+def _has_skill(facts: AgentFacts, skill: str) -> bool:
     return any(one.get("id") == skill for one in facts.skills)
 
 
-def named_in(request: Mapping[str, Any]) -> tuple[str, str]:
+def read_named_target(request: Mapping[str, Any]) -> tuple[str, str]:
     """The agent and the skill that the metadata names, of the message first."""
     agent = skill = ""
     if "metadata" not in request and "metadata" not in request["message"]:
@@ -254,22 +254,22 @@ def named_in(request: Mapping[str, Any]) -> tuple[str, str]:
         extension = metadata.get(SKILL)
         skill = (
             skill
-            or _name(extension.get("skillId") if isinstance(extension, dict) else extension)
-            or _name(metadata.get("skillId"))
-            or _name(metadata.get("skill"))
+            or _read_name(extension.get("skillId") if isinstance(extension, dict) else extension)
+            or _read_name(metadata.get("skillId"))
+            or _read_name(metadata.get("skill"))
         )
-        agent = agent or _name(metadata.get("agent"))
+        agent = agent or _read_name(metadata.get("agent"))
     return agent, skill
 
 
-def _name(value: Any) -> str:
+def _read_name(value: Any) -> str:
     return value if isinstance(value, str) and 0 < len(value) <= MAX_NAME else ""
 
 
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def agent_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+def build_agent_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     """An agent has the text as its message, and all parts beside it where there is more."""
     parts = message["parts"]
     if len(parts) == 1 and len(parts[0]) == 1 and "text" in parts[0]:
@@ -277,7 +277,7 @@ def agent_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     return {MESSAGE: text_of(parts), "parts": [block_from_part(part) for part in parts]}
 
 
-def tool_arguments(
+def build_tool_arguments(
     message: Mapping[str, Any], before: Mapping[str, Any], schema: Any
 ) -> dict[str, Any]:
     """Data are arguments, and so is a text that is a JSON object; another text is the one string
@@ -288,7 +288,7 @@ def tool_arguments(
         if "data" in part and isinstance(part["data"], dict):
             arguments.update(part["data"])
         elif "text" in part:
-            said = object_in(part["text"])
+            said = parse_object(part["text"])
             if said is None:
                 texts.append(part["text"])
             else:
@@ -301,13 +301,13 @@ def tool_arguments(
             )
     if texts:
         text = "\n".join(texts)
-        open_ = text_property(schema, arguments, text)
+        open_ = find_text_property(schema, arguments, text)
         if open_ is not None:
-            arguments[open_] = value_of(text, schema["properties"][open_])
+            arguments[open_] = parse_value(text, schema["properties"][open_])
     return arguments
 
 
-def text_property(schema: Any, arguments: Mapping[str, Any], text: str) -> str | None:
+def find_text_property(schema: Any, arguments: Mapping[str, Any], text: str) -> str | None:
     """The one argument that is still missing, of those that are required or else of all, where it
     takes that text: as a string, or as the number or the yes or no that the text is."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
@@ -322,7 +322,7 @@ def text_property(schema: Any, arguments: Mapping[str, Any], text: str) -> str |
             kind = wanted.get("type") if isinstance(wanted, Mapping) else None
             if kind == "string" or (isinstance(kind, list) and "string" in kind):
                 return str(missing[0])
-            if kind in SCALARS and not isinstance(value_of(text, wanted), str):
+            if kind in SCALARS and not isinstance(parse_value(text, wanted), str):
                 return str(missing[0])
         if missing:
             return None
@@ -332,7 +332,7 @@ def text_property(schema: Any, arguments: Mapping[str, Any], text: str) -> str |
 # --- what an agent demands -----------------------------------------------------------------------
 
 
-def check_asker(facts: AgentFacts, extensions: frozenset[str], streamed: bool) -> None:
+def check_agent_requirements(facts: AgentFacts, extensions: frozenset[str], streamed: bool) -> None:
     """Whether one who knows these extensions may ask it that."""
     for extension in facts.extensions:
         if extension.get("required") and extension["uri"] not in extensions:
@@ -348,10 +348,10 @@ def check_asker(facts: AgentFacts, extensions: frozenset[str], streamed: bool) -
 # --- media types --------------------------------------------------------------------------------
 
 
-def check_modes(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
+def check_media_types(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
     """Raises for a part of a media type that the agent does not take."""
     for part in parts:
-        media = media_type(part)
+        media = find_media_type(part)
         modes = facts.input_modes
         if media not in modes and not any(_matches(media, mode) for mode in modes):
             raise A2aError(
@@ -361,7 +361,7 @@ def check_modes(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
             )
 
 
-def media_type(part: Mapping[str, Any]) -> str:
+def find_media_type(part: Mapping[str, Any]) -> str:
     named = part.get("mediaType")
     if named and (given := str(named).partition(";")[0].strip().lower()):
         return given

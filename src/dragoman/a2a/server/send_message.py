@@ -21,9 +21,9 @@ from dragoman.a2a.protocol.errors import (
 from dragoman.a2a.protocol.parts import text_of
 from dragoman.a2a.protocol.validation import AGENT
 from dragoman.a2a.server import routing
-from dragoman.a2a.server.form_answers import agent_answers, answers_from
-from dragoman.a2a.server.request_context import Asker
-from dragoman.a2a.server.routing import HUB_FACTS, Destination, Targets
+from dragoman.a2a.server.form_answers import build_agent_answers, parse_answers
+from dragoman.a2a.server.request_context import RequestContext
+from dragoman.a2a.server.routing import HUB_FACTS, Destination, MessageRouter
 from dragoman.a2a.server.task import AgentTask, new_id
 from dragoman.core.call import NOTHING, Result, Updates, Wanted
 from dragoman.core.errors import AmbiguousName, ConfigError, Full, NotFound, Refused
@@ -42,14 +42,19 @@ WANTED = Wanted(progress=True, lasting=True)
 MAX_KEYS = 32
 """Of one task: those that its last messages were sent with."""
 
-Find = Callable[[Asker, str], AgentTask | None]
-SetPush = Callable[[Asker, AgentTask, Mapping[str, Any], int], Awaitable[None]]
+Find = Callable[[RequestContext, str], AgentTask | None]
+SetPush = Callable[[RequestContext, AgentTask, Mapping[str, Any], int], Awaitable[None]]
 """For what happens after the entry of that number."""
 
 
 class Sending:
     def __init__(
-        self, hub: Hub, tasks: StoredTasks, target_agents: Targets, find: Find, set_push: SetPush
+        self,
+        hub: Hub,
+        tasks: StoredTasks,
+        target_agents: MessageRouter,
+        find: Find,
+        set_push: SetPush,
     ) -> None:
         self._hub = hub
         self._tasks = tasks
@@ -77,55 +82,59 @@ class Sending:
             ) from error
 
     def take(
-        self, asker: Asker, request: Mapping[str, Any], streamed: bool
+        self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool
     ) -> tuple[AgentTask, int]:
         """The task that the message began or went on with, which is under way, and how much had
         happened to it by then."""
-        if asker.key and (known := self._sent_before(asker, request["message"])) is not None:
+        if ctx.key and (known := self._sent_before(ctx, request["message"])) is not None:
             return known, known.count
-        task = self._meant(asker, request)
+        task = self._meant(ctx, request)
         if task is not None:
-            self._go_on(asker, task, request, streamed)
+            self._go_on(ctx, task, request, streamed)
         else:
-            task = self._new(asker, request, streamed)
-        return self._begun(asker, task)
+            task = self._new(ctx, request, streamed)
+        return self._begun(ctx, task)
 
     async def take_telling(
-        self, asker: Asker, request: Mapping[str, Any], streamed: bool, push: Mapping[str, Any]
+        self,
+        ctx: RequestContext,
+        request: Mapping[str, Any],
+        streamed: bool,
+        push: Mapping[str, Any],
     ) -> tuple[AgentTask, int]:
         """The same, and a webhook is told of it. Where that is refused nothing has happened."""
-        if asker.key and (known := self._sent_before(asker, request["message"])) is not None:
+        if ctx.key and (known := self._sent_before(ctx, request["message"])) is not None:
             return known, known.count
-        task = self._meant(asker, request)
+        task = self._meant(ctx, request)
         if task is not None:
             if task.state in WAITS:  # in any other it takes no message
-                await self._set_push(asker, task, push, task.count)
-            return self.take(asker, request, streamed)
-        task = self._new(asker, request, streamed)
+                await self._set_push(ctx, task, push, task.count)
+            return self.take(ctx, request, streamed)
+        task = self._new(ctx, request, streamed)
         try:
-            await self._set_push(asker, task, push, task.said_at)
+            await self._set_push(ctx, task, push, task.said_at)
         except BaseException:  # or its client has gone, and it would wait here for ever
             if not task.shown:
                 self._tasks.remove(task)
             raise
-        return self._begun(asker, task)
+        return self._begun(ctx, task)
 
-    def _meant(self, asker: Asker, request: Mapping[str, Any]) -> AgentTask | None:
+    def _meant(self, ctx: RequestContext, request: Mapping[str, Any]) -> AgentTask | None:
         """The task that the message goes on with; None for one that begins another."""
         id = request["message"].get("taskId")
         if id is None:
             chosen = request.get(operations.TASK_ID)
-            return self._find(asker, chosen) if chosen is not None else None
-        known = self._find(asker, id)
+            return self._find(ctx, chosen) if chosen is not None else None
+        known = self._find(ctx, id)
         if known is None:
             raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
         return known
 
-    def _begun(self, asker: Asker, task: AgentTask) -> tuple[AgentTask, int]:
+    def _begun(self, ctx: RequestContext, task: AgentTask) -> tuple[AgentTask, int]:
         mark = task.said_at
         if not task.running and task.state not in WAITS and not task.finished:
             task.begin()
-        if asker.key:
+        if ctx.key:
             self._keep_first(task)
         return task, mark
 
@@ -139,18 +148,18 @@ class Sending:
                 self._tasks.remove(task)
             raise
 
-    def _new(self, asker: Asker, request: Mapping[str, Any], streamed: bool) -> AgentTask:
+    def _new(self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool) -> AgentTask:
         message = request["message"]
-        there = self._targets.of(asker.agent, request)
-        routing.check_asker(there.facts, asker.extensions, streamed)
+        there = self._targets.route(ctx.agent, request)
+        routing.check_agent_requirements(there.facts, ctx.extensions, streamed)
         if there.facts is not HUB_FACTS or not there.tool:
-            routing.check_modes(there.facts, message["parts"])
+            routing.check_media_types(there.facts, message["parts"])
         spoken = ""
         if not there.tool:
-            spoken = self._targets.spoken(text_of(message["parts"]), asker.principal)
-            there = self._targets.of(HUB, _naming(request, spoken)) if spoken else there
+            spoken = self._targets.match_skill(text_of(message["parts"]), ctx.principal)
+            there = self._targets.route(HUB, _naming(request, spoken)) if spoken else there
         task = AgentTask(
-            asker.principal,
+            ctx.principal,
             self._call,
             id=request.get(operations.TASK_ID) or new_id(),
             context=message.get("contextId") or new_id(),
@@ -158,22 +167,22 @@ class Sending:
             tool=there.tool,
             skill=there.skill,
         )
-        task.carried = asker.carried or Carried(new_trace().id, "", "")
-        task.version = asker.version
-        self._say(asker, task, request)
+        task.carried = ctx.carried or Carried(new_trace().id, "", "")
+        task.version = ctx.version
+        self._say(ctx, task, request)
         self._aim(task, there, spoken)
         self._tasks.insert(task)
-        if asker.key:
-            self._sends[task.owner, self._key(asker)] = task
+        if ctx.key:
+            self._sends[task.owner, self._key(ctx)] = task
         if not task.tool:
-            task.ask(self._targets.which(asker.principal))
+            task.ask(self._targets.ask_for_skill(ctx.principal))
         return task
 
     def _aim(self, task: AgentTask, there: Destination, spoken: str = "") -> None:
         """`spoken` is the name of the skill where the whole message is that and nothing else."""
         task.continues = there.is_agent and there.facts.continues
         if there.is_agent:
-            task.arguments = routing.agent_arguments(task.sent)
+            task.arguments = routing.build_agent_arguments(task.sent)
         elif spoken:
             task.schema = self._schema(task)
         elif there.tool:
@@ -182,20 +191,20 @@ class Sending:
     def _fill(self, task: AgentTask) -> None:
         """The arguments of its tool, with what was said just now."""
         task.schema = self._schema(task)
-        task.arguments = routing.tool_arguments(task.sent, task.arguments, task.schema)
+        task.arguments = routing.build_tool_arguments(task.sent, task.arguments, task.schema)
 
     def _schema(self, task: AgentTask) -> Any:
-        return self._targets.tool(task.tool, task.owner).definition.get("inputSchema")
+        return self._targets.find_visible_tool(task.tool, task.owner).definition.get("inputSchema")
 
     def _other_skill(self, task: AgentTask, request: Mapping[str, Any]) -> bool:
         """Whether the message leads a task that lacks arguments to another skill, as it then does:
         by metadata, or by a text that is a skill's id and can be no argument of this one."""
-        there, spoken = self._targets.of(HUB, request), ""
+        there, spoken = self._targets.route(HUB, request), ""
         if not there.tool:
             text = text_of(task.sent["parts"])
-            taken = routing.text_property(self._schema(task), task.arguments, text)
-            spoken = self._targets.spoken(text, task.owner) if taken is None else ""
-            there = self._targets.of(HUB, _naming(request, spoken)) if spoken else there
+            taken = routing.find_text_property(self._schema(task), task.arguments, text)
+            spoken = self._targets.match_skill(text, task.owner) if taken is None else ""
+            there = self._targets.route(HUB, _naming(request, spoken)) if spoken else there
         if there.tool in ("", task.tool):
             return False
         task.tool, task.skill, task.agent = there.tool, there.skill, there.agent
@@ -204,11 +213,11 @@ class Sending:
         return True
 
     def _go_on(
-        self, asker: Asker, task: AgentTask, request: Mapping[str, Any], streamed: bool
+        self, ctx: RequestContext, task: AgentTask, request: Mapping[str, Any], streamed: bool
     ) -> AgentTask:
         message = request["message"]
         context = message.get("contextId")
-        must_match = find_traits(asker.version).context_must_match
+        must_match = find_traits(ctx.version).context_must_match
         if context is not None and context != task.context and must_match:
             raise A2aError(
                 INVALID_PARAMS,
@@ -227,14 +236,14 @@ class Sending:
         if task.full:
             raise Full(f'task "{task.id}" holds all that one can; cancel it and begin another')
         self._tasks.make_space(task.owned)
-        task.owner = asker.principal  # the same, with what is known of it now: after a restart too
-        facts = self._targets.facts(task.agent or HUB)
-        routing.check_asker(facts, asker.extensions, streamed)
+        task.owner = ctx.principal  # the same, with what is known of it now: after a restart too
+        facts = self._targets.get_facts(task.agent or HUB)
+        routing.check_agent_requirements(facts, ctx.extensions, streamed)
         if facts is not HUB_FACTS:
-            routing.check_modes(facts, message["parts"])
-        self._say(asker, task, request)
-        if asker.key:
-            self._sends[task.owner, self._key(asker)] = task
+            routing.check_media_types(facts, message["parts"])
+        self._say(ctx, task, request)
+        if ctx.key:
+            self._sends[task.owner, self._key(ctx)] = task
         task.continues = bool(task.agent) and facts.continues
         if task.asked is not None and not task.continues:
             self._answer(task)
@@ -242,12 +251,12 @@ class Sending:
         if not task.tool:
             there = self._chosen(task, request)
             if there is None:
-                task.ask_again(self._targets.which(asker.principal))
+                task.ask_again(self._targets.ask_for_skill(ctx.principal))
                 return task
             task.tool, task.skill, task.agent = there.tool, there.skill, there.agent
             self._aim(task, there)
         elif task.continues:
-            task.arguments = routing.agent_arguments(task.sent)
+            task.arguments = routing.build_agent_arguments(task.sent)
         elif task.agent or not self._other_skill(task, request):
             self._fill(task)
         task.begin()
@@ -256,9 +265,9 @@ class Sending:
     def _answer(self, task: AgentTask) -> None:
         """Goes on with what the target asked, as soon as all of it is answered."""
         if task.agent:  # which reads messages, and not forms alone
-            task.answer(agent_answers(task.questions, task.sent))
+            task.answer(build_agent_answers(task.questions, task.sent))
             return
-        answers, missing = answers_from(task.questions, task.sent, task.said)
+        answers, missing = parse_answers(task.questions, task.sent, task.said)
         if missing:
             task.said = answers
             task.ask_again(f"This is still missing: {missing}.")
@@ -268,41 +277,41 @@ class Sending:
 
     def _chosen(self, task: AgentTask, request: Mapping[str, Any]) -> Destination | None:
         """The skill that an answer names; what was said before is for that skill."""
-        there = self._targets.of(HUB, request)
+        there = self._targets.route(HUB, request)
         if there.tool:
             return there
-        spoken = self._targets.spoken(text_of(task.sent["parts"]), task.owner)
+        spoken = self._targets.match_skill(text_of(task.sent["parts"]), task.owner)
         if not spoken:
             return None
         task.sent = dict(task.first_message())
-        return self._targets.of(HUB, _naming(request, spoken))
+        return self._targets.route(HUB, _naming(request, spoken))
 
-    def _say(self, asker: Asker, task: AgentTask, request: Mapping[str, Any]) -> None:
+    def _say(self, ctx: RequestContext, task: AgentTask, request: Mapping[str, Any]) -> None:
         message = request["message"]
-        task.beside = _beside(asker, request)
+        task.beside = _beside(ctx, request)
         if references := message.get("referenceTaskIds"):
-            task.beside = {**task.beside, "references": self._referenced(asker, task, references)}
+            task.beside = {**task.beside, "references": self._referenced(ctx, task, references)}
         task.say({**message, "taskId": task.id, "contextId": task.context})
-        if asker.key:
-            task.sends[self._key(asker)] = digest(message)
+        if ctx.key:
+            task.sends[self._key(ctx)] = digest(message)
             while len(task.sends) > MAX_KEYS:
                 del task.sends[next(iter(task.sends))]
 
     def _referenced(
-        self, asker: Asker, task: AgentTask, ids: Iterable[str]
+        self, ctx: RequestContext, task: AgentTask, ids: Iterable[str]
     ) -> list[tuple[str, str]]:
         """The tasks of the same agent that the caller names and may read: their ids here and there.
         Others are left out, since an agent behind the hub knows all callers as one."""
-        found = (self._find(asker, id) for id in ids)
+        found = (self._find(ctx, id) for id in ids)
         return [(one.id, one.far) for one in found if one is not None and one.agent == task.agent]
 
-    def _key(self, asker: Asker) -> str:
+    def _key(self, ctx: RequestContext) -> str:
         """What is sent to another agent is something else; the default one has two paths."""
-        return f"{self._targets.facts(asker.agent).name}\n{asker.key}"
+        return f"{self._targets.get_facts(ctx.agent).name}\n{ctx.key}"
 
-    def _sent_before(self, asker: Asker, message: Mapping[str, Any]) -> AgentTask | None:
-        key = self._key(asker)
-        task = self._sends.get((asker.principal, key))
+    def _sent_before(self, ctx: RequestContext, message: Mapping[str, Any]) -> AgentTask | None:
+        key = self._key(ctx)
+        task = self._sends.get((ctx.principal, key))
         if task is None or task.tasks is None or key not in task.sends:
             return None
         if task.sends[key] != digest(message):
@@ -323,7 +332,7 @@ class Sending:
         it, and a question may still have to be given up."""
         return self._hub.call(
             task.owner,
-            self._targets.called(task.tool, task.agent, task.skill, task.owner),
+            self._targets.find_called_tool(task.tool, task.agent, task.skill, task.owner),
             task.arguments,
             door="a2a",
             view=EVERYTHING,
@@ -366,10 +375,10 @@ def _naming(request: Mapping[str, Any], skill: str) -> dict[str, Any]:
     return {**request, "metadata": {"skillId": skill}}
 
 
-def _beside(asker: Asker, request: Mapping[str, Any]) -> Mapping[str, Any]:
+def _beside(ctx: RequestContext, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """What came with a message, for an agent that can use it; nothing with most."""
     uris = request["message"].get("extensions")
-    if len(request) == 1 and not asker.extensions and not uris:
+    if len(request) == 1 and not ctx.extensions and not uris:
         return NOTHING
     found: dict[str, Any] = {}
     if uris:
@@ -380,8 +389,8 @@ def _beside(asker: Asker, request: Mapping[str, Any]) -> Mapping[str, Any]:
         found["configuration"] = kept
     if metadata := request.get("metadata"):
         found["request_metadata"] = metadata
-    if asker.extensions:
-        found["extensions"] = sorted(asker.extensions)
+    if ctx.extensions:
+        found["extensions"] = sorted(ctx.extensions)
     return found
 
 

@@ -13,7 +13,7 @@ AT_ONCE = 256 * 1024
 """Bytes that are read from the store for one client, before it has read what came before."""
 
 
-class Stream:
+class TaskStream:
     """The events of one task as one client hears them: from a number on, until it ends."""
 
     def __init__(self, task: AgentTask, after: int, first: Event | None, seconds: float) -> None:
@@ -23,16 +23,16 @@ class Stream:
         self._until = asyncio.get_running_loop().time() + seconds
         self._woken: asyncio.Future[None] | None = None
         self._stop = task.watch(self._wake)
-        self.over = False
-        self.on_close: Callable[[Stream], None] = _nothing
+        self.ended = False
+        self.on_close: Callable[[TaskStream], None] = _nothing
 
     @classmethod
-    def of_message(cls, message: Event) -> Stream:
+    def from_message(cls, message: Event) -> TaskStream:
         """A stream of one answer, and no task."""
         stream = cls.__new__(cls)
         stream._task, stream._after, stream._first = None, 0, {"message": message}
         stream._until, stream._woken, stream._stop = 0.0, None, _stopped
-        stream.over, stream.on_close = False, _nothing
+        stream.ended, stream.on_close = False, _nothing
         return stream
 
     def _wake(self) -> None:
@@ -53,7 +53,7 @@ class Stream:
         self._stop()
         # It refers back to this stream: both would wait for the garbage collector.
         self._stop = _stopped
-        self.over = True
+        self.ended = True
         self._wake()
         self.on_close(self)
 
@@ -64,20 +64,20 @@ class Stream:
         if self._first is not None:
             first, self._first = self._first, None
             if task is None or (task.finished and not task.events_after(self._after, AT_ONCE)):
-                self.over = True
+                self.ended = True
             if task is not None and task.tasks is not None:
                 task.tasks.flush()
-            return [(self._after, first, self.over)]
-        if task is None or self.over:
-            self.over = True
+            return [(self._after, first, self.ended)]
+        if task is None or self.ended:
+            self.ended = True
             return []
         found = self._found(task)
-        if found or self.over:
+        if found or self.ended:
             return found
         loop = asyncio.get_running_loop()
         left = self._until - loop.time()
         if left <= 0:
-            self.over = True
+            self.ended = True
             return []
         self._woken = loop.create_future()
         timer = loop.call_later(min(seconds, left), self._wake)
@@ -86,7 +86,7 @@ class Stream:
         finally:
             timer.cancel()
             self._woken = None
-        return [] if self.over else self._found(task)
+        return [] if self.ended else self._found(task)
 
     def _found(self, task: AgentTask) -> list[tuple[int, Event, bool]]:
         if task.tasks is not None:
@@ -94,21 +94,21 @@ class Stream:
         found = []
         for entry in task.events_after(self._after, AT_ONCE):
             self._after = entry.number
-            self.over = _is_last(entry)
-            found.append((entry.number, entry.event, self.over))
-            if self.over:
+            self.ended = _is_last(entry)
+            found.append((entry.number, entry.event, self.ended))
+            if self.ended:
                 break
         if not found and task.finished:
-            self.over = True
+            self.ended = True
         return found
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Event, bool]]:
-        while not self.over:
+        while not self.ended:
             for one in await self.next(60.0):
                 yield one
 
 
-def _nothing(stream: Stream) -> None: ...
+def _nothing(stream: TaskStream) -> None: ...
 
 
 def _stopped() -> None: ...

@@ -27,14 +27,14 @@ AT_ONCE = 256 * 1024
 
 
 @record(frozen=True, slots=True)
-class Failure:
+class DeliveryFailure:
     why: str
     final: bool = False
     wait: float = 0.0
     """Seconds that the far side wants to be left alone."""
 
 
-class Hook:
+class Webhook:
     """A webhook of a task, and how far it has come."""
 
     def __init__(
@@ -61,65 +61,67 @@ class Hook:
         return find_traits(self.version)
 
     @property
-    def settled(self) -> bool:
+    def is_done(self) -> bool:
         """Whether nothing will ever be sent there again."""
         return bool(self.dead) or (self.task.finished and self.cursor >= self.task.count)
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """For logs: without what may be a secret."""
         return f'the webhook at {render_origin(self.config["url"])} of task "{self.task.id}"'
 
-    def given(self) -> dict[str, Any]:
+    def render(self) -> dict[str, Any]:
         """As its client knows it."""
         return {"taskId": self.task.id, "id": self.id, **self.config}
 
-    def stored(self) -> StoredPush:
+    def build_row(self) -> StoredPush:
         config = {"version": self.version, "config": self.config}
         return StoredPush(
             self.task.key, self.id, config, self.cursor, self.attempts, self.next_at, self.dead
         )
 
-    def due(self) -> list[Entry]:
+    def find_due_entries(self) -> list[Entry]:
         """What it is to be told, in order."""
         if self.traits.pushes_events:
             return self.task.events_after(self.cursor, AT_ONCE)
         # The task as it is now is sent: once for all that has happened.
         return self.task.events_after(self.cursor)[-1:]
 
-    def rest(self) -> None:
+    def cancel_timer(self) -> None:
         """Whatever it waits for, it waits no longer."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def stop(self) -> None:
-        self.rest()
+        self.cancel_timer()
         if self.sending is not None:
             self.sending.cancel()
 
 
-async def deliver(http: HttpClient, hook: Hook, entry: Entry, seconds: float) -> Failure | None:
+async def deliver(
+    http: HttpClient, hook: Webhook, entry: Entry, seconds: float
+) -> DeliveryFailure | None:
     """None when it was taken."""
     task: Mapping[str, Any] = {} if hook.traits.pushes_events else hook.task.snapshot()
     hook.task.shown = True  # told of as a task, it is not answered as a mere message any more
     body = encode(BY_VERSION[hook.version].push_out(dict(entry.event), task))
-    url, headers = hook.config["url"], _headers(hook)
+    url, headers = hook.config["url"], _build_headers(hook)
     try:
         reply = await http.request("POST", url, headers, body, timeout=seconds)
     except HubError as error:
-        return Failure(str(error))
-    await _read_away(reply)
+        return DeliveryFailure(str(error))
+    await _discard_body(reply)
     status = reply.status
     if 200 <= status < 300:
         return None
     if 300 <= status < 400:
-        return Failure(f"it answered {status}, and redirects are not followed")
-    wait = _retry_after(reply.headers.get("retry-after", ""))
-    return Failure(f"it answered {status}", final=status == 410, wait=wait)
+        return DeliveryFailure(f"it answered {status}, and redirects are not followed")
+    wait = _parse_retry_after(reply.headers.get("retry-after", ""))
+    return DeliveryFailure(f"it answered {status}", final=status == 410, wait=wait)
 
 
-def _headers(hook: Hook) -> dict[str, str]:
+def _build_headers(hook: Webhook) -> dict[str, str]:
     headers = {
         "content-type": hook.traits.media_type,
         "user-agent": USER_AGENT,
@@ -132,7 +134,7 @@ def _headers(hook: Hook) -> dict[str, str]:
     return headers
 
 
-async def _read_away(reply: Reply) -> None:
+async def _discard_body(reply: Reply) -> None:
     """So that the connection can be used again. What is said beyond the status is of no interest,
     nor is whether it comes to an end."""
     try:
@@ -141,7 +143,7 @@ async def _read_away(reply: Reply) -> None:
         reply.body.close()
 
 
-def _retry_after(value: str) -> float:
+def _parse_retry_after(value: str) -> float:
     """RFC 9110, 10.2.3: seconds, or a date."""
     if value.isascii() and value.isdigit():
         return float(value[:9])

@@ -39,7 +39,7 @@ from dragoman.mcp.protocol.translate import mcp_from_result, meta_to_pass
 from dragoman.mcp.server import client_questions, results
 from dragoman.mcp.server.client_state import Peer, Push
 from dragoman.mcp.server.progress import DEFAULT_LEVEL, updates_of
-from dragoman.mcp.server.tasks import TaskFace, ToolTask, declared
+from dragoman.mcp.server.tasks import McpTasks, ToolTask, declares_tasks
 from dragoman.wire import rpc
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 class Calling:
     def __init__(
-        self, hub: Hub, question_seconds: float, tasks: TaskFace, bridge_errors: str = "auto"
+        self, hub: Hub, question_seconds: float, tasks: McpTasks, bridge_errors: str = "auto"
     ) -> None:
         self.hub = hub
         self._bridge_errors = bridge_errors
@@ -158,11 +158,11 @@ class Calling:
 
         task = ToolTask(peer.principal, work, show, how["features"], told, name)
         if revision.has_task_extension:
-            made = await self._tasks.call(task, *brought)
+            made = await self._tasks.run_call(task, *brought)
             return rpc.result(id, made) if isinstance(made, dict) else made
         if isinstance(self.hub.find(name, view).target, Nowhere):
             return await work(discard, None, None)
-        return self._tasks.create(id, params, task, peer, revision)
+        return self._tasks.create_task(id, params, task, peer, revision)
 
     async def _driven(
         self,
@@ -270,7 +270,7 @@ async def _quietly(work: Awaitable[Any]) -> None:
 def _may_last(params: Mapping[str, Any], features: Mapping[str, Any], revision: Revision) -> bool:
     """Whether a call may become a task: the client knows them, or in 2025-11-25 asks for one."""
     if revision.has_task_extension:
-        return declared(features)
+        return declares_tasks(features)
     return revision.has_task_requests and "task" in params
 
 

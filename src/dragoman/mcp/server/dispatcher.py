@@ -41,7 +41,7 @@ from dragoman.mcp.server.header_check import version_named
 from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.subscriptions import Listening
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
-from dragoman.mcp.server.tasks import TaskFace, few_tasks
+from dragoman.mcp.server.tasks import McpTasks, build_default_tasks
 from dragoman.wire import rpc
 
 __all__ = ["LIST_CHANGED", "Face", "Peer", "Push", "answer_batch", "revision_of", "unsupported"]
@@ -77,8 +77,11 @@ class Face:
         the instructions of servers."""
         self.hub = hub
         self.lists = list_pages.Lists(hub, key or os.urandom(32), list_aliases)
-        self.tasks = TaskFace(
-            few_tasks() if tasks is None else tasks, task_after, question_seconds, self._permits
+        self.tasks = McpTasks(
+            build_default_tasks() if tasks is None else tasks,
+            task_after,
+            question_seconds,
+            self._permits,
         )
         self.listening = Listening(hub, self.tasks, self.lists)
         self.calling = Calling(hub, question_seconds, self.tasks, bridge_errors)
@@ -173,7 +176,7 @@ class Face:
             features = (
                 params["_meta"][CAPABILITIES_KEY] if not revision.has_sessions else peer.features
             )
-            return self.tasks.begin(id, method, params, peer, revision, features, push)
+            return self.tasks.handle(id, method, params, peer, revision, features, push)
         return rpc.result(id, {})  # ping
 
     def _introduce(self, id: rpc.Id, result: dict[str, Any], peer: Peer) -> Begun:

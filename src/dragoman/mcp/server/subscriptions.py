@@ -45,7 +45,13 @@ from dragoman.mcp.server.client_state import Peer, Push, owner_of
 from dragoman.mcp.server.list_pages import Lists
 from dragoman.mcp.server.notify_throttle import Turns
 from dragoman.mcp.server.progress import DEFAULT_LEVEL, encode_note, is_wanted
-from dragoman.mcp.server.tasks import TaskFace, Watching, declared, listening_flaw, missing
+from dragoman.mcp.server.tasks import (
+    McpTasks,
+    TaskSubscription,
+    declares_tasks,
+    find_task_ids_error,
+    missing_extension_error,
+)
 from dragoman.wire import rpc
 
 log = logging.getLogger(__name__)
@@ -113,7 +119,7 @@ class Stream:
 
 
 class Listening:
-    def __init__(self, hub: Hub, tasks: TaskFace, lists: Lists) -> None:
+    def __init__(self, hub: Hub, tasks: McpTasks, lists: Lists) -> None:
         self._hub = hub
         self._lists = lists
         self._tasks = tasks
@@ -229,15 +235,15 @@ class Listening:
         if problem is not None or push is None or not isinstance(wanted, dict):
             return rpc.error(id, rpc.INVALID_PARAMS, problem or "")
         features = client_questions.features_of(params["_meta"][CAPABILITIES_KEY], LATEST)
-        if "taskIds" in wanted and not declared(features):
-            return missing(id)
+        if "taskIds" in wanted and not declares_tasks(features):
+            return missing_extension_error(id)
         if self._closed or peer.listens >= MAX_LISTENS or len(self._streams) >= MAX_STREAMS:
             full = Full("too many listen already, or the hub is going down; try again later")
             return as_error(id, full, LATEST)
         kinds = frozenset(method for key, method in _FILTER.items() if wanted.get(key) is True)
         stream = Stream(id, peer, push, kinds)
         stream.features = features
-        watching: Watching | None = None
+        watching: TaskSubscription | None = None
         stream.ended = asyncio.get_running_loop().create_future()
         peer.listens += 1
         self._look()
@@ -251,7 +257,7 @@ class Listening:
             if honoured:
                 granted["resourceSubscriptions"] = honoured
             if "taskIds" in wanted:
-                watching = self._tasks.watching(wanted["taskIds"], peer, features, stream.tell)
+                watching = self._tasks.subscribe(wanted["taskIds"], peer, features, stream.tell)
                 granted["taskIds"] = watching.ids
             acknowledged = "notifications/subscriptions/acknowledged"
             if not push(stream.message(acknowledged, notifications=granted)):
@@ -561,7 +567,7 @@ def _flaw(wanted: Any) -> str | None:
         return '"resourceSubscriptions" must be a list of addresses'
     if len(uris) > MAX_FOLLOWED:
         return f'"resourceSubscriptions" may hold {MAX_FOLLOWED} addresses'
-    return listening_flaw(wanted)
+    return find_task_ids_error(wanted)
 
 
 def _above(name: str) -> Iterator[str]:

@@ -87,13 +87,13 @@ class ToolTask(Task):
         self.updates(update)
 
 
-def declared(capabilities: Any) -> bool:
+def declares_tasks(capabilities: Any) -> bool:
     """Whether a request of the new era says that its sender knows tasks."""
     extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
     return isinstance(extensions, dict) and isinstance(extensions.get(TASKS), dict)
 
 
-def few_tasks() -> Tasks:
+def build_default_tasks() -> Tasks:
     """Where nobody has said how many."""
     return Tasks(most=100, most_each=100, ttl=7_200.0)
 
@@ -102,7 +102,7 @@ Permits = Callable[[Peer, str, str], bool]
 """Whether the client may do that with a task of its own that came of calling what is called so."""
 
 
-class TaskFace:
+class McpTasks:
     def __init__(
         self, tasks: Tasks, after: float, question_seconds: float, permits: Permits
     ) -> None:
@@ -117,14 +117,14 @@ class TaskFace:
 
     # --- making them ---------------------------------------------------------------------------
 
-    async def call(
+    async def run_call(
         self, task: ToolTask, answers: Mapping[str, Any] | None, handle: str | None
     ) -> Result | dict[str, Any]:
         """The result of a call by a client that declares the extension, or the task it became.
         The answers and the handle are those that the request brought."""
         task.start(answers, handle)
         try:
-            kept = not await task.until(_settled, self._after) or task.state == WORKING
+            kept = not await task.until(_is_lasting_or_moved, self._after) or task.state == WORKING
             if kept:
                 try:
                     self._tasks.keep(task)
@@ -136,7 +136,7 @@ class TaskFace:
             raise
         if kept:
             task.updates = discard
-            members = shape_members(_modern(task), LATEST)
+            members = shape_members(_render_modern(task), LATEST)
             return {**members, "resultType": "task"}
         if task.error is not None:
             raise task.error
@@ -145,7 +145,7 @@ class TaskFace:
             raise Full("the call was stopped: the hub is going down")
         return result
 
-    def create(
+    def create_task(
         self, id: rpc.Id, params: Mapping[str, Any], task: ToolTask, peer: Peer, revision: Revision
     ) -> bytes:
         """2025-11-25: a call that is to be a task."""
@@ -160,23 +160,25 @@ class TaskFace:
         meta = params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         if isinstance(token, str | int):
-            task.updates = _progress_to(peer, token, task.id)
+            task.updates = _send_progress_to(peer, token, task.id)
         told = task.state
 
         def tell() -> None:
             nonlocal told
             if task.state != told:
                 told = task.state
-                peer.tell(rpc.notification("notifications/tasks/status", _legacy(task, revision)))
+                peer.tell(
+                    rpc.notification("notifications/tasks/status", _render_legacy(task, revision))
+                )
 
         task.watch(tell)
-        created = _legacy(task, revision)
+        created = _render_legacy(task, revision)
         task.start()
         return rpc.result(id, {"task": created})
 
     # --- tasks/... -----------------------------------------------------------------------------
 
-    def begin(
+    def handle(
         self,
         id: rpc.Id,
         method: str,
@@ -187,20 +189,20 @@ class TaskFace:
         push: Push | None,
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """`features` are the capabilities that the client declared."""
-        if revision.has_task_extension and not declared(features):
-            return missing(id)
+        if revision.has_task_extension and not declares_tasks(features):
+            return missing_extension_error(id)
         if method == "tasks/list":
             return self._list(id, params, peer, revision)
         try:
-            task = self.find(peer, params.get("taskId"))
+            task = self.find_task(peer, params.get("taskId"))
         except HubError as error:
             return as_error(id, error, revision)
         if method == "tasks/result":
             return self._result(id, task, peer, revision, push)
         if method == "tasks/get":
             if revision.has_task_requests:
-                return rpc.result(id, _legacy(task, revision))
-            return rpc.result(id, shape_members(detailed(task, features), revision))
+                return rpc.result(id, _render_legacy(task, revision))
+            return rpc.result(id, shape_members(render_detailed(task, features), revision))
         if method == "tasks/update":
             brought = client_questions.brought_with(
                 {"inputResponses": params.get("inputResponses")}
@@ -212,13 +214,15 @@ class TaskFace:
             refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
             return as_error(id, refused, revision)
         elif not task.cancel() and revision.has_task_requests:
-            problem = f'the task cannot be cancelled: it is "{_legacy(task, revision)["status"]}"'
+            problem = (
+                f'the task cannot be cancelled: it is "{_render_legacy(task, revision)["status"]}"'
+            )
             return rpc.error(id, rpc.INVALID_PARAMS, problem)
         elif revision.has_task_requests:
-            return rpc.result(id, _legacy(task, revision))
+            return rpc.result(id, _render_legacy(task, revision))
         return rpc.result(id, shape_members({}, revision))
 
-    def find(self, peer: Peer, id: Any) -> ToolTask:
+    def find_task(self, peer: Peer, id: Any) -> ToolTask:
         task = self._tasks.find(peer.principal, id)
         if not isinstance(task, ToolTask):
             raise NotFound(f'task "{task.id}" is none of an MCP client')
@@ -240,7 +244,7 @@ class TaskFace:
                 return rpc.error(id, rpc.INVALID_PARAMS, problem)
             start = places[0]
         page: dict[str, Any] = {
-            "tasks": [_legacy(task, revision) for task in tasks[start : start + PAGE]]
+            "tasks": [_render_legacy(task, revision) for task in tasks[start : start + PAGE]]
         }
         if len(tasks) > start + PAGE:
             page["nextCursor"] = tasks[start + PAGE].id
@@ -254,10 +258,10 @@ class TaskFace:
             asks = task.state == INPUT_REQUIRED and task.id not in self._asking
             if asks and push is not None and peer.client:
                 await self._ask(task, peer, revision, push)
-            elif not await self._moved(task):
+            elif not await self._wait_for_change(task):
                 many = Full(f"{MAX_WAITING} newer requests wait for the end of this task")
                 return as_error(id, many, revision)
-        member, value = outcome(task, revision)
+        member, value = render_outcome(task, revision)
         if member == "error":
             return rpc.error(id, value["code"], value["message"], value.get("data"))
         meta = value.get("_meta")
@@ -267,7 +271,7 @@ class TaskFace:
 
     async def _ask(self, task: ToolTask, peer: Peer, revision: Revision, push: Push) -> None:
         questions = {
-            name: replace(question, body=_related_to(task, question.body))
+            name: replace(question, body=_relate_to_task(task, question.body))
             for name, question in task.questions.items()
         }
         self._asking.add(task.id)
@@ -282,22 +286,22 @@ class TaskFace:
         finally:
             self._asking.discard(task.id)
             for turn in self._waiting.get(task.id, ()):  # it may be another's turn to be asked
-                _settle(turn, True)
+                _resolve(turn, True)
 
-    async def _moved(self, task: ToolTask) -> bool:
+    async def _wait_for_change(self, task: ToolTask) -> bool:
         """Waits until there is something to be done for it; False where others wait instead."""
         state = task.state
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def look() -> None:
             if task.state != state:
-                _settle(turn, True)
+                _resolve(turn, True)
 
         waiting = self._waiting.setdefault(task.id, {})
         if len(waiting) >= MAX_WAITING:
             oldest = next(iter(waiting))
             del waiting[oldest]
-            _settle(oldest, False)
+            _resolve(oldest, False)
         waiting[turn] = None
         stop = task.watch(look)
         try:
@@ -310,18 +314,18 @@ class TaskFace:
 
     # --- subscriptions/listen --------------------------------------------------------------------
 
-    def watching(
+    def subscribe(
         self, ids: Iterable[str], peer: Peer, features: Mapping[str, Any], tell: Tell
-    ) -> Watching:
+    ) -> TaskSubscription:
         """Of those of the ids that are this client's."""
         found: list[ToolTask] = []
         for id in dict.fromkeys(ids):
             with contextlib.suppress(NotFound):
-                found.append(self.find(peer, id))
-        return Watching(found, features, tell)
+                found.append(self.find_task(peer, id))
+        return TaskSubscription(found, features, tell)
 
 
-class Watching:
+class TaskSubscription:
     """The tasks that one request to listen is told of: how they are when it begins, and whenever
     they have moved. To whoever does not read is told later how they are by then."""
 
@@ -352,7 +356,7 @@ class Watching:
         now = task.state, *task.questions
         if self._told.get(task.id) == now:
             return
-        if self._tell("notifications/tasks", detailed(task, self._features)):
+        if self._tell("notifications/tasks", render_detailed(task, self._features)):
             self._told[task.id] = now
         elif self._retrying is None:
             loop = asyncio.get_running_loop()
@@ -364,7 +368,7 @@ class Watching:
             self._look(task)
 
 
-def listening_flaw(wanted: Mapping[str, Any]) -> str | None:
+def find_task_ids_error(wanted: Mapping[str, Any]) -> str | None:
     """What is wrong with the ids of tasks in what a client would like to hear of."""
     ids = wanted.get("taskIds", [])
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
@@ -372,29 +376,29 @@ def listening_flaw(wanted: Mapping[str, Any]) -> str | None:
     return f'"taskIds" may hold {MAX_LISTENED} ids' if len(ids) > MAX_LISTENED else None
 
 
-def missing(id: rpc.Id) -> bytes:
+def missing_extension_error(id: rpc.Id) -> bytes:
     """For a client that has not said that it knows tasks."""
     problem = f'this needs the extension "{TASKS}", which the request does not declare'
     required: dict[str, Any] = {"extensions": {TASKS: {}}}
     return rpc.error(id, MISSING_CAPABILITY, problem, {"requiredCapabilities": required})
 
 
-def _settle(turn: asyncio.Future[bool], true: bool) -> None:
+def _resolve(turn: asyncio.Future[bool], true: bool) -> None:
     if not turn.done():
         turn.set_result(true)
 
 
-def _settled(task: Task) -> bool:
+def _is_lasting_or_moved(task: Task) -> bool:
     return task.lasting or task.state != WORKING
 
 
-def _related_to(task: Task, body: Mapping[str, Any]) -> dict[str, Any]:
+def _relate_to_task(task: Task, body: Mapping[str, Any]) -> dict[str, Any]:
     meta = body.get("_meta")
     known = meta if isinstance(meta, dict) else {}
     return {**body, "_meta": {**known, RELATED_KEY: {"taskId": task.id}}}
 
 
-def _progress_to(peer: Peer, token: str | int, id: str) -> Updates:
+def _send_progress_to(peer: Peer, token: str | int, id: str) -> Updates:
     """2025-11-25: the token of the request is good as long as the task is."""
 
     def update(update: Update) -> None:
@@ -414,7 +418,7 @@ def _progress_to(peer: Peer, token: str | int, id: str) -> Updates:
 # --- what they look like -------------------------------------------------------------------------
 
 
-def outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, Any]]:
+def render_outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, Any]]:
     """What a finished task came to: `result` or `error`, as the call itself would have said it."""
     if task.state == COMPLETED and task.result is not None:
         return "result", task.show(task.result, revision)
@@ -430,13 +434,13 @@ def outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, Any]]:
     return "error", decode(as_error(0, error, revision))["error"]
 
 
-def _modern(task: Task) -> dict[str, Any]:
+def _render_modern(task: Task) -> dict[str, Any]:
     """2026-07-28: what any answer says of a task."""
     members: dict[str, Any] = {
         "taskId": task.id,
         "status": task.state,
-        "createdAt": _when(task.created),
-        "lastUpdatedAt": _when(task.updated),
+        "createdAt": _format_time(task.created),
+        "lastUpdatedAt": _format_time(task.updated),
         "ttlMs": round(task.ttl * 1000),
         "pollIntervalMs": POLL_MS,
     }
@@ -445,45 +449,45 @@ def _modern(task: Task) -> dict[str, Any]:
     return members
 
 
-def detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, Any]:
+def render_detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, Any]:
     """2026-07-28: the task with what it came to, or asks."""
-    members = _modern(task)
+    members = _render_modern(task)
     if task.state == INPUT_REQUIRED:
         asked = client_questions.input_required(task.questions, None, features)
         members["inputRequests"] = asked["inputRequests"]
     elif task.finished and task.state != CANCELLED:
-        member, value = outcome(task, LATEST)
+        member, value = render_outcome(task, LATEST)
         # What went wrong with a tool is its result: only what is a JSON-RPC error has failed.
         members["status"] = "completed" if member == "result" else "failed"
         members[member] = value
     return members
 
 
-def _legacy(task: ToolTask, revision: Revision) -> dict[str, Any]:
+def _render_legacy(task: ToolTask, revision: Revision) -> dict[str, Any]:
     """2025-11-25: a task; a tool that says that it failed is a failed one."""
     members: dict[str, Any] = {
         "taskId": task.id,
         "status": task.state,
-        "createdAt": _when(task.created),
-        "lastUpdatedAt": _when(task.updated),
+        "createdAt": _format_time(task.created),
+        "lastUpdatedAt": _format_time(task.updated),
         "ttl": round(task.ttl * 1000),
         "pollInterval": POLL_MS,
     }
     message = task.message
     if task.result is not None and task.result.failed:
         members["status"] = "failed"
-        message = message or _first_text(task.result)
+        message = message or _find_first_text(task.result)
     if message:
         members["statusMessage"] = message
     return members
 
 
-def _first_text(result: Result) -> str:
+def _find_first_text(result: Result) -> str:
     for block in result.content:
         if isinstance(block, dict) and isinstance(block.get("text"), str):
             return str(block["text"])[:300]
     return ""
 
 
-def _when(at: float) -> str:
+def _format_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
