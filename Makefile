@@ -18,9 +18,10 @@ up: $(VENV)/.core  ## run the hub in the foreground
 	$(VENV)/bin/dragoman up
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
 	$(VENV)/bin/python -m pytest -q -n 3 --dist loadfile
-check: $(VENV)/.dev  ## format, lint, types, architecture
+check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
 	$(VENV)/bin/ruff format --check src tests bench conformance faults examples
 	$(VENV)/bin/ruff check src tests bench conformance faults examples
+	$(VENV)/bin/codespell
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py tests/test_promises.py tests/test_docs.py
 fix: $(VENV)/.dev  ## format and mend what can be mended
