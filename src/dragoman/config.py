@@ -25,12 +25,12 @@ from dragoman.config_layers import (
     structs_in,
 )
 from dragoman.core.errors import ConfigError
+from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits
 from dragoman.mcp.config import (
     McpSettings,
     ServerEntry,
-    fold_server_name,
 )
 from dragoman.mcp.config import StdioTransport as StdioTransport
 from dragoman.mcp.config import parse_headers as parse_headers

@@ -29,13 +29,13 @@ from dragoman.a2a.cards.build import (
     headers_of,
     interfaces_of,
     read_card,
-    shape,
     skill_of_tool,
     text_argument,
     unchanged,
 )
-from dragoman.a2a.cards.canonical import FIELDS
 from dragoman.a2a.cards.parse import NotACard
+from dragoman.a2a.protocol.card_fields import FIELDS
+from dragoman.a2a.protocol.dialects.card_shapes import shape
 from dragoman.wire.json import encode
 
 URL = "http://127.0.0.1:50051/a2a"

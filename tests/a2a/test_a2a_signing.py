@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from dragoman.a2a.cards.build import Described, Interfaces, card_of, shape, skill_of_tool
-from dragoman.a2a.cards.canonical import NotCanonical, canonical, members, unsigned
+from dragoman.a2a.cards.build import Described, Interfaces, card_of, skill_of_tool
+from dragoman.a2a.cards.canonical import NotCanonical, canonical, unsigned
 from dragoman.a2a.cards.signing import (
     PRUNED,
     check,
@@ -32,6 +32,8 @@ from dragoman.a2a.cards.signing import (
     sign,
     verify,
 )
+from dragoman.a2a.protocol.card_fields import members
+from dragoman.a2a.protocol.dialects.card_shapes import shape
 from dragoman.core.errors import ConfigError
 
 KEY = ec.generate_private_key(ec.SECP256R1())

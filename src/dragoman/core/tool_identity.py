@@ -41,6 +41,11 @@ def fold_name(name: str) -> str:
     return folded if name.isascii() else f"{folded}_{digest_of(name)}"
 
 
+def fold_server_name(server: str) -> str:
+    """Folds the name of a server to the namespace of its aliases."""
+    return server.lower().replace("-", "_").replace(" ", "_")
+
+
 def fold_id(id: str) -> str:
     """A canonical name, `target.tool`, with the part behind the target folded; idempotent."""
     target, dot, name = id.partition(".")

@@ -214,11 +214,6 @@ def _refuses_long_names(client: str) -> bool:
     return any(fnmatchcase(client.lower(), pattern) for pattern in PORTABLE_CLIENTS)
 
 
-def fold_server_name(server: str) -> str:
-    """Names that lead to the same aliases are one name."""
-    return server.lower().replace("-", "_").replace(" ", "_")
-
-
 def parse_headers(headers: dict[str, str] | list[str]) -> Iterator[tuple[str, str]]:
     """Both forms: a table, or lines of "Name: value"."""
     if isinstance(headers, dict):

@@ -12,7 +12,8 @@ from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from dragoman.a2a.cards.canonical import FIELDS, FLAG, FREE, MAX_DEPTH, TEXT
+from dragoman.a2a.cards.canonical import MAX_DEPTH
+from dragoman.a2a.protocol.card_fields import FIELDS, FLAG, FREE, TEXT
 from dragoman.wire.json import Malformed, decode, deeper_than
 
 SKILL = "urn:dragoman:a2a:skill:v1"

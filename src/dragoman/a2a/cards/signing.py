@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dragoman.a2a.cards.canonical import NotCanonical, canonical, members, pruned, unsigned
+from dragoman.a2a.cards.canonical import NotCanonical, canonical, pruned, unsigned
+from dragoman.a2a.protocol.card_fields import members
 from dragoman.core.errors import ConfigError
 from dragoman.core.fast_dataclass import record
 from dragoman.wire.json import Malformed, decode, encode

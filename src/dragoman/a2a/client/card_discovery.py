@@ -18,9 +18,9 @@ from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from dragoman import __version__
 from dragoman.a2a.cards.parse import MAX_CARD_BYTES, NotACard, card_in, read_card
 from dragoman.a2a.cards.signing import check
+from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed, Unreachable
 from dragoman.core.fast_dataclass import record
 from dragoman.core.ports import HttpClient, Reply
@@ -29,7 +29,6 @@ from dragoman.core.urls import render_origin
 log = logging.getLogger(__name__)
 
 PLACES = ("/.well-known/agent-card.json", "/.well-known/agent.json")
-USER_AGENT = f"Dragoman/{__version__} A2A"
 SECONDS = 30.0
 MAX_KEPT = 256
 SHORTEST, USUAL, LONGEST = 30.0, 300.0, 86_400.0

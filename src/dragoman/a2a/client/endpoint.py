@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from dragoman.a2a.client.card_discovery import USER_AGENT
 from dragoman.a2a.protocol.dialects import SPOKEN, Dialect, DialectTraits
 from dragoman.a2a.protocol.dialects.lenient_reader import ends_stream
 from dragoman.a2a.protocol.dialects.operations import (
@@ -26,6 +25,7 @@ from dragoman.a2a.protocol.dialects.operations import (
 )
 from dragoman.a2a.protocol.dialects.v03_shapes import skill_of
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED, A2aError
+from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.core.errors import BadReply
 from dragoman.core.urls import hide_secrets, render_origin
 from dragoman.wire import rpc

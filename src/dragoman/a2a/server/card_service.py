@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from dragoman import __version__
-from dragoman.a2a.cards.build import Described, Interfaces, card_of, etag, shape, skill_of_tool
+from dragoman.a2a.cards.build import Described, Interfaces, card_of, etag, skill_of_tool
 from dragoman.a2a.cards.canonical import MAX_DEPTH
 from dragoman.a2a.cards.parse import SCHEMAS
 from dragoman.a2a.config import A2aSettings
+from dragoman.a2a.protocol.dialects.card_shapes import shape
 from dragoman.a2a.server.routing import HUB_FACTS, MessageRouter
 from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts, Tool

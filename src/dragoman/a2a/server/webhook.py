@@ -11,8 +11,8 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
 
-from dragoman.a2a.client.card_discovery import USER_AGENT
 from dragoman.a2a.protocol.dialects import BY_VERSION, DialectTraits, find_traits
+from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.a2a.server.task import AgentTask
 from dragoman.core.errors import HubError
 from dragoman.core.fast_dataclass import record

@@ -29,7 +29,7 @@ from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.client.session_questions import SessionQuestions
 from dragoman.mcp.client.suspended_call import REFUSED, QuestionBudget, SuspendedCall
 from dragoman.mcp.protocol.elicitation import AGAIN, PARKED
-from dragoman.mcp.server.client_state import owner_of
+from dragoman.mcp.protocol.notifications import owner_key
 
 log = logging.getLogger(__name__)
 
@@ -605,4 +605,4 @@ def _declared(features: Mapping[str, Any]) -> str:
 
 
 def _whose(call: Caller) -> str:
-    return owner_of(call.client, call.caller)
+    return owner_key(call.client, call.caller)

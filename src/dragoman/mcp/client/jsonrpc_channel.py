@@ -17,17 +17,19 @@ from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.read_pacing import LARGE
 from dragoman.mcp.client.notifications import (
-    ACKNOWLEDGED,
-    CANCELLED,
-    COMPLETED,
-    MESSAGE,
-    PROGRESS,
     NotificationSink,
     PendingServerRequests,
     RequestListener,
     ServerRequest,
 )
 from dragoman.mcp.protocol.framing import PREFIX, TooLarge, peek, peek_end
+from dragoman.mcp.protocol.notifications import (
+    ACKNOWLEDGED,
+    CANCELLED,
+    COMPLETED,
+    MESSAGE,
+    PROGRESS,
+)
 from dragoman.mcp.protocol.revisions import SUBSCRIPTION_KEY
 from dragoman.wire import rpc
 from dragoman.wire.json import Malformed, decode_reply

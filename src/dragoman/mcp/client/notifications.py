@@ -11,12 +11,6 @@ from typing import Any
 from dragoman.core.call import LEVELS, NO_UPDATES, Call, Note, Progress, Updates, discard
 from dragoman.wire import rpc
 
-CANCELLED = "notifications/cancelled"
-COMPLETED = "notifications/elicitation/complete"
-PROGRESS = "notifications/progress"
-MESSAGE = "notifications/message"
-ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-UPDATED = "notifications/resources/updated"
 LISTEN = "subscriptions/listen"
 
 NotificationSink = Callable[[str, Mapping[str, Any]], None]

@@ -27,17 +27,19 @@ from dragoman.mcp.client.jsonrpc_channel import (
     is_failure,
 )
 from dragoman.mcp.client.notifications import (
-    ACKNOWLEDGED,
-    CANCELLED,
-    COMPLETED,
-    MESSAGE,
-    PROGRESS,
     NotificationSink,
     PendingServerRequests,
     RequestListener,
     ServerRequest,
 )
 from dragoman.mcp.protocol.mirrored_headers import NAMED, header_value
+from dragoman.mcp.protocol.notifications import (
+    ACKNOWLEDGED,
+    CANCELLED,
+    COMPLETED,
+    MESSAGE,
+    PROGRESS,
+)
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,

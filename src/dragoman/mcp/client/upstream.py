@@ -52,13 +52,7 @@ from dragoman.mcp.client.handshake_session import OWNER, HandshakeSession
 from dragoman.mcp.client.interactive_listing import Listing
 from dragoman.mcp.client.list_freshness import ListFreshness
 from dragoman.mcp.client.notification_stream import FOR_EVER, announces_resources
-from dragoman.mcp.client.notifications import (
-    COMPLETED,
-    MESSAGE,
-    UPDATED,
-    NotificationSink,
-    RequestListener,
-)
+from dragoman.mcp.client.notifications import NotificationSink, RequestListener
 from dragoman.mcp.client.remote_tasks import UpstreamTasks, makes_tasks
 from dragoman.mcp.client.resource_subscriptions import ResourceSubscriptions
 from dragoman.mcp.client.server_logs import ServerLogs
@@ -68,6 +62,7 @@ from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError, Wro
 from dragoman.mcp.client.upstream_call import Calls
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport
 from dragoman.mcp.protocol.elicitation import ASKING
+from dragoman.mcp.protocol.notifications import COMPLETED, MESSAGE, UPDATED
 from dragoman.mcp.protocol.revisions import NAMES
 
 log = logging.getLogger(__name__)

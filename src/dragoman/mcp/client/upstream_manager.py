@@ -15,6 +15,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
 from dragoman.core.ports import Viewer
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL
+from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_url
 from dragoman.mcp.client.client_lists import wait_for_lists
 from dragoman.mcp.client.list_freshness import WAIT_SECONDS
@@ -23,7 +24,6 @@ from dragoman.mcp.config import (
     ANSWER_SECONDS,
     ServerEntry,
     StdioTransport,
-    fold_server_name,
     parse_headers,
 )
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from dragoman.core.tool_identity import (
     fold_name,
+    fold_server_name,
     identity_of,
     portable_names,
     shorten,
     tell_apart,
 )
-from dragoman.mcp.config import fold_server_name
 
 MAX_SAFE = 64
 """What the APIs of most models take, and no dot."""

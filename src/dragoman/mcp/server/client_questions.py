@@ -18,7 +18,7 @@ from typing import Any
 
 from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question, Refusal
 from dragoman.core.errors import Full, NeedsInput, TimedOut
-from dragoman.mcp.client.notifications import COMPLETED
+from dragoman.mcp.protocol.notifications import COMPLETED
 from dragoman.mcp.protocol.revisions import LATEST, SERVER_KEY, Revision, build_server_info
 from dragoman.mcp.server.client_state import Peer, Push
 from dragoman.wire import rpc

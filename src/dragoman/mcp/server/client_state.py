@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,12 +10,6 @@ from dragoman.core.call import NOTHING
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.revisions import OLDEST, Revision
-
-
-def owner_of(client: str, principal: Principal) -> str:
-    """Whom something is for: a client's session, else all that one caller sends without such."""
-    return client or json.dumps([principal.kind, principal.org, principal.id])
-
 
 Push = Callable[[bytes], bool]
 """Sends a message that belongs to the request under way, before its answer. Never waits; False

@@ -31,6 +31,7 @@ from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, T
 from dragoman.core.tool_filter import View
 from dragoman.core.urls import render_uri
 from dragoman.mcp.protocol.errors import as_error
+from dragoman.mcp.protocol.notifications import owner_key
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     LATEST,
@@ -41,7 +42,7 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.mcp.protocol.translate import meta_to_pass
 from dragoman.mcp.server import client_questions
-from dragoman.mcp.server.client_state import Peer, Push, owner_of
+from dragoman.mcp.server.client_state import Peer, Push
 from dragoman.mcp.server.list_pages import Lists
 from dragoman.mcp.server.notify_throttle import Turns
 from dragoman.mcp.server.progress import DEFAULT_LEVEL, encode_note, is_wanted
@@ -394,10 +395,10 @@ class Listening:
     def _tell_client(self, event: ClientListChanged) -> None:
         method = _CHANGED[event.kind]
         for peer in tuple(self._joined):
-            if owner_of(peer.client, peer.principal) == event.owner:
+            if owner_key(peer.client, peer.principal) == event.owner:
                 peer.tell(_ENCODED[method])
         for stream in tuple(self._streams):
-            is_owner = owner_of(stream.peer.client, stream.peer.principal) == event.owner
+            is_owner = owner_key(stream.peer.client, stream.peer.principal) == event.owner
             if is_owner and method in stream.kinds and stream.early is None:
                 self._send(stream, stream.message(method))
 

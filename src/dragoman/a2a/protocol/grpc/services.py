@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.a2a.cards.build import shape
 from dragoman.a2a.protocol.dialects import v03, v10
+from dragoman.a2a.protocol.dialects.card_shapes import shape
 from dragoman.a2a.protocol.dialects.operations import (
     CARD,
     PUSH_DELETE,

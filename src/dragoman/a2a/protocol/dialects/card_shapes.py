@@ -1,0 +1,156 @@
+"""Converts an agent card of A2A 1.0 into the shape that each version's clients read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dragoman.a2a.protocol.card_fields import members
+from dragoman.a2a.protocol.dialects.operations import V01, V03, V10
+
+MERGED = "merged"
+SHAPES = (V10, V03, V01, MERGED)
+TEXT_MODE = "text/plain"
+
+
+def shape(card: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """A card of 1.0 as clients of `version` read it. Its signatures stay where its form does."""
+    if version == V10:
+        return _shape_10(card)
+    if version == V03:
+        return _shape_03(card)
+    if version == V01:
+        return _shape_01(card)
+    if version == MERGED:
+        return _shape_merged(card)
+    raise ValueError(f'a card has no shape "{version}"; there are {", ".join(SHAPES)}')
+
+
+def _shape_10(card: Mapping[str, Any]) -> dict[str, Any]:
+    """What 1.0 knows and no more: the official schema takes no member that it does not name."""
+    pure = members(card)
+    pure["skills"] = [{**skill, "examples": skill.get("examples", [])} for skill in pure["skills"]]
+    return pure
+
+
+def _shape_03(card: Mapping[str, Any]) -> dict[str, Any]:
+    passed = ("name", "description", "version", "provider", "documentationUrl", "iconUrl")
+    old: dict[str, Any] = {name: card[name] for name in passed if name in card}
+    old |= _connection_03(card)
+    capabilities = card["capabilities"]
+    old["capabilities"] = {
+        "streaming": capabilities.get("streaming", False),
+        "pushNotifications": capabilities.get("pushNotifications", False),
+        "stateTransitionHistory": True,
+    }
+    if extensions := capabilities.get("extensions"):
+        old["capabilities"]["extensions"] = extensions
+    old["supportsAuthenticatedExtendedCard"] = capabilities.get("extendedAgentCard", False)
+    if schemes := card.get("securitySchemes"):
+        old["securitySchemes"] = {name: _scheme_03(scheme) for name, scheme in schemes.items()}
+    if requirements := card.get("securityRequirements"):
+        old["security"] = _security_03(requirements)
+    old["defaultInputModes"] = card["defaultInputModes"]
+    old["defaultOutputModes"] = card["defaultOutputModes"]
+    old["skills"] = [_skill_03(skill) for skill in card["skills"]]
+    return old
+
+
+def _connection_03(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Its interfaces of 0.x; of a card that has none, those that there are."""
+    every = card["supportedInterfaces"]
+    served = [one for one in every if one["protocolVersion"].startswith("0.")] or every
+    if not served:
+        return {"protocolVersion": "0.3.0"}
+    return {
+        "url": served[0]["url"],
+        "preferredTransport": served[0]["protocolBinding"],
+        "protocolVersion": "0.3.0",
+        "additionalInterfaces": [
+            {"url": one["url"], "transport": one["protocolBinding"]} for one in served
+        ],
+    }
+
+
+_SCHEMES_03 = {
+    "apiKeySecurityScheme": "apiKey",
+    "httpAuthSecurityScheme": "http",
+    "oauth2SecurityScheme": "oauth2",
+    "openIdConnectSecurityScheme": "openIdConnect",
+    "mtlsSecurityScheme": "mutualTLS",
+}
+
+
+def _scheme_03(scheme: Mapping[str, Any]) -> dict[str, Any]:
+    for name, kind in _SCHEMES_03.items():
+        if name in scheme:
+            inner = dict(scheme[name])
+            if "location" in inner:
+                inner["in"] = inner.pop("location")
+            return {"type": kind, **inner}
+    return {}
+
+
+def _security_03(requirements: Sequence[Mapping[str, Any]]) -> list[dict[str, list[str]]]:
+    return [
+        {name: list(scopes.get("list", ())) for name, scopes in one.get("schemes", {}).items()}
+        for one in requirements
+    ]
+
+
+def _skill_03(skill: Mapping[str, Any]) -> dict[str, Any]:
+    old = {name: value for name, value in skill.items() if name != "securityRequirements"}
+    if requirements := skill.get("securityRequirements"):
+        old["security"] = _security_03(requirements)
+    return old
+
+
+def _shape_01(card: Mapping[str, Any]) -> dict[str, Any]:
+    """As v0.1.0 has it, and the seed."""
+    newer = _shape_03(card)
+    passed = ("name", "description", "url", "version", "provider", "documentationUrl")
+    old = {name: newer[name] for name in passed if name in newer}
+    old["capabilities"] = {
+        name: newer["capabilities"][name]
+        for name in ("streaming", "pushNotifications", "stateTransitionHistory")
+    }
+    if schemes := _authentication(card):
+        old["authentication"] = {"schemes": schemes}
+    known = ("id", "name", "description", "tags", "examples")
+    old["skills"] = [
+        {"examples": []} | {k: skill[k] for k in known if k in skill} for skill in card["skills"]
+    ]
+    for modes in ("defaultInputModes", "defaultOutputModes"):
+        # Its readers look for "text"; those of v0.1.0 also know media types.
+        old[modes] = ["text"] * (TEXT_MODE in card[modes]) + card[modes]
+    return old
+
+
+def _authentication(card: Mapping[str, Any]) -> list[str]:
+    """The schemes in the words of 0.1: what is named before the credentials in the header."""
+    if not card.get("securityRequirements"):
+        return []
+    found = []
+    for scheme in card.get("securitySchemes", {}).values():
+        http = scheme.get("httpAuthSecurityScheme", {}).get("scheme", "")
+        found.append(http.lower() or _scheme_03(scheme).get("type", ""))
+    return [name for name in found if name]
+
+
+def _shape_merged(card: Mapping[str, Any]) -> dict[str, Any]:
+    """1.0 and what the readers of 0.3 and 0.1 need besides. What 1.0 knows of it stays as it is,
+    so that a signature holds: readers of 1.0 leave the rest out before they check it."""
+    old = _shape_03(card)
+    merged = {**old, **card}
+    merged["capabilities"] = {**old["capabilities"], **card["capabilities"]}
+    if "securitySchemes" in card:
+        merged["securitySchemes"] = {
+            name: {**old["securitySchemes"][name], **scheme}
+            for name, scheme in card["securitySchemes"].items()
+        }
+    merged["skills"] = [
+        {**before, **skill} for before, skill in zip(old["skills"], card["skills"], strict=True)
+    ]
+    if schemes := _authentication(card):
+        merged["authentication"] = {"schemes": schemes}
+    return merged
