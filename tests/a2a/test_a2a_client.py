@@ -115,14 +115,15 @@ async def test_a_task_is_subscribed_to_and_cancelled_and_errors_keep_their_reaso
 
 
 @pytest.mark.promise("L1")
-async def test_the_surface_of_the_seed_is_there(http_peer: Peers, client_of: ClientOf) -> None:
+async def test_a_message_is_sent_and_its_task_is_found_again(http_peer: Peers, client_of: ClientOf) -> None:
     url = http_peer("a2a_sdk_agent").url
     client = client_of(url)
     found = await client.discover(url)
     assert found.card["name"] == "SDK agent" and found.url.endswith("/.well-known/agent-card.json")
-    task = await client.send_task(url, "say hello", "session-1")
+    message = text_message("say hello", context="session-1")
+    task = (await client.send(url, {"message": message}))["task"]
     assert task["contextId"] == "session-1" and texts(task["artifacts"]) == ["echo: hello"]
-    assert await client.get_task(url, task["id"]) == task
+    assert await client.get(url, task["id"]) == task
     assert client.timeout == 30.0
 
 

@@ -63,8 +63,9 @@ async def test_a_card_that_says_0_3_where_tasks_are_sent_by_path_is_found_out() 
     card = {**OLD_CARD, "protocolVersion": "0.3.0", "preferredTransport": "JSONRPC"}
     async with odd_agent(serving(lambda url: {**card, "url": url}, rest)) as agent:
         client = client_for(agent)
-        task = await client.send_task(agent.url, "hello", "s1")
-        again = await client.send_task(agent.url, "hello")
+        named = {"message": text_message("hello", context="s1")}
+        task = (await client.send(agent.url, named))["task"]
+        again = (await client.send(agent.url, {"message": text_message("hello")}))["task"]
         findings = [each for each in (await client.peer(agent.url)).findings if "speaks" in each]
     assert task["contextId"] == "s1" and again["id"] != task["id"]
     assert task["artifacts"][0]["parts"] == [{"text": "legacy"}]
@@ -153,9 +154,9 @@ async def test_the_first_hubs_are_spoken_to_by_their_own_routes() -> None:
     handle = serving(lambda url: {**OLD_CARD, "url": f"{url}/a2a"}, rest, OLD_PLACE)
     async with odd_agent(handle) as agent:
         client = client_for(agent)
-        task = await client.send_task(agent.url, "hello")
+        task = (await client.send(agent.url, {"message": text_message("hello")}))["task"]
         assert task["artifacts"][0]["parts"] == [{"text": "hi"}]
-        assert (await client.get_task(agent.url, "t"))["id"] == "t"
+        assert (await client.get(agent.url, "t"))["id"] == "t"
         assert (await client.cancel(agent.url, "t"))["status"]["state"] == "TASK_STATE_CANCELED"
 
 

@@ -15,7 +15,6 @@ from random import getrandbits
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dragoman.a2a.cards.parse import card_in
 from dragoman.a2a.client.card_discovery import (
     LOOPBACK,
     Discovery,
@@ -42,13 +41,8 @@ from dragoman.a2a.client.endpoint import (
 from dragoman.a2a.client.event_stream import EventStream, events, is_stream, one_event
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
-    CARD,
     GET,
     LIST,
-    PUSH_DELETE,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_SET,
     SEED_03,
     SEND,
     STREAM,
@@ -198,23 +192,6 @@ class A2aClient:
     ) -> dict[str, Any]:
         return await self._answer(where, CANCEL, {"id": id}, more)
 
-    async def set_push(self, where: str | Peer, config: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._answer(where, PUSH_SET, config)
-
-    async def get_push(self, where: str | Peer, task: str, id: str) -> dict[str, Any]:
-        return await self._answer(where, PUSH_GET, {"taskId": task, "id": id})
-
-    async def list_push(self, where: str | Peer, task: str) -> dict[str, Any]:
-        return await self._answer(where, PUSH_LIST, {"taskId": task})
-
-    async def delete_push(self, where: str | Peer, task: str, id: str) -> None:
-        await self._answer(where, PUSH_DELETE, {"taskId": task, "id": id})
-
-    async def extended_card(self, url: str) -> dict[str, Any]:
-        """In the words of 1.0."""
-        found = await self.discover(url)
-        return card_in(await self._answer(url, CARD, {}), found.url)
-
     async def stream(
         self,
         where: str | Peer,
@@ -244,17 +221,6 @@ class A2aClient:
         ids."""
         more = {**more, "last-event-id": last} if last else more
         return await self._stream(where, SUBSCRIBE, {"id": id}, more)
-
-    # --- the surface of the seed -----------------------------------------------------------------
-
-    async def send_task(self, url: str, message: str, session_id: str | None = None) -> Any:
-        """Sends text; the task, or the message that is the answer."""
-        said = text_message(message, context=session_id)
-        answer = await self.send(url, {"message": said})
-        return answer.get("task") or answer.get("message")
-
-    async def get_task(self, url: str, id: str) -> dict[str, Any]:
-        return await self.get(url, id)
 
     # --- asking ----------------------------------------------------------------------------------
 
