@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from dragoman import guards
 from dragoman.a2a.cards.parse import card_in
-from dragoman.a2a.client.card_discovery import Found
-from dragoman.a2a.client.dialect_probe import Peer
-from dragoman.a2a.client.endpoint import JSONRPC, Way
+from dragoman.a2a.client.card_discovery import FoundCard
+from dragoman.a2a.client.dialect_probe import ProbedAgent
+from dragoman.a2a.client.endpoint import JSONRPC, Endpoint
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.protocol.dialects.operations import V03
 from dragoman.a2a.remote.remote_agent import RemoteAgent
@@ -158,13 +158,13 @@ def _of(row: Mapping[str, Any], name: str) -> Any:
     return row[name] if name in row else row[snake]
 
 
-def _peer(url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str) -> Peer:
+def _peer(url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str) -> ProbedAgent:
     """The agent as if it had been found: nothing is asked."""
     raw = {**card, "skills": [skill]}
-    peer = Peer(Found(asked=url, url=url, raw=raw, card=card_in(raw, url)))
+    peer = ProbedAgent(FoundCard(asked=url, url=url, raw=raw, card=card_in(raw, url)))
     if wire == "auto":
         said = card.get("protocolVersion") or card.get("supportedInterfaces")
-        peer.way = peer.ways[0] if said else Way(JSONRPC, V03, url, declared=True)
+        peer.endpoint = peer.endpoints[0] if said else Endpoint(JSONRPC, V03, url, declared=True)
     return peer
 
 

@@ -123,7 +123,7 @@ class Ground:
         self._moved.set()
 
     def one(self, key: str) -> dict[str, Any]:
-        return self.listed.one(key, anybody, secret=True)
+        return self.listed.get_agent(key, anybody, secret=True)
 
     def tools(self) -> list[str]:
         return [tool.name for tool in self.hub.catalog.tools()]

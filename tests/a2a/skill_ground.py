@@ -141,7 +141,7 @@ async def bridged(
         ground.calls = calls
         try:
             async with asyncio.timeout(20):
-                agent.offer(await agent.client.settled(server.url), "agent-1")
+                agent.offer(await agent.client.find_probed(server.url), "agent-1")
                 yield ground
         finally:
             await agent.stop()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.peers.process import HttpPeer
 
-from dragoman.a2a.client.client import A2aClient, text_message
-from dragoman.a2a.client.event_stream import state_of
+from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.event_stream import read_state
 from dragoman.a2a.protocol.errors import (
     METHOD_NOT_FOUND,
     TASK_NOT_CANCELABLE,
@@ -36,7 +36,7 @@ async def client_of() -> AsyncIterator[ClientOf]:
 
 
 def said(text: str) -> dict[str, Any]:
-    return {"message": text_message(text)}
+    return {"message": build_text_message(text)}
 
 
 def texts(artifacts: Any) -> list[str]:
@@ -50,17 +50,19 @@ async def test_every_operation_works_in_the_dialect_that_the_card_declares(
 ) -> None:
     url = http_peer("a2a_sdk_agent", "--declare", binding).url
     client = client_of(url)
-    peer = await client.settled(url)
-    assert peer.way is not None and f"{peer.way.binding}:{peer.way.version}" == binding
+    peer = await client.find_probed(url)
+    assert (
+        peer.endpoint is not None and f"{peer.endpoint.binding}:{peer.endpoint.version}" == binding
+    )
     assert peer.findings == [] and len(peer.card["skills"]) == 2
 
-    answer = await client.send(url, said("say hello"))
+    answer = await client.send_message(url, said("say hello"))
     assert texts(answer["task"]["artifacts"]) == ["echo: hello"]
-    assert (await client.get(url, answer["task"]["id"])) == answer["task"]
-    direct = await client.send(url, said("direct hi there"))
+    assert (await client.get_task(url, answer["task"]["id"])) == answer["task"]
+    direct = await client.send_message(url, said("direct hi there"))
     assert direct["message"]["parts"] == [{"text": "hi there"}]
 
-    stream = await client.stream(url, said("slow work"))
+    stream = await client.stream_message(url, said("slow work"))
     events = [event async for event in stream]
     assert "task" in events[0]
     words = [
@@ -69,15 +71,15 @@ async def test_every_operation_works_in_the_dialect_that_the_card_declares(
         if "message" in event.get("statusUpdate", {}).get("status", {})
     ]
     assert words == ["step 0", "step 1", "step 2", "all steps done"]
-    assert state_of(events[-1]["statusUpdate"]) == "TASK_STATE_COMPLETED"
+    assert read_state(events[-1]["statusUpdate"]) == "TASK_STATE_COMPLETED"
 
-    made = (await client.send(url, said("file x")))["task"]["artifacts"][0]["parts"]
+    made = (await client.send_message(url, said("file x")))["task"]["artifacts"][0]["parts"]
     assert made[0]["raw"] == "AAE=" and made[0]["mediaType"] == "application/x-thing"
 
-    asked = (await client.send(url, said("ask me")))["task"]
-    assert state_of(asked) == "TASK_STATE_INPUT_REQUIRED"
-    reply = text_message("blue", context=asked["contextId"], task=asked["id"])
-    done = (await client.send(url, {"message": reply}))["task"]
+    asked = (await client.send_message(url, said("ask me")))["task"]
+    assert read_state(asked) == "TASK_STATE_INPUT_REQUIRED"
+    reply = build_text_message("blue", context=asked["contextId"], task=asked["id"])
+    done = (await client.send_message(url, {"message": reply}))["task"]
     assert texts(done["artifacts"]) == ["you said: blue"]
 
 
@@ -89,41 +91,43 @@ async def test_a_task_is_subscribed_to_and_cancelled_and_errors_keep_their_reaso
     url = http_peer("a2a_sdk_agent", "--declare", binding).url
     client = client_of(url)
     request = {**said("hang on"), "configuration": {"returnImmediately": True}}
-    task = (await client.send(url, request))["task"]
+    task = (await client.send_message(url, request))["task"]
     async with asyncio.timeout(10):
         stream = await client.subscribe(url, task["id"])
         first = await anext(stream)
         assert first["task"]["id"] == task["id"]
-        cancelled = await client.cancel(url, task["id"])
-        assert state_of(cancelled) == "TASK_STATE_CANCELED"
+        cancelled = await client.cancel_task(url, task["id"])
+        assert read_state(cancelled) == "TASK_STATE_CANCELED"
         async for event in stream:
             last = event
-        assert state_of(last["statusUpdate"]) == "TASK_STATE_CANCELED"
+        assert read_state(last["statusUpdate"]) == "TASK_STATE_CANCELED"
     with pytest.raises(A2aError) as again:
-        await client.cancel(url, task["id"])
+        await client.cancel_task(url, task["id"])
     assert again.value.reason == TASK_NOT_CANCELABLE
     with pytest.raises(A2aError) as unknown:
-        await client.get(url, "no-such-task")
+        await client.get_task(url, "no-such-task")
     assert unknown.value.reason == TASK_NOT_FOUND
     if binding.endswith("1.0"):
-        listed = await client.list(url, {"pageSize": 10})
+        listed = await client.list_tasks(url, {"pageSize": 10})
         assert [each["id"] for each in listed["tasks"]] == [task["id"]]
     else:
         with pytest.raises(A2aError) as refused:
-            await client.list(url, {})
+            await client.list_tasks(url, {})
         assert refused.value.reason in (UNSUPPORTED_OPERATION, METHOD_NOT_FOUND)
 
 
 @pytest.mark.promise("L1")
-async def test_a_message_is_sent_and_its_task_is_found_again(http_peer: Peers, client_of: ClientOf) -> None:
+async def test_a_message_is_sent_and_its_task_is_found_again(
+    http_peer: Peers, client_of: ClientOf
+) -> None:
     url = http_peer("a2a_sdk_agent").url
     client = client_of(url)
     found = await client.discover(url)
     assert found.card["name"] == "SDK agent" and found.url.endswith("/.well-known/agent-card.json")
-    message = text_message("say hello", context="session-1")
-    task = (await client.send(url, {"message": message}))["task"]
+    message = build_text_message("say hello", context="session-1")
+    task = (await client.send_message(url, {"message": message}))["task"]
     assert task["contextId"] == "session-1" and texts(task["artifacts"]) == ["echo: hello"]
-    assert await client.get(url, task["id"]) == task
+    assert await client.get_task(url, task["id"]) == task
     assert client.timeout == 30.0
 
 
@@ -132,6 +136,6 @@ async def test_an_agent_that_does_not_stream_gives_its_one_answer(
 ) -> None:
     url = http_peer("a2a_sdk_agent", "--no-streaming").url
     client = client_of(url)
-    events = [event async for event in await client.stream(url, said("say hello"))]
+    events = [event async for event in await client.stream_message(url, said("say hello"))]
     assert [list(event) for event in events] == [["task"]]
     assert texts(events[0]["task"]["artifacts"]) == ["echo: hello"]

@@ -14,18 +14,18 @@ from dragoman.a2a.client.card_discovery import (
     IGNORE,
     PREFER,
     REQUIRE,
-    Discovery,
-    Trust,
-    base_of,
-    origin_of,
-    places,
+    CardDiscovery,
+    CardTrust,
+    list_card_urls,
+    parse_origin,
+    strip_card_path,
 )
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput
 from dragoman.net.client import Client
 
 
-def discovery(url: str, **more: Any) -> Discovery:
-    return Discovery(Client().reaching(url, allow_private=False), {}, url, **more)
+def discovery(url: str, **more: Any) -> CardDiscovery:
+    return CardDiscovery(Client().reaching(url, allow_private=False), {}, url, **more)
 
 
 @pytest.mark.promise("L1")
@@ -47,16 +47,18 @@ async def test_a_card_is_looked_for_in_the_new_place_and_then_in_the_old() -> No
 
 
 def test_under_a_path_the_card_is_looked_for_there_and_then_at_the_origin() -> None:
-    assert places("https://a.example/x/y/") == [
+    assert list_card_urls("https://a.example/x/y/") == [
         "https://a.example/x/y/.well-known/agent-card.json",
         "https://a.example/x/y/.well-known/agent.json",
         "https://a.example/.well-known/agent-card.json",
         "https://a.example/.well-known/agent.json",
     ]
-    assert len(places("https://a.example")) == len(places("https://a.example/")) == 2
+    assert (
+        len(list_card_urls("https://a.example")) == len(list_card_urls("https://a.example/")) == 2
+    )
     named = "https://a.example/x/my-card.json?v=2"
-    assert places(named) == [named]
-    assert base_of("https://a.example/x/.well-known/agent.json") == "https://a.example/x"
+    assert list_card_urls(named) == [named]
+    assert strip_card_path("https://a.example/x/.well-known/agent.json") == "https://a.example/x"
     for bad in (
         "a.example",
         "ftp://a.example",
@@ -64,14 +66,14 @@ def test_under_a_path_the_card_is_looked_for_there_and_then_at_the_origin() -> N
         "https://a.example\\@b",
     ):
         with pytest.raises(InvalidInput, match="no address of an agent"):
-            places(bad)
+            list_card_urls(bad)
 
 
 def test_an_origin_is_scheme_host_and_port() -> None:
-    assert origin_of("HTTPS://A.example/x") == origin_of("https://a.example:443")
-    assert origin_of("http://a.example") != origin_of("https://a.example")
-    assert origin_of("http://a.example:81") != origin_of("http://a.example")
-    assert origin_of("http://[::1") is origin_of("file:///x") is None
+    assert parse_origin("HTTPS://A.example/x") == parse_origin("https://a.example:443")
+    assert parse_origin("http://a.example") != parse_origin("https://a.example")
+    assert parse_origin("http://a.example:81") != parse_origin("http://a.example")
+    assert parse_origin("http://[::1") is parse_origin("file:///x") is None
 
 
 async def test_what_is_no_card_is_passed_over_and_told() -> None:
@@ -172,7 +174,7 @@ async def test_registered_headers_go_with_the_card_of_the_registered_origin_alon
 
     async with odd_agent(handle) as agent, odd_agent(handle) as other:
         http = Client().reaching(agent.url, allow_private=True)
-        find = Discovery(http, {"authorization": "Bearer s"}, agent.url)
+        find = CardDiscovery(http, {"authorization": "Bearer s"}, agent.url)
         await find(agent.url)
         await find(other.url)
     assert agent.requests[0].headers["authorization"] == "Bearer s"
@@ -188,55 +190,58 @@ BAD = {**GOOD, "description": "something else"}
 FOREIGN = sign(PLAIN, OTHER)
 
 
-def trust(policy: str, *keys: Any, at: str = "https://a.example") -> Trust:
-    origin = origin_of(at)
+def trust(policy: str, *keys: Any, at: str = "https://a.example") -> CardTrust:
+    origin = parse_origin(at)
     assert origin is not None
-    return Trust(policy, {origin: keys} if keys else None)
+    return CardTrust(policy, {origin: keys} if keys else None)
 
 
 def test_without_a_policy_signatures_are_not_looked_at() -> None:
     for card in (PLAIN, GOOD, BAD, FOREIGN):
-        assert trust(IGNORE, KEY.public_key()).judge("https://a.example/c", card) == (card, None)
+        assert trust(IGNORE, KEY.public_key()).verify_card("https://a.example/c", card) == (
+            card,
+            None,
+        )
 
 
 def test_preferring_refuses_what_is_wrong_and_notes_what_is_missing() -> None:
     mine = trust(PREFER, KEY.public_key())
-    assert mine.judge("https://a.example/c", GOOD)[1] is None
-    assert "not signed" in str(mine.judge("https://a.example/c", PLAIN)[1])
+    assert mine.verify_card("https://a.example/c", GOOD)[1] is None
+    assert "not signed" in str(mine.verify_card("https://a.example/c", PLAIN)[1])
     for card in (BAD, FOREIGN):
         with pytest.raises(BadReply, match="signature does not hold"):
-            mine.judge("https://a.example/c", card)
+            mine.verify_card("https://a.example/c", card)
     unpinned = trust(PREFER)
-    assert "no key is pinned" in str(unpinned.judge("https://a.example/c", FOREIGN)[1])
+    assert "no key is pinned" in str(unpinned.verify_card("https://a.example/c", FOREIGN)[1])
 
 
 def test_requiring_refuses_everything_but_a_good_signature_by_a_pinned_key() -> None:
     mine = trust(REQUIRE, KEY.public_key())
-    believed, note = mine.judge("https://a.example/c", GOOD)
+    believed, note = mine.verify_card("https://a.example/c", GOOD)
     assert note is None and believed["name"] == "Odd"
     for card in (PLAIN, BAD, FOREIGN):
         with pytest.raises(BadReply, match="is refused"):
-            mine.judge("https://a.example/c", card)
+            mine.verify_card("https://a.example/c", card)
     with pytest.raises(BadReply, match="no key is pinned"):
-        trust(REQUIRE).judge("https://a.example/c", GOOD)
+        trust(REQUIRE).verify_card("https://a.example/c", GOOD)
 
 
 def test_a_key_counts_for_the_origin_it_was_pinned_to_and_for_no_other() -> None:
     mine = trust(REQUIRE, KEY.public_key(), at="https://a.example")
     with pytest.raises(BadReply, match="no key is pinned"):
-        mine.judge("https://b.example/c", GOOD)
+        mine.verify_card("https://b.example/c", GOOD)
 
 
 def test_only_what_was_signed_is_believed() -> None:
     """A card of several dialects at once is signed in its form of 1.0."""
     more = {**GOOD, "url": "https://evil.example", "protocolVersion": "0.3.0"}
-    believed, _ = trust(REQUIRE, KEY.public_key()).judge("https://a.example/c", more)
+    believed, _ = trust(REQUIRE, KEY.public_key()).verify_card("https://a.example/c", more)
     assert "url" not in believed and believed["supportedInterfaces"] == PLAIN["supportedInterfaces"]
 
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="none of ignore, prefer, require"):
-        Trust("perhaps")
+        CardTrust("perhaps")
 
 
 async def test_a_refused_card_is_not_looked_for_elsewhere() -> None:

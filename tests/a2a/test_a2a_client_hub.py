@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.cli.terminal import Terminal
 
-from dragoman.a2a.client.client import A2aClient, text_message
-from dragoman.a2a.client.endpoint import HTTP_JSON, JSONRPC, SEED, Way
-from dragoman.a2a.client.event_stream import state_of
+from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.endpoint import HTTP_JSON, JSONRPC, SEED, Endpoint
+from dragoman.a2a.client.event_stream import read_state
 from dragoman.a2a.protocol.dialects import V01, V03, V10
 from dragoman.a2a.protocol.errors import TASK_NOT_CANCELABLE, TASK_NOT_FOUND, A2aError
 from dragoman.net.client import Client
@@ -83,32 +83,34 @@ async def test_the_round_trip_is_complete(
 ) -> None:
     url = f"{hub}/a2a/echo"
     client = client_of(url)
-    peer = await client.peer(url)
-    peer.way = Way(binding, version, f"{hub}/a2a" if binding == SEED else url)
+    peer = await client.find_agent(url)
+    peer.endpoint = Endpoint(binding, version, f"{hub}/a2a" if binding == SEED else url)
 
-    done = (await client.send(url, {"message": text_message("hello")}))["task"]
-    assert state_of(done) == "TASK_STATE_COMPLETED" and "hello" in texts(done)
-    kept = await client.get(url, done["id"])
+    done = (await client.send_message(url, {"message": build_text_message("hello")}))["task"]
+    assert read_state(done) == "TASK_STATE_COMPLETED" and "hello" in texts(done)
+    kept = await client.get_task(url, done["id"])
     assert texts(kept) == texts(done) and kept["contextId"] == done["contextId"]
 
-    events = [e async for e in await client.stream(url, {"message": text_message("again")})]
+    events = [
+        e async for e in await client.stream_message(url, {"message": build_text_message("again")})
+    ]
     last = events[-1].get("statusUpdate") or events[-1]["task"]
-    assert state_of(last) == "TASK_STATE_COMPLETED"
+    assert read_state(last) == "TASK_STATE_COMPLETED"
     if binding != SEED:
         made = [e["artifactUpdate"]["artifact"]["parts"] for e in events if "artifactUpdate" in e]
         assert made == [[{"text": "made"}], [{"text": "again"}]]
 
-    asked = (await client.send(url, {"message": text_message("ask")}))["task"]
-    assert state_of(asked) == "TASK_STATE_INPUT_REQUIRED"
-    reply = text_message("blue", context=asked["contextId"], task=asked["id"])
-    answered = (await client.send(url, {"message": reply}))["task"]
+    asked = (await client.send_message(url, {"message": build_text_message("ask")}))["task"]
+    assert read_state(asked) == "TASK_STATE_INPUT_REQUIRED"
+    reply = build_text_message("blue", context=asked["contextId"], task=asked["id"])
+    answered = (await client.send_message(url, {"message": reply}))["task"]
     assert answered["id"] == asked["id"] and "blue" in texts(answered)
 
-    waits = (await client.send(url, {"message": text_message("ask")}))["task"]
-    assert state_of(await client.cancel(url, waits["id"])) == "TASK_STATE_CANCELED"
+    waits = (await client.send_message(url, {"message": build_text_message("ask")}))["task"]
+    assert read_state(await client.cancel_task(url, waits["id"])) == "TASK_STATE_CANCELED"
     for id, reason in ((waits["id"], TASK_NOT_CANCELABLE), ("nothing", TASK_NOT_FOUND)):
         with pytest.raises(A2aError) as refused:
-            await client.cancel(url, id)
+            await client.cancel_task(url, id)
         if binding != SEED:
             assert refused.value.reason == reason
 
@@ -117,8 +119,12 @@ async def test_the_round_trip_is_complete(
 async def test_the_hub_is_found_and_understood_by_its_card(hub: str, client_of: ClientOf) -> None:
     client = client_of(hub)
     for url in (hub, f"{hub}/a2a", f"{hub}/a2a/echo", f"{hub}/.well-known/agent.json"):
-        peer = await client.settled(url)
-        assert peer.way is not None and peer.way.version == V10 and peer.way.binding == JSONRPC
+        peer = await client.find_probed(url)
+        assert (
+            peer.endpoint is not None
+            and peer.endpoint.version == V10
+            and peer.endpoint.binding == JSONRPC
+        )
         assert peer.findings == []
 
 
@@ -127,12 +133,12 @@ async def test_a_stream_of_the_hub_is_taken_up_where_it_was_left(
 ) -> None:
     url = f"{hub}/a2a/echo"
     client = client_of(url)
-    stream = await client.stream(url, {"message": text_message("hang")})
+    stream = await client.stream_message(url, {"message": build_text_message("hang")})
     first = await anext(stream)
     assert stream.last_id is not None
     id, last = first["task"]["id"], stream.last_id
     await stream.close()
     again = await client.subscribe(url, id, last)
-    await client.cancel(url, id)
-    states = [state_of(event.get("statusUpdate") or event["task"]) async for event in again]
+    await client.cancel_task(url, id)
+    states = [read_state(event.get("statusUpdate") or event["task"]) async for event in again]
     assert states[-1] == "TASK_STATE_CANCELED"

@@ -16,14 +16,14 @@ from tests.a2a.odd_agent import (
     task_10,
 )
 
-from dragoman.a2a.client.client import A2aClient, text_message
-from dragoman.a2a.client.endpoint import HttpStatus
+from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.endpoint import AgentHttpStatus
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, A2aError
 from dragoman.core.errors import BadReply, TargetFailed, Unreachable
 from dragoman.net.client import Client
 
 UNKNOWN = -32601
-SAID = {"message": text_message("hello")}
+SAID = {"message": build_text_message("hello")}
 OLD_CARD = {"name": "Odd", "version": "1", "capabilities": {}, "skills": []}
 
 
@@ -63,10 +63,14 @@ async def test_a_card_that_says_0_3_where_tasks_are_sent_by_path_is_found_out() 
     card = {**OLD_CARD, "protocolVersion": "0.3.0", "preferredTransport": "JSONRPC"}
     async with odd_agent(serving(lambda url: {**card, "url": url}, rest)) as agent:
         client = client_for(agent)
-        named = {"message": text_message("hello", context="s1")}
-        task = (await client.send(agent.url, named))["task"]
-        again = (await client.send(agent.url, {"message": text_message("hello")}))["task"]
-        findings = [each for each in (await client.peer(agent.url)).findings if "speaks" in each]
+        named = {"message": build_text_message("hello", context="s1")}
+        task = (await client.send_message(agent.url, named))["task"]
+        again = (await client.send_message(agent.url, {"message": build_text_message("hello")}))[
+            "task"
+        ]
+        findings = [
+            each for each in (await client.find_agent(agent.url)).findings if "speaks" in each
+        ]
     assert task["contextId"] == "s1" and again["id"] != task["id"]
     assert task["artifacts"][0]["parts"] == [{"text": "legacy"}]
     assert task["status"]["timestamp"].endswith("Z")
@@ -91,10 +95,10 @@ async def test_a_card_of_1_0_before_a_wire_of_0_3_is_found_out() -> None:
 
     async with odd_agent(serving(card_10, rest)) as agent:
         client = client_for(agent)
-        answer = await client.send(agent.url, SAID)
-        peer = await client.settled(agent.url)
+        answer = await client.send_message(agent.url, SAID)
+        peer = await client.find_probed(agent.url)
     assert answer["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
-    assert peer.way is not None and peer.way.version == "0.3"
+    assert peer.endpoint is not None and peer.endpoint.version == "0.3"
     assert len(peer.findings) == 1 and "Method not found" in peer.findings[0]
     assert "a2a-version" not in agent.requests[0].headers
     assert agent.sent("GetTask")[0].headers["a2a-version"] == "1.0"
@@ -119,9 +123,11 @@ async def test_a_card_without_a_version_is_of_0_1_or_0_2(knows: str) -> None:
     handle = serving(lambda url: {**card, "url": f"{url}/rpc"}, rest, OLD_PLACE)
     async with odd_agent(handle) as agent:
         client = client_for(agent)
-        assert (await client.send(agent.url, SAID))["task"]["id"] == "t"
-        peer = await client.settled(agent.url)
-    assert peer.way is not None and peer.way.version == {"0.1": "0.1", "0.2": "0.3"}[knows]
+        assert (await client.send_message(agent.url, SAID))["task"]["id"] == "t"
+        peer = await client.find_probed(agent.url)
+    assert (
+        peer.endpoint is not None and peer.endpoint.version == {"0.1": "0.1", "0.2": "0.3"}[knows]
+    )
     unwanted = "message/send" if knows == "0.1" else "tasks/send"
     assert not agent.sent(unwanted)
 
@@ -154,10 +160,14 @@ async def test_the_first_hubs_are_spoken_to_by_their_own_routes() -> None:
     handle = serving(lambda url: {**OLD_CARD, "url": f"{url}/a2a"}, rest, OLD_PLACE)
     async with odd_agent(handle) as agent:
         client = client_for(agent)
-        task = (await client.send(agent.url, {"message": text_message("hello")}))["task"]
+        task = (await client.send_message(agent.url, {"message": build_text_message("hello")}))[
+            "task"
+        ]
         assert task["artifacts"][0]["parts"] == [{"text": "hi"}]
-        assert (await client.get(agent.url, "t"))["id"] == "t"
-        assert (await client.cancel(agent.url, "t"))["status"]["state"] == "TASK_STATE_CANCELED"
+        assert (await client.get_task(agent.url, "t"))["id"] == "t"
+        assert (await client.cancel_task(agent.url, "t"))["status"][
+            "state"
+        ] == "TASK_STATE_CANCELED"
 
 
 async def test_a_mixture_of_dialects_is_understood() -> None:
@@ -173,7 +183,7 @@ async def test_a_mixture_of_dialects_is_understood() -> None:
             request.fail(UNKNOWN)
 
     async with odd_agent(serving(lambda url: card_10(url, "JSONRPC:0.3"), rest)) as agent:
-        answer = await client_for(agent).send(agent.url, SAID)
+        answer = await client_for(agent).send_message(agent.url, SAID)
     assert answer["task"]["contextId"] == "c"
     assert answer["task"]["status"] == {
         "state": "TASK_STATE_WORKING",
@@ -190,8 +200,8 @@ async def test_what_may_have_been_done_is_not_asked_for_again_in_another_dialect
             request.reply(500, b"oops")
 
     async with odd_agent(serving(card_10, rest)) as agent:
-        with pytest.raises(HttpStatus, match="HTTP 500: oops"):
-            await client_for(agent).send(agent.url, SAID)
+        with pytest.raises(AgentHttpStatus, match="HTTP 500: oops"):
+            await client_for(agent).send_message(agent.url, SAID)
     assert [request.rpc for request in agent.requests if b"hello" in request.body] == [
         "SendMessage"
     ]
@@ -211,9 +221,9 @@ async def test_what_was_certainly_not_taken_is_sent_in_another_dialect(refusal: 
 
     async with odd_agent(serving(card_10, rest)) as agent:
         client = client_for(agent)
-        answer = await client.send(agent.url, SAID)
-        assert len((await client.peer(agent.url)).findings) == 1
-        await client.send(agent.url, SAID)
+        answer = await client.send_message(agent.url, SAID)
+        assert len((await client.find_agent(agent.url)).findings) == 1
+        await client.send_message(agent.url, SAID)
     assert answer["message"]["parts"] == [{"text": "hi"}]
     sends = [request.rpc for request in agent.requests if b"hello" in request.body]
     assert sends == ["SendMessage", "message/send", "message/send"]
@@ -227,7 +237,7 @@ async def test_an_agent_that_understands_nothing_is_told_of_clearly() -> None:
         with pytest.raises(
             Unreachable, match='agent "Odd" understands no dialect of A2A'
         ) as failed:
-            await client_for(agent).send(agent.url, SAID)
+            await client_for(agent).send_message(agent.url, SAID)
     assert failed.value.sent is False
     assert len(agent.requests) < 30
 
@@ -235,7 +245,7 @@ async def test_an_agent_that_understands_nothing_is_told_of_clearly() -> None:
 async def test_an_agent_that_speaks_nothing_known_is_told_of_clearly() -> None:
     async with odd_agent(serving(lambda url: card_10("a:1", "MQTT:1.0"), lambda _: None)) as agent:
         with pytest.raises(BadReply, match=r"and the hub speaks A2A 0\.1 to 1"):
-            await client_for(agent).send(agent.url, SAID)
+            await client_for(agent).send_message(agent.url, SAID)
 
 
 async def test_an_operation_that_an_agent_does_not_know_is_no_sign_of_another_dialect() -> None:
@@ -245,10 +255,10 @@ async def test_an_operation_that_an_agent_does_not_know_is_no_sign_of_another_di
     async with odd_agent(serving(card_10, rest)) as agent:
         client = client_for(agent)
         with pytest.raises(A2aError) as refused:
-            await client.list(agent.url, {})
-        peer = await client.settled(agent.url)
+            await client.list_tasks(agent.url, {})
+        peer = await client.find_probed(agent.url)
     assert refused.value.reason == METHOD_NOT_FOUND
-    assert peer.way is not None and peer.way.version == "1.0"
+    assert peer.endpoint is not None and peer.endpoint.version == "1.0"
 
 
 @pytest.mark.parametrize("said", ["localhost", "127.0.0.1"])
@@ -268,14 +278,14 @@ async def test_a_card_may_say_localhost_but_not_send_the_hub_to_another_port(sai
         outlet = Client().reaching(registered, allow_private=False)
         headers = {"x-key": "k"}
         client = A2aClient(outlet, headers, registered=registered)
-        assert (await client.send(registered, SAID))["task"]["id"] == "t1"
+        assert (await client.send_message(registered, SAID))["task"]["id"] == "t1"
         assert agent.requests[-1].headers["x-key"] == "k"
-        assert not (await client.peer(registered)).findings
+        assert not (await client.find_agent(registered)).findings
         async with odd_agent(rest) as other:
             inside = other.url.rpartition(":")[2]
             strange = A2aClient(Client().reaching(registered, allow_private=False))
-            assert (await strange.send(registered, SAID))["task"]["id"] == "t1"
-            (finding,) = (await strange.peer(registered)).findings
+            assert (await strange.send_message(registered, SAID))["task"]["id"] == "t1"
+            (finding,) = (await strange.find_agent(registered)).findings
             assert "other ports of a private host" in finding and "allow_private" in finding
             assert not other.requests
 
@@ -291,8 +301,8 @@ async def test_a_dead_address_on_a_card_is_replaced_by_where_the_card_was() -> N
 
     async with odd_agent(serving(lambda _: card_10("http://127.0.0.1:1/rpc"), rest)) as agent:
         client = client_for(agent)
-        assert (await client.send(agent.url, SAID))["task"]["id"] == "t1"
-        (finding,) = (await client.peer(agent.url)).findings
+        assert (await client.send_message(agent.url, SAID))["task"]["id"] == "t1"
+        (finding,) = (await client.find_agent(agent.url)).findings
     assert "127.0.0.1:1/…" in finding and "nothing listens there" in finding
 
 
@@ -307,8 +317,8 @@ async def test_an_address_that_answers_nobody_is_asked_once() -> None:
         declared = ("JSONRPC:1.0", "HTTP+JSON:1.0", "JSONRPC:0.3")
         handle = serving(lambda _: card_10(dead.url, *declared), rest)
         async with odd_agent(handle) as agent:
-            peer = await client_for(agent).settled(agent.url)
-    assert peer.way is not None and peer.way.url == agent.url
+            peer = await client_for(agent).find_probed(agent.url)
+    assert peer.endpoint is not None and peer.endpoint.url == agent.url
     assert len(dead.requests) == 1
 
 
@@ -325,13 +335,13 @@ async def test_an_agent_that_was_just_being_replaced_is_found_again() -> None:
 
     async with odd_agent(serving(card_10, rest)) as agent:
         client = client_for(agent)
-        await client.send(agent.url, SAID)
+        await client.send_message(agent.url, SAID)
         away = True
         for _ in range(2):
             with pytest.raises((A2aError, Unreachable)):
-                await client.send(agent.url, SAID)
+                await client.send_message(agent.url, SAID)
         away = False
-        assert (await client.send(agent.url, SAID))["task"]["id"] == "t1"
+        assert (await client.send_message(agent.url, SAID))["task"]["id"] == "t1"
 
 
 @pytest.mark.promise("L1")
@@ -350,7 +360,9 @@ async def test_the_tenant_is_sent_exactly_as_the_card_says_and_else_none() -> No
     async with odd_agent(serving(card, rest)) as agent, odd_agent(serving(card_10, rest)) as other:
         extensions = ["urn:a", "urn:b"]
         for each in (agent, other):
-            await client_for(each, extensions=extensions).send(each.url, {**SAID, "tenant": "mine"})
+            await client_for(each, extensions=extensions).send_message(
+                each.url, {**SAID, "tenant": "mine"}
+            )
     asked = agent.sent("SendMessage")[0]
     assert asked.params["tenant"] == "acme/1"
     assert agent.sent("GetTask")[0].params["tenant"] == "acme/1"
@@ -377,7 +389,7 @@ async def test_in_http_json_the_tenant_is_part_of_the_path_and_older_media_types
         return made
 
     async with odd_agent(serving(card, rest)) as agent:
-        answer = await client_for(agent).send(agent.url, SAID)
+        answer = await client_for(agent).send_message(agent.url, SAID)
     assert answer["task"]["id"] == "t1"
     sends = agent.at("/base/a%20b/message:send")
     types = [request.headers["content-type"] for request in sends]
@@ -398,9 +410,9 @@ async def test_credentials_go_to_the_registered_origin_and_to_no_other() -> None
             client = client_for(
                 agent, headers={"Authorization": "Bearer secret"}, registered=agent.url
             )
-            with pytest.raises(HttpStatus) as refused:
-                await client.send(agent.url, SAID)
-            peer = await client.peer(agent.url)
+            with pytest.raises(AgentHttpStatus) as refused:
+                await client.send_message(agent.url, SAID)
+            peer = await client.find_agent(agent.url)
     assert "not sent to another origin" in str(refused.value)
     assert any("of another origin" in finding for finding in peer.findings)
     assert other.requests and all("authorization" not in each.headers for each in other.requests)
@@ -412,7 +424,7 @@ async def test_headers_that_were_registered_for_nobody_are_sent_to_nobody() -> N
         request.fail(-32001)
 
     async with odd_agent(serving(card_10, rest)) as agent:
-        await client_for(agent, headers={"authorization": "x"}).settled(agent.url)
+        await client_for(agent, headers={"authorization": "x"}).find_probed(agent.url)
     assert all("authorization" not in request.headers for request in agent.requests)
 
 
@@ -421,8 +433,8 @@ async def test_an_agent_that_wants_credentials_is_asked_once_and_says_so() -> No
         request.reply(401, {})
 
     async with odd_agent(serving(card_10, rest)) as agent:
-        with pytest.raises(HttpStatus, match="needs credentials"):
-            await client_for(agent).send(agent.url, SAID)
+        with pytest.raises(AgentHttpStatus, match="needs credentials"):
+            await client_for(agent).send_message(agent.url, SAID)
     asked = [request.rpc for request in agent.requests if request.method == "POST"]
     assert asked == ["GetTask", "SendMessage"]
 
@@ -439,7 +451,7 @@ async def test_an_answer_has_at_most_ten_megabytes() -> None:
 
     async with odd_agent(serving(card_10, rest)) as agent:
         with pytest.raises(BadReply):
-            await client_for(agent).send(agent.url, SAID)
+            await client_for(agent).send_message(agent.url, SAID)
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"null", b'{"jsonrpc":"2.0"}', b'"x"', b"{", b""])
@@ -452,5 +464,5 @@ async def test_what_is_no_answer_is_a_bad_reply(answer: bytes) -> None:
 
     async with odd_agent(serving(card_10, rest)) as agent:
         with pytest.raises(TargetFailed):
-            await client_for(agent).send(agent.url, SAID)
+            await client_for(agent).send_message(agent.url, SAID)
     assert len(agent.sent("SendMessage")) == 1

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
 
-from dragoman.a2a.client.client import A2aClient, text_message
-from dragoman.a2a.client.event_stream import TURN, state_of
+from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.event_stream import TURN, read_state
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.net.client import Client
 
-SAID = {"message": text_message("hello")}
+SAID = {"message": build_text_message("hello")}
 STREAMING: dict[str, Any] = {"capabilities": {"streaming": True}}
 
 
@@ -53,7 +53,7 @@ async def test_a_stream_ends_with_its_task_though_the_line_stays_open() -> None:
     async with odd_agent(streaming(work)) as agent:
         client = A2aClient(Client().reaching(agent.url, allow_private=False))
         async with asyncio.timeout(5):
-            stream = await client.stream(agent.url, SAID)
+            stream = await client.stream_message(agent.url, SAID)
             events = [event async for event in stream]
     assert [next(iter(event)) for event in events] == ["task", "statusUpdate"]
     assert stream.last_id == "2"
@@ -69,8 +69,8 @@ async def test_an_older_stream_ends_where_it_says_final() -> None:
     async with odd_agent(streaming(work, "JSONRPC:0.3")) as agent:
         client = A2aClient(Client().reaching(agent.url, allow_private=False))
         async with asyncio.timeout(5):
-            events = [event async for event in await client.stream(agent.url, SAID)]
-    assert [state_of(event["statusUpdate"]) for event in events] == ["TASK_STATE_INPUT_REQUIRED"]
+            events = [event async for event in await client.stream_message(agent.url, SAID)]
+    assert [read_state(event["statusUpdate"]) for event in events] == ["TASK_STATE_INPUT_REQUIRED"]
 
 
 async def test_a_subscription_says_where_it_was() -> None:
@@ -99,7 +99,7 @@ async def test_a_line_that_breaks_is_told_as_such() -> None:
 
     async with odd_agent(streaming(work)) as agent:
         client = A2aClient(Client().reaching(agent.url, allow_private=False))
-        stream = await client.stream(agent.url, SAID)
+        stream = await client.stream_message(agent.url, SAID)
         assert "task" in await anext(stream)
         with pytest.raises(Unreachable):
             await anext(stream)
@@ -115,7 +115,7 @@ async def test_an_event_that_is_none_is_a_bad_reply(data: bytes) -> None:
     async with odd_agent(streaming(work)) as agent:
         client = A2aClient(Client().reaching(agent.url, allow_private=False))
         with pytest.raises(BadReply):
-            async for _ in await client.stream(agent.url, SAID):
+            async for _ in await client.stream_message(agent.url, SAID):
                 pass
 
 
@@ -130,7 +130,7 @@ async def test_an_event_has_at_most_ten_megabytes() -> None:
     async with odd_agent(streaming(work)) as agent:
         client = A2aClient(Client().reaching(agent.url, allow_private=False))
         with pytest.raises(BadReply, match="sent too much"):
-            async for _ in await client.stream(agent.url, SAID):
+            async for _ in await client.stream_message(agent.url, SAID):
                 pass
 
 
@@ -146,10 +146,10 @@ async def test_one_answer_where_a_stream_was_asked_for_and_the_reverse() -> None
     async with odd_agent(streaming(work)) as agent:
         client = A2aClient(Client().reaching(agent.url, allow_private=False))
         async with asyncio.timeout(5):
-            events = [event async for event in await client.stream(agent.url, SAID)]
-            answer = await client.send(agent.url, SAID)
-    assert state_of(events[0]["task"]) == "TASK_STATE_COMPLETED"
-    assert state_of(answer["task"]) == "TASK_STATE_WORKING"
+            events = [event async for event in await client.stream_message(agent.url, SAID)]
+            answer = await client.send_message(agent.url, SAID)
+    assert read_state(events[0]["task"]) == "TASK_STATE_COMPLETED"
+    assert read_state(answer["task"]) == "TASK_STATE_WORKING"
 
 
 async def test_an_agent_that_only_says_that_it_streams_is_sent_a_plain_message() -> None:
@@ -161,8 +161,8 @@ async def test_an_agent_that_only_says_that_it_streams_is_sent_a_plain_message()
 
     async with odd_agent(streaming(work)) as agent:
         client = A2aClient(Client().reaching(agent.url, allow_private=False))
-        events = [event async for event in await client.stream(agent.url, SAID)]
-        (finding,) = (await client.peer(agent.url)).findings
+        events = [event async for event in await client.stream_message(agent.url, SAID)]
+        (finding,) = (await client.find_agent(agent.url)).findings
     assert "its card says that it streams" in finding and len(events) == 1
 
 
@@ -177,7 +177,7 @@ async def test_an_error_in_a_stream_is_not_taken_for_a_refusal() -> None:
     async with odd_agent(streaming(work)) as agent:
         client = A2aClient(Client().reaching(agent.url, allow_private=False))
         with pytest.raises(BadReply, match="what"):
-            async for _ in await client.stream(agent.url, SAID):
+            async for _ in await client.stream_message(agent.url, SAID):
                 pass
     assert len([each for each in agent.requests if b"hello" in each.body]) == 1
 
@@ -245,7 +245,7 @@ async def test_a_stream_that_floods_leaves_turns_to_others_and_is_read_at_a_pace
         async def hear(client: A2aClient) -> None:
             nonlocal heard
             with suppress(BadReply, Unreachable):  # it ends without an answer
-                async for _ in await client.stream(url, SAID):
+                async for _ in await client.stream_message(url, SAID):
                     heard += 1
 
         async def neighbour() -> None:
@@ -262,7 +262,7 @@ async def test_a_stream_that_floods_leaves_turns_to_others_and_is_read_at_a_pace
         assert most <= TURN
 
         patient = A2aClient(outlet, events_per_second=AT_ONCE)
-        await patient.settled(url)
+        await patient.find_probed(url)
         heard, begun = 0, asyncio.get_running_loop().time()
         streams = [asyncio.create_task(hear(patient)) for _ in range(4)]
         async with asyncio.timeout(30):
@@ -291,6 +291,6 @@ async def test_a_stream_of_comments_is_no_answer_to_one_who_asked_for_one() -> N
         client = A2aClient(outlet, timeout=0.2)
         async with asyncio.timeout(10):
             with pytest.raises(TimedOut, match="said nothing in time"):
-                await client.send(agent.url, SAID)
+                await client.send_message(agent.url, SAID)
             with pytest.raises(TimedOut, match="said nothing in time"):
-                await client.say(await client.settled(agent.url), SAID["message"], {}, 0.1)
+                await client.say(await client.find_probed(agent.url), SAID["message"], {}, 0.1)

@@ -17,7 +17,7 @@ from tests.net.raw_server import Talk, listening
 
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.protocol.errors import RESOURCE_EXHAUSTED, A2aError
-from dragoman.a2a.remote.remote_task import FarTask
+from dragoman.a2a.remote.remote_task import RemoteTask
 from dragoman.a2a.server import card_service as cards_module
 from dragoman.a2a.server import http_v01, operations
 from dragoman.a2a.server import push_delivery as push_module
@@ -218,15 +218,15 @@ def completed(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_an_agent_that_answers_word_by_word_is_heard_in_time_that_grows_with_its_words() -> None:
-    far = FarTask("chatty", discard)
+    far = RemoteTask("chatty", discard)
     words = [f"word {number} ".ljust(300) for number in range(MANY)]
     begun = time.process_time()
     for number, word in enumerate(words):
-        far.hear(piece({"text": word}, append=number > 0))
-    far.hear(piece({"data": 1}))
-    far.hear(piece({"text": "the "}))
-    far.hear(piece({"text": "end"}))
-    far.hear(completed())
+        far.apply_event(piece({"text": word}, append=number > 0))
+    far.apply_event(piece({"data": 1}))
+    far.apply_event(piece({"text": "the "}))
+    far.apply_event(piece({"text": "end"}))
+    far.apply_event(completed())
     found = far.result("")
     assert time.process_time() - begun < CPU_SECONDS
     first, data, last = found.artifacts[0].content
@@ -235,22 +235,22 @@ def test_an_agent_that_answers_word_by_word_is_heard_in_time_that_grows_with_its
 
 
 def test_an_agent_that_answers_in_many_pieces_of_data_is_too() -> None:
-    far = FarTask("chatty", discard)
+    far = RemoteTask("chatty", discard)
     data = [{"data": number} for number in range(5)]
     begun = time.process_time()
     for number in range(MANY):
-        far.hear(piece(*data, append=number > 0))
-    far.hear(completed())
+        far.apply_event(piece(*data, append=number > 0))
+    far.apply_event(completed())
     found = far.result("")
     assert time.process_time() - begun < CPU_SECONDS
     assert len(found.artifacts[0].content) == 5 * MANY
 
 
 def test_an_agent_whose_last_words_are_as_many_as_its_answers_holds_nobody_up() -> None:
-    far = FarTask("wordy", discard)
-    far.hear(piece(*({"text": f"{number}"} for number in range(MANY)), append=False))
+    far = RemoteTask("wordy", discard)
+    far.apply_event(piece(*({"text": f"{number}"} for number in range(MANY)), append=False))
     begun = time.process_time()
-    far.hear(completed({"text": "1"}, *({"text": f"x{number}"} for number in range(MANY))))
+    far.apply_event(completed({"text": "1"}, *({"text": f"x{number}"} for number in range(MANY))))
     found = far.result("")
     assert time.process_time() - begun < CPU_SECONDS
     assert len(found.content) == 2 * MANY  # the "1" was said

@@ -17,13 +17,13 @@ from tests.net.raw_server import a_client
 from tests.net.test_http_tls import certificate
 
 from dragoman.a2a.client import grpc_channels
-from dragoman.a2a.client.client import A2aClient, text_message
-from dragoman.a2a.client.dialect_probe import grpc_url
+from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.dialect_probe import normalize_grpc_url
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.net.dialing import Resolve
 
-SAID = {"message": text_message("hi")}
+SAID = {"message": build_text_message("hi")}
 
 Handle = Callable[[Any], Any]
 
@@ -90,14 +90,14 @@ async def test_names_are_looked_up_by_the_hub_and_every_address_is_judged() -> N
 
     async with served(words) as port:
         async with client_of(f"good.test:{port}", resolve=resolve) as (client, url):
-            assert text_in(await client.send(url, SAID)) == "hello"
+            assert text_in(await client.send_message(url, SAID)) == "hello"
         async with client_of(f"metadata.test:{port}", resolve=resolve) as (client, url):
             with pytest.raises(Unreachable, match=r"169\.254\.169\.254") as caught:
-                await client.send(url, SAID)
+                await client.send_message(url, SAID)
             assert not caught.value.sent
         async with client_of(f"127.0.0.1:{port}", private=False) as (client, url):
             with pytest.raises(Unreachable, match="allow_private = true"):
-                await client.send(url, SAID)
+                await client.send_message(url, SAID)
 
 
 async def test_tls_is_verified_by_the_name_in_the_card(
@@ -109,16 +109,16 @@ async def test_tls_is_verified_by_the_name_in_the_card(
     certificate(tmp_path, "good.test")
     pair = (tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-    grpc_channels._trusted.cache_clear()
+    grpc_channels._load_roots.cache_clear()
     try:
         async with served(words, grpc.ssl_server_credentials([pair])) as port:
             async with client_of(f"grpcs://good.test:{port}", resolve=resolve) as (client, url):
-                assert text_in(await client.send(url, SAID)) == "hello"
+                assert text_in(await client.send_message(url, SAID)) == "hello"
             async with client_of(f"grpcs://other.test:{port}", resolve=resolve) as (client, url):
                 with pytest.raises(Unreachable):
-                    await client.send(url, SAID)
+                    await client.send_message(url, SAID)
     finally:
-        grpc_channels._trusted.cache_clear()
+        grpc_channels._load_roots.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_a_status_is_the_error_it_stands_for(code: Any, kind: type[Excepti
 
     async with served(fail) as port, client_of(f"127.0.0.1:{port}") as (client, url):
         with pytest.raises(kind) as caught:
-            await client.send(url, SAID)
+            await client.send_message(url, SAID)
         if isinstance(caught.value, Unreachable):
             assert caught.value.sent, "it may have been done"
 
@@ -154,10 +154,10 @@ async def test_an_agent_that_cannot_do_one_thing_now_goes_on_with_others() -> No
         return pb.SendMessageResponse(message=pb.Message(message_id="m", role=2))
 
     async with served(answer) as port, client_of(f"127.0.0.1:{port}") as (client, url):
-        slow = asyncio.create_task(client.send(url, SAID))
+        slow = asyncio.create_task(client.send_message(url, SAID))
         await asyncio.wait_for(begun.wait(), 10)
         with pytest.raises(Unreachable):
-            await client.send(url, SAID)
+            await client.send_message(url, SAID)
         refused.set()
         assert (await asyncio.wait_for(slow, 10))["message"]["messageId"] == "m"
 
@@ -189,7 +189,7 @@ async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch
         stack.push_async_callback(client.close)
 
         async def send(n: int) -> str:
-            return text_in(await client.send(f"{agent.url}/{n}", SAID))
+            return text_in(await client.send_message(f"{agent.url}/{n}", SAID))
 
         slow_at = 1
         slow = asyncio.create_task(send(0))
@@ -199,7 +199,7 @@ async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch
             assert await send(n) == "hello"
             assert not slow.done()
         channels = client._channels
-        assert channels is not None and len(channels._open) == 2
+        assert channels is not None and len(channels._channels) == 2
         released.set()
         assert await asyncio.wait_for(slow, 10) == "hello"
         # With calls on all of them there are more, for as long as these last.
@@ -207,12 +207,12 @@ async def test_no_channel_is_closed_under_a_call(monkeypatch: pytest.MonkeyPatch
         slow_at = 1
         calls = [asyncio.create_task(send(n)) for n in range(5)]
         async with asyncio.timeout(10):
-            while sum(one.calls for one in channels._open.values()) < 5:
+            while sum(one.calls for one in channels._channels.values()) < 5:
                 await asyncio.sleep(0.01)
         released.set()
         assert await asyncio.wait_for(asyncio.gather(*calls), 10) == ["hello"] * 5
         async with asyncio.timeout(10):
-            while len(channels._open) > 2:
+            while len(channels._channels) > 2:
                 await asyncio.sleep(0.01)
         # One that is closed because the agent is removed says so; nobody is cancelled for it.
         begun.clear()
@@ -243,10 +243,10 @@ async def test_an_agent_that_does_not_answer_or_says_too_much_is_given_up() -> N
 
     async with served(hang) as port, client_of(f"127.0.0.1:{port}") as (client, url):
         with pytest.raises(TimedOut):
-            await client.send(url, SAID, timeout=0.2)
+            await client.send_message(url, SAID, timeout=0.2)
         large = True
         with pytest.raises((A2aError, BadReply), match="larger than max"):
-            await client.send(url, SAID)
+            await client.send_message(url, SAID)
 
 
 @pytest.mark.parametrize(
@@ -263,4 +263,4 @@ async def test_an_agent_that_does_not_answer_or_says_too_much_is_given_up() -> N
     ],
 )
 def test_an_address_on_a_card_is_read_in_all_its_forms(said: str, found_at: str, url: str) -> None:
-    assert grpc_url(said, found_at) == url
+    assert normalize_grpc_url(said, found_at) == url

@@ -75,7 +75,7 @@ async def remote(url: str, seconds: float = 30.0, **entry: Any) -> AsyncIterator
     )
     try:
         async with asyncio.timeout(20):
-            agent.offer(await agent.client.settled(url), "card-1")
+            agent.offer(await agent.client.find_probed(url), "card-1")
             yield Remote(hub, agent)
     finally:
         await agent.stop()

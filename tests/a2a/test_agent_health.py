@@ -11,45 +11,45 @@ from tests.a2a.odd_agent import OLD_PLACE, Request, odd_agent
 from tests.a2a.registry_ground import Moody, external, ground, moody, skill
 
 from dragoman.a2a.remote import health_watch
-from dragoman.a2a.remote.health_watch import DEGRADED, HEALTHY, UNKNOWN, UNREACHABLE, Health
+from dragoman.a2a.remote.health_watch import DEGRADED, HEALTHY, UNKNOWN, UNREACHABLE, AgentHealth
 
 pytestmark = pytest.mark.promise("R10")
 
 
 def test_the_states_follow_what_the_looks_come_to() -> None:
-    agent = Health()
+    agent = AgentHealth()
     assert agent.state == UNKNOWN
-    agent.failed("not there")
+    agent.record_failure("not there")
     assert (agent.state, agent.reason) == (UNREACHABLE, "not there")  # it was never found
-    agent.answered(0.1)
+    agent.record_answer(0.1)
     assert (agent.state, agent.reason, agent.latency) == (HEALTHY, "", 0.1)
-    agent.failed("once")
+    agent.record_failure("once")
     assert agent.state == DEGRADED
-    agent.answered(0.1)
+    agent.record_answer(0.1)
     for why in ("one", "two"):
-        agent.failed(why)
+        agent.record_failure(why)
         assert agent.state == DEGRADED
-    agent.failed("three")
+    agent.record_failure("three")
     assert (agent.state, agent.reason) == (UNREACHABLE, "three")
-    agent.answered(5.1)
+    agent.record_answer(5.1)
     assert agent.state == DEGRADED and "5.1 s" in agent.reason
-    agent.answered(0.1, "it is odd")
+    agent.record_answer(0.1, "it is odd")
     assert (agent.state, agent.reason) == (DEGRADED, "it is odd")
 
 
 def test_the_pauses_grow_to_five_minutes_while_it_is_unreachable() -> None:
-    agent = Health()
-    agent.answered(0.1)
-    assert agent.pause(30) == 30
+    agent = AgentHealth()
+    agent.record_answer(0.1)
+    assert agent.next_pause(30) == 30
     pauses = []
     for _ in range(12):
-        agent.failed("x")
-        pauses.append(agent.pause(30))
+        agent.record_failure("x")
+        pauses.append(agent.next_pause(30))
     assert pauses[:5] == [5, 5, 1, 2, 4] and pauses[-2:] == [256, 300]
-    assert agent.pause(1) == 300
-    agent.answered(0.1)
-    agent.failed("x")
-    assert agent.pause(1) == 1
+    assert agent.next_pause(1) == 300
+    agent.record_answer(0.1)
+    agent.record_failure("x")
+    assert agent.next_pause(1) == 1
 
 
 @pytest.mark.promise("M2", "R9")
@@ -192,7 +192,7 @@ async def test_a_card_that_is_held_is_not_gone_by_and_nothing_is_sent_where_it_p
             watch = here.registry.find("ops").watch
             assert watch is not None and not watch.agent.facts.pinned
             here.pins.holds = lambda raw: None  # somebody has approved it
-            here.registry.reconsider("ops")
+            here.registry.recheck("ops")
             await here.until(lambda: bool(here.tools()))
             assert thief.served.sent("GetTask") and here.one("ops")["held"] == ""
         assert {mode for _, mode in here.pins.asked} == {"first"}
@@ -205,7 +205,7 @@ async def test_what_is_decided_during_a_look_counts_after_it(tmp_path: Path) -> 
 
         def decided(raw: object) -> str:
             here.pins.holds = lambda raw: None
-            here.registry.reconsider("ops")
+            here.registry.recheck("ops")
             return "it was held a moment ago"
 
         here.pins.holds = decided
@@ -224,10 +224,10 @@ async def test_a_good_look_closes_the_breaker(tmp_path: Path) -> None:
         watch = here.registry.find("ops").watch
         assert watch is not None
         for _ in range(10):
-            watch.agent.breaker.failed()
-        assert watch.agent.breaker.open
+            watch.agent.breaker.record_failure()
+        assert watch.agent.breaker.is_open
         await here.registry.refetch("ops")
-        assert not watch.agent.breaker.open
+        assert not watch.agent.breaker.is_open
 
 
 async def test_an_agent_that_answers_slowly_is_degraded(

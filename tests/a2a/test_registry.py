@@ -63,7 +63,7 @@ async def test_registering_again_is_no_second_agent_and_looks_again(tmp_path: Pa
         assert again["id"] == first["id"] and "moody.more" in again["tools"]
         both = await asyncio.gather(*(here.listed.add({"url": agent.url}) for _ in range(5)))
         assert {one["id"] for one in both} == {first["id"]}
-        assert len(here.registry.all()) == 1
+        assert len(here.registry.list_agents()) == 1
         changed = await here.listed.add({"url": agent.url, "trust": "trusted"})
         assert (changed["id"], changed["trustLevel"]) == (first["id"], "trusted")
 
@@ -71,7 +71,7 @@ async def test_registering_again_is_no_second_agent_and_looks_again(tmp_path: Pa
 async def test_ten_at_once_of_the_same_are_one(tmp_path: Path) -> None:
     async with moody("deploy") as agent, ground(tmp_path) as here:
         rows = await asyncio.gather(*(here.listed.add({"url": agent.url}) for _ in range(10)))
-        assert len({row["id"] for row in rows}) == 1 and len(here.registry.all()) == 1
+        assert len({row["id"] for row in rows}) == 1 and len(here.registry.list_agents()) == 1
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ async def test_what_is_no_agent_is_not_registered_and_it_is_said_why(
     async with odd_agent(handle) as server, ground(tmp_path) as here:
         with pytest.raises(InvalidInput, match=f"no agent was registered.*{said}"):
             await here.listed.add({"url": server.url})
-        assert not here.registry.all() and not here.tools()
+        assert not here.registry.list_agents() and not here.tools()
     async with ground(tmp_path) as again:
-        assert not again.registry.all()
+        assert not again.registry.list_agents()
 
 
 async def test_nobody_there_is_said_at_once_and_one_that_hangs_after_its_time(
@@ -156,9 +156,9 @@ async def test_names_that_are_taken_are_refused_with_both_owners(tmp_path: Path)
         await here.listed.add({"url": one.url, "name": "code-reviewer"})
         with pytest.raises(AmbiguousName, match=f'"Code Reviewer".*"code-reviewer" at {one.url}'):
             await here.listed.add({"url": two.url, "name": "Code Reviewer"})
-        assert [member.name for member in here.registry.all()] == ["code-reviewer"]
+        assert [member.name for member in here.registry.list_agents()] == ["code-reviewer"]
         await here.listed.add({"url": one.url, "name": "the same under another name"})
-        assert len(here.registry.all()) == 2
+        assert len(here.registry.list_agents()) == 2
 
 
 async def test_an_agent_of_the_configuration_stays_as_it_is_written_there(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_an_agent_of_the_configuration_stays_as_it_is_written_there(tmp_pa
                 with pytest.raises(InvalidInput, match=r"config\.toml"):
                     await work
             same = await here.listed.add({"url": agent.url})
-            assert same["source"] == "config" and len(here.registry.all()) == 1
+            assert same["source"] == "config" and len(here.registry.list_agents()) == 1
             first = here.one("ops")["id"]
         async with ground(tmp_path, external("ops", agent.url)) as again:
             assert again.one("ops")["id"] == first
@@ -188,7 +188,7 @@ async def test_a_name_in_the_configuration_is_not_lost_to_one_that_was_registere
         async with ground(tmp_path, external("ops", agent.url)) as again:
             await again.until(lambda: "ops.deploy" in again.tools())
             assert again.one("ops")["url"] == agent.url
-            assert other.url not in str(again.listed.all(anybody, secret=True))
+            assert other.url not in str(again.listed.list_agents(anybody, secret=True))
             assert agent.url in again.side.failures["ops"]
 
 
@@ -232,15 +232,17 @@ async def test_a_removed_agent_is_gone_with_its_tools_and_cards(tmp_path: Path) 
         async with ground(tmp_path, every=0.02) as here:
             row = await here.listed.add({"url": agent.url})
             assert await here.listed.remove("moody") == {"removed": "Moody", "id": row["id"]}
-            assert not here.tools() and not here.registry.all()
+            assert not here.tools() and not here.registry.list_agents()
             with pytest.raises(NotFound, match='no registered agent "moody"'):
                 here.one("moody")
             assert here.events[-1] == ("Moody", "removed")
             agent.served.requests.clear()
             new = await here.listed.add({"url": agent.url})
-            assert new["id"] != row["id"] and len(here.listed.cards("moody", anybody)) == 1
+            assert new["id"] != row["id"] and len(here.listed.list_cards("moody", anybody)) == 1
         async with ground(tmp_path) as again:
-            assert [member.row.id for member in again.registry.all()] == [new["id"]]
+            assert [member.registration.id for member in again.registry.list_agents()] == [
+                new["id"]
+            ]
 
 
 async def test_changes_at_the_same_time_leave_one_agent_and_one_watch(tmp_path: Path) -> None:
@@ -250,9 +252,9 @@ async def test_changes_at_the_same_time_leave_one_agent_and_one_watch(tmp_path: 
             *(here.listed.change("moody", {"timeout_secs": 1 + n}) for n in range(5)),
             here.listed.refetch("moody"),
         )
-        assert len(here.registry.all()) == 1 and len(here.tools()) == 2
+        assert len(here.registry.list_agents()) == 1 and len(here.tools()) == 2
         running = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-        assert running.count("Watch._run") == 1
+        assert running.count("HealthWatch._run") == 1
         agent.served.requests.clear()
         await here.listed.refetch("moody")
         assert len(agent.served.requests) == 2
@@ -265,19 +267,19 @@ async def test_every_card_is_kept_as_it_came_and_can_be_compared(tmp_path: Path)
             agent.card["description"] = "quite another"
             await here.listed.refetch("moody")
             await here.listed.refetch("moody")
-            newest, oldest = here.listed.cards("moody", anybody)
+            newest, oldest = here.listed.list_cards("moody", anybody)
             assert (newest["n"], oldest["n"]) == (1, 2) and newest["seenAt"] >= oldest["seenAt"]
             assert newest["digest"] != oldest["digest"] and newest["bytes"] > 100
-            one = here.listed.card("moody", anybody, 1, None)
+            one = here.listed.get_card("moody", anybody, 1, None)
             assert json.loads(one["card"])["description"] == "quite another"
             assert one["comparedWith"] == 2
             assert '-  "description": "odd",' in one["diff"]
             assert '+  "description": "quite another",' in one["diff"]
-            assert "diff" not in here.listed.card("moody", anybody, 2, None)
-            assert here.listed.card("moody", anybody, 2, 1)["comparedWith"] == 1
+            assert "diff" not in here.listed.get_card("moody", anybody, 2, None)
+            assert here.listed.get_card("moody", anybody, 2, 1)["comparedWith"] == 1
             for wrong in (0, 3):
                 with pytest.raises(NotFound, match="has 2 cards"):
-                    here.listed.card("moody", anybody, wrong, None)
+                    here.listed.get_card("moody", anybody, wrong, None)
         agent.mode = "gone"
         async with ground(tmp_path) as again:  # what is known of it is the card it had last
             assert again.one("moody")["card"]["description"] == "quite another"
@@ -298,15 +300,15 @@ async def test_who_may_not_know_of_an_agent_is_told_that_there_is_none(tmp_path:
             asked.append(tool)
             return tool.target.name != "Hidden"
 
-        assert [row["name"] for row in here.listed.all(may, secret=False)] == ["Open"]
+        assert [row["name"] for row in here.listed.list_agents(may, secret=False)] == ["Open"]
         for key in ("Hidden", "hiddem", "hidden"):
             with pytest.raises(NotFound) as caught:
-                here.listed.one(key, may, secret=False)
+                here.listed.get_agent(key, may, secret=False)
             assert str(caught.value) == f'there is no registered agent "{key}"'
         for tool in asked:
             assert tool.target.facts.type == "RemoteAgent"  # type: ignore[attr-defined]
         with pytest.raises(NotFound, match='did you mean "Hidden"'):
-            here.listed.one("hiddem", anybody, secret=False)
+            here.listed.get_agent("hiddem", anybody, secret=False)
 
 
 @pytest.mark.promise("R9")
@@ -339,7 +341,7 @@ async def test_a_hundred_agents_register_in_the_time_of_one_timeout_while_ten_ha
         release.set()
         refused = [row for row in rows if isinstance(row, InvalidInput)]
         assert len(refused) == 10 and all("2 s" in str(problem) for problem in refused)
-        assert len(rows) - len(refused) == 90 and len(here.registry.all()) == 90
+        assert len(rows) - len(refused) == 90 and len(here.registry.list_agents()) == 90
         assert len(here.tools()) == 90 * 11 and heard[-1] == 90 * 11
         assert here.one("agent_7")["health"] == "healthy"
         assert took < 5 * seconds, took  # one after the other: ten timeouts

@@ -12,8 +12,8 @@ import pytest
 from tests.a2a.registry_ground import anybody, external, ground, moody
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.remote.credentials import Credentials, ReferenceRules
-from dragoman.a2a.remote.registration import registered, stored
+from dragoman.a2a.remote.credentials import AgentCredentials, ReferenceRules
+from dragoman.a2a.remote.registration import create_registration, encode_registration
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.principal import OWNER
 from dragoman.core.tool_filter import EVERYTHING
@@ -48,10 +48,17 @@ async def test_a_token_of_the_environment_is_shown_to_the_agent_and_to_nobody_el
             await here.listed.refetch("moody")
             assert elsewhere.served.requests
             assert not any("authorization" in one.headers for one in elsewhere.served.requests)
-            told = [here.listed.all(anybody, secret=True), row, here.side.status(), here.reasons]
+            told = [
+                here.listed.list_agents(anybody, secret=True),
+                row,
+                here.side.status(),
+                here.reasons,
+            ]
             assert SECRET not in json.dumps(told) and SECRET not in caplog.text
-            assert "env:DRAGOMAN_AGENT_OPS" in json.dumps(here.listed.all(anybody, secret=True))
-            assert "AGENT_OPS" not in json.dumps(here.listed.all(anybody, secret=False))
+            assert "env:DRAGOMAN_AGENT_OPS" in json.dumps(
+                here.listed.list_agents(anybody, secret=True)
+            )
+            assert "AGENT_OPS" not in json.dumps(here.listed.list_agents(anybody, secret=False))
     kept = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
     assert SECRET.encode() not in kept and b"env:DRAGOMAN_AGENT_OPS" in kept
 
@@ -84,7 +91,7 @@ async def test_headers_are_filled_in_on_the_way_out(tmp_path: Path) -> None:
         for request in agent.served.requests:
             assert request.headers["x-api-key"] == SECRET
             assert request.headers["authorization"] == f"Custom {SECRET}"
-        row = here.listed.one("moody", anybody, secret=True)
+        row = here.listed.get_agent("moody", anybody, secret=True)
         assert row["credentials"] == {"token": None, "headers": ["x-api-key", "authorization"]}
 
 
@@ -92,7 +99,7 @@ async def test_a_secret_that_is_not_there_is_said_before_anything_is_kept(tmp_pa
     async with moody("deploy") as agent, ground(tmp_path) as here:
         with pytest.raises(InvalidInput, match="variable DRAGOMAN_AGENT_ABSENT, which is not set"):
             await here.listed.add({"url": agent.url, "token": "env:DRAGOMAN_AGENT_ABSENT"})
-        assert not agent.served.requests and not here.registry.all()
+        assert not agent.served.requests and not here.registry.list_agents()
 
 
 async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out(
@@ -102,7 +109,7 @@ async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out
         config = external("ops", agent.url, token='"env:ABSENT"')
         async with ground(tmp_path, config) as here:
             assert "environment variable ABSENT" in here.side.failures["ops"]
-            assert not here.registry.all()
+            assert not here.registry.list_agents()
 
 
 @pytest.mark.parametrize(
@@ -134,9 +141,9 @@ def test_a_file_that_is_not_private_or_not_a_file_of_tokens_is_no_token(
     (home / "tokens").mkdir(parents=True)
     make(home)
     below = home.resolve() / "tokens"
-    credentials = Credentials("ops", f"file:{name}", {}, {}, home, files_below=below)
+    credentials = AgentCredentials("ops", f"file:{name}", {}, {}, home, files_below=below)
     with pytest.raises(ConfigError, match=said) as caught:
-        credentials.values()
+        credentials.resolve()
     assert 'agent "ops"' in str(caught.value) and SECRET not in str(caught.value)
 
 
@@ -170,14 +177,14 @@ def test_the_operator_may_refer_to_any_file(tmp_path: Path) -> None:
     outside = private(tmp_path / "outside")
     home = tmp_path / "home"
     home.mkdir()
-    credentials = Credentials("ops", f"file:{outside}", {}, {}, home, files_below=Path("/"))
-    assert credentials.values() == {"authorization": f"Bearer {SECRET}"}
+    credentials = AgentCredentials("ops", f"file:{outside}", {}, {}, home, files_below=Path("/"))
+    assert credentials.resolve() == {"authorization": f"Bearer {SECRET}"}
     assert SECRET not in str(credentials.headers)
     for name in ("hub.key", "hub.db", "env"):
         private(home / name)
-        own = Credentials("ops", f"file:{name}", {}, {}, home, files_below=Path("/"))
+        own = AgentCredentials("ops", f"file:{name}", {}, {}, home, files_below=Path("/"))
         with pytest.raises(ConfigError, match="hub's own"):
-            own.values()
+            own.resolve()
 
 
 async def test_a_refused_reference_sends_nothing_and_tells_nothing(tmp_path: Path) -> None:
@@ -235,7 +242,7 @@ async def test_a_reference_goes_only_to_the_origin_it_was_first_registered_for(
         # The operator says otherwise in config.toml.
         written = external("thief", thief.url, token='"env:DRAGOMAN_AGENT_OPS"')
         async with ground(tmp_path, written, lookup=variables) as here:
-            await here.registry.settled()
+            await here.registry.wait_until_checked()
             assert thief.served.requests[-1].headers["authorization"] == f"Bearer {SECRET}"
 
 
@@ -247,7 +254,7 @@ async def test_a_stored_agent_whose_reference_is_not_allowed_is_kept_and_not_use
         store = RegistryStore(tmp_path)
         for name, url in (("Ops", agent.url), ("Other", other.url)):
             entry = ExternalAgent(name=name, url=url, token="env:VENDOR")
-            store.save(stored(registered(entry, 1.0)))
+            store.save_agent(encode_registration(create_registration(entry, 1.0)))
         store.close()
         async with ground(tmp_path, lookup={"VENDOR": SECRET}) as here:
             row = here.one("ops")
@@ -262,7 +269,7 @@ async def test_a_stored_agent_whose_reference_is_not_allowed_is_kept_and_not_use
             assert "authorization" not in agent.served.requests[-1].headers
         allowed = 'credential_env = ["VENDOR"]\n'
         async with ground(tmp_path, bridge=allowed, lookup={"VENDOR": SECRET}) as here:
-            await here.registry.settled()
+            await here.registry.wait_until_checked()
             assert here.one("other")["health"] == "healthy"
             assert other.served.requests[-1].headers["authorization"] == f"Bearer {SECRET}"
             await here.listed.change("ops", {"token": "env:VENDOR"})  # it was there before

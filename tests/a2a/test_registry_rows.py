@@ -8,14 +8,14 @@ import pytest
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.registration import (
-    changed,
-    configured,
-    entry_of,
-    from_stored,
-    given,
-    name_in,
-    registered,
-    stored,
+    apply_change,
+    build_entry,
+    create_registration,
+    decode_registration,
+    encode_registration,
+    name_from_card,
+    parse_request,
+    registration_from_config,
 )
 from dragoman.core.errors import InvalidInput
 
@@ -34,7 +34,7 @@ def test_what_is_given_becomes_an_entry_in_either_spelling() -> None:
         "pin": "strict",
         "wire": "seed",
     }
-    entry = entry_of(given(body), "Linear (prod)")
+    entry = build_entry(parse_request(body), "Linear (prod)")
     assert entry == ExternalAgent(
         name="Linear (prod)",
         url=URL,
@@ -46,7 +46,7 @@ def test_what_is_given_becomes_an_entry_in_either_spelling() -> None:
         pin="strict",
         wire="seed",
     )
-    assert registered(entry, 1.0).slug == "linear_prod"
+    assert create_registration(entry, 1.0).slug == "linear_prod"
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,18 @@ def test_what_is_given_becomes_an_entry_in_either_spelling() -> None:
 )
 def test_what_does_not_fit_is_refused_with_what_would(more: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said) as caught:
-        entry_of(given({"url": URL, "name": "ops", **more}), "ops")
+        build_entry(parse_request({"url": URL, "name": "ops", **more}), "ops")
     assert "secret" not in str(caught.value) and "sk-1" not in str(caught.value)
 
 
 def test_a_change_keeps_the_rest_and_may_not_touch_what_an_agent_is() -> None:
     entry = ExternalAgent(name="ops", url=URL, token="env:A")
-    assert changed(entry, {"trustLevel": "trusted"}).trust == "trusted"
-    assert changed(entry, {"token": None}).token is None
-    assert changed(entry, {"trustLevel": "trusted"}).token == "env:A"
+    assert apply_change(entry, {"trustLevel": "trusted"}).trust == "trusted"
+    assert apply_change(entry, {"token": None}).token is None
+    assert apply_change(entry, {"trustLevel": "trusted"}).token == "env:A"
     for body in ({"url": "https://elsewhere"}, {"name": "other"}, {}):
         with pytest.raises(InvalidInput):
-            changed(entry, body)
+            apply_change(entry, body)
 
 
 @pytest.mark.parametrize(
@@ -112,22 +112,22 @@ def test_a_change_keeps_the_rest_and_may_not_touch_what_an_agent_is() -> None:
 def test_an_agent_without_a_name_is_called_as_its_card_says_if_it_can_be(
     said: str, name: str
 ) -> None:
-    assert name_in({"name": said}, URL) == name
+    assert name_from_card({"name": said}, URL) == name
 
 
 def test_configured_agents_have_the_same_id_at_every_start() -> None:
     entry = ExternalAgent(name="code-reviewer", url=URL)
     again = ExternalAgent(name="Code Reviewer", url="http://elsewhere")
-    assert configured(entry, 1.0).id == configured(again, 2.0).id
-    assert registered(entry, 1.0).id != registered(entry, 1.0).id
+    assert registration_from_config(entry, 1.0).id == registration_from_config(again, 2.0).id
+    assert create_registration(entry, 1.0).id != create_registration(entry, 1.0).id
 
 
 def test_a_row_is_read_as_it_was_stored_and_one_of_another_version_as_far_as_it_goes() -> None:
-    row = registered(ExternalAgent(name="ops", url=URL, token="env:A"), 1.0)
-    kept = stored(row)
-    assert from_stored(kept) == row
+    row = create_registration(ExternalAgent(name="ops", url=URL, token="env:A"), 1.0)
+    kept = encode_registration(row)
+    assert decode_registration(kept) == row
     newer = {**kept, "entry": {**kept["entry"], "later": 1}}
-    assert from_stored(newer) == row
+    assert decode_registration(newer) == row
     for broken in ({}, {**kept, "entry": None}, {**kept, "entry": {}}):
         with pytest.raises(InvalidInput, match="cannot be read"):
-            from_stored(broken)
+            decode_registration(broken)

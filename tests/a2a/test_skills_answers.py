@@ -302,7 +302,7 @@ async def test_an_agent_that_is_away_is_left_alone_for_a_while() -> None:
         with pytest.raises(Unreachable, match="tried again in"):
             await ground.call({"message": "hi"}, "Vercel Ops.message")
         assert len(ground.sent) == before
-        ground.agent.breaker.worked()  # as a good look at its health does
+        ground.agent.breaker.record_success()  # as a good look at its health does
         with pytest.raises(RemoteA2ATransportError, match="503"):
             await ground.call()
         assert len(ground.sent) == before + 1
@@ -313,7 +313,7 @@ async def test_an_agent_that_answers_with_errors_is_there() -> None:
         for _ in range(7):
             with pytest.raises(RemoteA2ATaskFailedError):
                 await ground.call()
-        assert len(ground.sent) == 7 and not ground.agent.breaker.open
+        assert len(ground.sent) == 7 and not ground.agent.breaker.is_open
 
 
 # --- with the official SDK ------------------------------------------------------------------------
@@ -348,7 +348,7 @@ async def sdk_skill(url: str, updates: list[Update]) -> AsyncIterator[Callable[.
 
     try:
         async with asyncio.timeout(20):
-            agent.offer(await agent.client.settled(url), "1")
+            agent.offer(await agent.client.find_probed(url), "1")
             yield call
     finally:
         await agent.stop()

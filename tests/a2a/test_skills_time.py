@@ -10,7 +10,7 @@ import pytest
 from tests.a2a.odd_agent import Request
 from tests.a2a.skill_ground import Ground, bridged
 
-from dragoman.a2a.remote.circuit_breaker import Breaker
+from dragoman.a2a.remote.circuit_breaker import CircuitBreaker
 from dragoman.core.call import Wanted
 from dragoman.core.errors import RemoteA2ATimeoutError
 
@@ -61,7 +61,7 @@ async def test_a_skill_that_takes_too_long_is_a_timeout_and_its_task_can_be_pick
         assert ground.calls[0].noted["far_task"] == "t1"
         await ground.agent.stop()  # which waits for what is under way
     assert not slow.cancelled.is_set() and not ground.server.sent("tasks/cancel")
-    assert not ground.agent.breaker.open
+    assert not ground.agent.breaker.is_open
 
 
 @pytest.mark.promise("R5")
@@ -151,24 +151,24 @@ async def test_a_longer_time_for_skills_holds_for_each_answer_too() -> None:
 
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_try() -> None:
     now = 100.0
-    breaker = Breaker(failures=3, seconds=30.0, clock=lambda: now)
+    breaker = CircuitBreaker(failures=3, seconds=30.0, clock=lambda: now)
     for _ in range(2):
-        breaker.failed()
-    breaker.worked()
+        breaker.record_failure()
+    breaker.record_success()
     for _ in range(3):
-        assert breaker.enter() == 0.0
-        breaker.failed()
-    assert breaker.open and breaker.enter() == 30.0
+        assert breaker.admit() == 0.0
+        breaker.record_failure()
+    assert breaker.is_open and breaker.admit() == 30.0
     now += 29.0
-    assert breaker.enter() == 1.0
+    assert breaker.admit() == 1.0
     now += 1.0
-    assert breaker.enter() == 0.0
-    assert breaker.enter() > 0, "one is trying"
-    breaker.left()
-    assert breaker.enter() == 0.0, "that one did not find out"
-    breaker.failed()
-    assert breaker.enter() == 30.0
+    assert breaker.admit() == 0.0
+    assert breaker.admit() > 0, "one is trying"
+    breaker.release()
+    assert breaker.admit() == 0.0, "that one did not find out"
+    breaker.record_failure()
+    assert breaker.admit() == 30.0
     now += 30.0
-    assert breaker.enter() == 0.0
-    breaker.worked()
-    assert not breaker.open and breaker.enter() == breaker.enter() == 0.0
+    assert breaker.admit() == 0.0
+    breaker.record_success()
+    assert not breaker.is_open and breaker.admit() == breaker.admit() == 0.0

@@ -203,8 +203,8 @@ async def test_calls_go_where_the_card_said_when_it_was_offered() -> None:
     async with bridged(done_03, card) as ground:
         moved = True
         client = ground.agent.client
-        found = await client.look_again(ground.server.url)
-        peer = await client.settled(client.adopt(ground.server.url, found))
+        found = await client.refetch_card(ground.server.url)
+        peer = await client.find_probed(client.adopt_card(ground.server.url, found))
         await ground.call()
         assert ground.sent[0].path == "/rpc"
         ground.agent.offer(peer, "agent-1")
@@ -214,7 +214,7 @@ async def test_calls_go_where_the_card_said_when_it_was_offered() -> None:
 
 async def test_a_tool_that_another_holds_is_not_offered_and_both_are_named() -> None:
     async with bridged(done_03, lambda url: card_03(url, skills=[DEPLOY, {"id": "x"}])) as ground:
-        peer = await ground.agent.client.settled(ground.server.url)
+        peer = await ground.agent.client.find_probed(ground.server.url)
         ground.agent.withdraw("to come again")
 
         class Server:

@@ -14,7 +14,7 @@ from tests.cli.terminal import Terminal
 from tests.peers.process import HttpPeer
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.remote.registration import registered, stored
+from dragoman.a2a.remote.registration import create_registration, encode_registration
 from dragoman.stores.registry import RegistryStore
 
 pytestmark = pytest.mark.promise("R10")
@@ -125,7 +125,7 @@ def test_a_credential_that_is_not_meant_for_agents_is_refused_and_the_remedy_is_
     with agent() as far:
         entry = ExternalAgent(name="Old", url=far.url, token="env:AWS_SECRET_ACCESS_KEY")
         store = RegistryStore(terminal.home)  # as an earlier version has written it
-        store.save(stored(registered(entry, 1.0)))
+        store.save_agent(encode_registration(create_registration(entry, 1.0)))
         store.close()
         terminal.up()
         for reference in ("env:AWS_SECRET_ACCESS_KEY", "env:NOT_THERE"):

@@ -22,13 +22,13 @@ from dragoman.core.errors import (
     RemoteA2ATimeoutError,
 )
 from dragoman.core.principal import Principal
-from dragoman.stores.dispatches import ALL, DATABASE, Dispatches
+from dragoman.stores.dispatches import ALL, DATABASE, DispatchStore
 
 
 @asynccontextmanager
-async def kept(home: Path, keep: int = 1_000) -> AsyncIterator[tuple[Road, Dispatches]]:
-    road, store = Road(), Dispatches(home, keep)
-    store.watch(road.bus)
+async def kept(home: Path, keep: int = 1_000) -> AsyncIterator[tuple[Road, DispatchStore]]:
+    road, store = Road(), DispatchStore(home, keep)
+    store.observe(road.bus)
     try:
         yield road, store
     finally:
@@ -36,7 +36,7 @@ async def kept(home: Path, keep: int = 1_000) -> AsyncIterator[tuple[Road, Dispa
         await store.close()
 
 
-async def found(store: Dispatches, limit: int = 50, **wanted: Any) -> list[dict[str, Any]]:
+async def found(store: DispatchStore, limit: int = 50, **wanted: Any) -> list[dict[str, Any]]:
     wanted = {"org": "default", "caller": ALL, **wanted}
     rows, _ = await store.find(limit, None, **wanted)
     return rows
@@ -139,15 +139,15 @@ async def test_what_is_under_way_is_the_load_of_its_agent_and_listed_as_running(
     async with kept(tmp_path) as (road, store):
         running = [road.begin() for _ in range(3)]
         await asyncio.wait_for(road.agent.running.wait(), 5)
-        assert (store.active("Vercel Ops"), store.active("another")) == (3, 0)
+        assert (store.count_active("Vercel Ops"), store.count_active("another")) == (3, 0)
         rows = await found(store, status="running")
         assert [(row["completedAt"], row["latencyMs"]) for row in rows] == [(None, None)] * 3
         running[0].cancel()
         await asyncio.gather(running[0], return_exceptions=True)
-        assert store.active("Vercel Ops") == 2
+        assert store.count_active("Vercel Ops") == 2
         road.agent.go.set()
         await asyncio.gather(*running[1:])
-        assert store.active("Vercel Ops") == 0 and not store._active
+        assert store.count_active("Vercel Ops") == 0 and not store._active
         assert {row["status"] for row in await found(store)} == {"completed", "cancelled"}
 
 
@@ -280,4 +280,4 @@ async def test_a_store_that_is_closed_has_written_all_and_answers_no_more(tmp_pa
 def test_a_file_that_is_no_database_is_said_at_the_start(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigError, match="damaged"):
-        Dispatches(tmp_path, 100)
+        DispatchStore(tmp_path, 100)

@@ -18,48 +18,48 @@ def row(id: str, slug: str = "ops", **more: object) -> dict[str, object]:
 
 def test_rows_are_there_after_a_restart_and_gone_when_deleted(tmp_path: Path) -> None:
     store = RegistryStore(tmp_path)
-    store.save(row("2", "zebra"))
-    store.save(row("1", "ape", entry={"url": "http://a"}))
-    store.save(row("1", "ape", entry={"url": "http://b"}))
+    store.save_agent(row("2", "zebra"))
+    store.save_agent(row("1", "ape", entry={"url": "http://a"}))
+    store.save_agent(row("1", "ape", entry={"url": "http://b"}))
     store.close()
     assert stat.S_IMODE((tmp_path / "registry.db").stat().st_mode) == 0o600
     again = RegistryStore(tmp_path)
-    assert again.rows() == [row("1", "ape", entry={"url": "http://b"}), row("2", "zebra")]
-    again.delete("1")
-    assert [one["id"] for one in again.rows()] == ["2"]
+    assert again.list_agents() == [row("1", "ape", entry={"url": "http://b"}), row("2", "zebra")]
+    again.delete_agent("1")
+    assert [one["id"] for one in again.list_agents()] == ["2"]
     again.close()
 
 
 def test_one_org_has_a_slug_once(tmp_path: Path) -> None:
     store = RegistryStore(tmp_path)
-    store.save(row("1"))
+    store.save_agent(row("1"))
     with pytest.raises(Full, match=r"registry\.db"):
-        store.save(row("2"))
-    store.save({**row("3"), "org": "another"})
+        store.save_agent(row("2"))
+    store.save_agent({**row("3"), "org": "another"})
     store.close()
 
 
 def test_cards_are_kept_as_they_came_each_once_the_newest_first(tmp_path: Path) -> None:
     store = RegistryStore(tmp_path)
     one, two = b'{ "name": "A" }\n', b'{"name":"\xc3\xa9"}'
-    store.keep_card("a", "d1", one, 1.0)
-    store.keep_card("a", "d2", two, 2.0)
-    store.keep_card("b", "d1", one, 2.5)
-    assert store.cards("a") == [("d2", 2.0, len(two)), ("d1", 1.0, len(one))]
-    store.keep_card("a", "d1", one, 3.0)  # it has gone back to that
-    assert store.cards("a") == [("d1", 3.0, len(one)), ("d2", 2.0, len(two))]
-    assert store.card("a", "d2") == two and store.card("a", "d1") == one
-    assert store.card("a", "none") is None and store.cards("nobody") == []
-    store.delete("a")
-    assert store.cards("a") == [] and len(store.cards("b")) == 1
+    store.save_card("a", "d1", one, 1.0)
+    store.save_card("a", "d2", two, 2.0)
+    store.save_card("b", "d1", one, 2.5)
+    assert store.list_cards("a") == [("d2", 2.0, len(two)), ("d1", 1.0, len(one))]
+    store.save_card("a", "d1", one, 3.0)  # it has gone back to that
+    assert store.list_cards("a") == [("d1", 3.0, len(one)), ("d2", 2.0, len(two))]
+    assert store.load_card("a", "d2") == two and store.load_card("a", "d1") == one
+    assert store.load_card("a", "none") is None and store.list_cards("nobody") == []
+    store.delete_agent("a")
+    assert store.list_cards("a") == [] and len(store.list_cards("b")) == 1
     store.close()
 
 
 def test_the_last_fifty_cards_are_kept(tmp_path: Path) -> None:
     store = RegistryStore(tmp_path)
     for n in range(60):
-        store.keep_card("a", f"d{n}", b"{}", float(n))
-    assert [digest for digest, _, _ in store.cards("a")] == [f"d{n}" for n in range(59, 9, -1)]
+        store.save_card("a", f"d{n}", b"{}", float(n))
+    assert [digest for digest, _, _ in store.list_cards("a")] == [f"d{n}" for n in range(59, 9, -1)]
     store.close()
 
 
@@ -69,9 +69,9 @@ def test_large_cards_take_only_so_much_together(
     monkeypatch.setattr(registry, "MAX_CARD_BYTES", 1_000)
     store = RegistryStore(tmp_path)
     for n in range(6):
-        store.keep_card("a", f"d{n}", b"x" * 300, float(n))
-    assert [digest for digest, _, _ in store.cards("a")] == ["d5", "d4", "d3"]
+        store.save_card("a", f"d{n}", b"x" * 300, float(n))
+    assert [digest for digest, _, _ in store.list_cards("a")] == ["d5", "d4", "d3"]
     for n in range(6, 9):
-        store.keep_card("a", f"d{n}", b"x" * 2_000, float(n))
-    assert [digest for digest, _, _ in store.cards("a")] == ["d8", "d7"]
+        store.save_card("a", f"d{n}", b"x" * 2_000, float(n))
+    assert [digest for digest, _, _ in store.list_cards("a")] == ["d8", "d7"]
     store.close()

@@ -36,9 +36,9 @@ USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
         RegistryStore,
         "registry.db",
         [
-            lambda store: store.save(ROW),
-            lambda store: store.delete("1"),
-            lambda store: store.keep_card("1", "digest", b"{}", 1.0),
+            lambda store: store.save_agent(ROW),
+            lambda store: store.delete_agent("1"),
+            lambda store: store.save_card("1", "digest", b"{}", 1.0),
         ],
     ),
     "pins": (SqlitePins, "pins.db", [lambda store: store.save([], [])]),

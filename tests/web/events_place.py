@@ -13,7 +13,7 @@ from tests.skilled_road import Road
 from tests.web.serving import Place, Sources
 
 from dragoman.core.principal import Principal
-from dragoman.stores.dispatches import Dispatches
+from dragoman.stores.dispatches import DispatchStore
 from dragoman.web.api import Api
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.app import App
@@ -60,8 +60,8 @@ class Heard:
 @asynccontextmanager
 async def ground(home: Path) -> AsyncIterator[Ground]:
     road = Road()
-    streams, store = EventStreams(road.hub), Dispatches(home, 1_000)
-    store.watch(road.bus)
+    streams, store = EventStreams(road.hub), DispatchStore(home, 1_000)
+    store.observe(road.bus)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)

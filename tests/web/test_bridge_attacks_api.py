@@ -12,7 +12,7 @@ from tests.web.events_place import ground
 
 from dragoman.core.errors import Denied, Full
 from dragoman.core.events import PreVerb
-from dragoman.stores.dispatches import ALL, MAX_FINDING, Dispatches
+from dragoman.stores.dispatches import ALL, MAX_FINDING, DispatchStore
 
 DISPATCHES = "/api/a2a/dispatches"
 
@@ -27,7 +27,7 @@ async def test_no_way_of_writing_a_limit_goes_beyond_it(limit: str, tmp_path: Pa
 async def test_who_looks_for_dispatches_again_and_again_does_not_keep_them_from_being_written(
     tmp_path: Path,
 ) -> None:
-    store = Dispatches(tmp_path, 1_000)
+    store = DispatchStore(tmp_path, 1_000)
     try:
         finds = (store.find(10, None, org="default", caller=ALL) for _ in range(200))
         found = await asyncio.gather(*finds, return_exceptions=True)

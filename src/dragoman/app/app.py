@@ -242,15 +242,15 @@ class Instance:
         )
         guards.join(self._target, self.agents.approved)
         if self.agents.listed is not None:
-            self.agents.listed.load = self.listeners.dispatches.active
+            self.agents.listed.count_active = self.listeners.dispatches.count_active
 
     def _namespaces(self) -> dict[str, str]:
         """The targets by what their canonical names begin with."""
         found = {canonical_name(name, "").rstrip("."): name for name in _configured(self.config)}
         agents = getattr(self, "agents", None)  # the hub's own offer their tools while it is made
         if agents is not None and agents.registry is not None:
-            for member in agents.registry.all():
-                found |= {member.row.slug: member.name, member.name: member.name}
+            for member in agents.registry.list_agents():
+                found |= {member.registration.slug: member.name, member.name: member.name}
         return found
 
     def _agent_changed(self, event: AgentChanged) -> None:

@@ -12,11 +12,16 @@ from typing import Any
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.protocol.skill_tools import slug_of
-from dragoman.a2a.remote.credentials import TOKENS, Credentials, Filled, ReferenceRules
+from dragoman.a2a.remote.credentials import (
+    TOKENS,
+    AgentCredentials,
+    CredentialHttpClient,
+    ReferenceRules,
+)
 from dragoman.a2a.remote.health_watch import CardPins
 from dragoman.a2a.remote.registration import CONFIG
 from dragoman.a2a.remote.registry import Registry
-from dragoman.a2a.remote.registry_view import Listed
+from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.a2a.server import ai_catalog
 from dragoman.a2a.server.ai_catalog import AiCatalog
@@ -82,7 +87,7 @@ class AgentSide:
         self.local: list[FunctionAgent] = []
         self.registry: Registry | None = None
         """The agents of others."""
-        self.listed: Listed | None = None
+        self.listed: RegistryView | None = None
         self._rows: RegistryStore | None = None
         self.failures: dict[str, str] = {}
         """The agents of the configuration that cannot be used, and why."""
@@ -168,7 +173,7 @@ class AgentSide:
         registry.load(settings.external_agents if settings.enabled else ())
         self.failures.update(registry.failures)
         self.registry = registry
-        self.listed = Listed(registry, rows, self._hub.catalog)
+        self.listed = RegistryView(registry, rows, self._hub.catalog)
 
     def _signer(self, place: Path) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
         path = self._config.a2a.signing_key
@@ -184,7 +189,7 @@ class AgentSide:
         log.error("%s; the hub runs without it", error)
 
     def _remote(self, entry: ExternalAgent, source: str) -> RemoteAgent:
-        credentials = Credentials(
+        credentials = AgentCredentials(
             entry.name,
             entry.token,
             dict(parse_headers(entry.headers)),
@@ -193,11 +198,11 @@ class AgentSide:
             files_below=Path("/") if source == CONFIG else self._place.resolve() / TOKENS,
         )
         if source == CONFIG:
-            credentials.values()  # what is missing is told at the start
+            credentials.resolve()  # what is missing is told at the start
 
         def reach(url: str, private: bool) -> HttpClient:
             way = self._net.reaching(url, allow_private=private)
-            return Filled(way, credentials) if credentials.headers else way
+            return CredentialHttpClient(way, credentials) if credentials.headers else way
 
         return RemoteAgent(
             entry,
@@ -219,7 +224,7 @@ class AgentSide:
                 yield "server", server.prefix
         for agent in self._config.agents:
             yield "agent", agent.name
-        registered = set(self.registry.names()) if self.registry is not None else set()
+        registered = set(self.registry.list_names()) if self.registry is not None else set()
         for tool in self._hub.catalog.targets():
             if tool.target.name not in registered:
                 yield "agent" if tool.agent is not None else "server", tool.target.name
@@ -234,28 +239,28 @@ class AgentSide:
         for agent in self.local:
             if agent.name == name:
                 return agent
-        return self.registry.target(name) if self.registry is not None else None
+        return self.registry.find_target(name) if self.registry is not None else None
 
     def approved(self, name: str) -> None:
         """After it was decided what to do with what its pins hold."""
         if self.registry is not None:
-            self.registry.reconsider(name)
+            self.registry.recheck(name)
 
     def pin_of(self, name: str) -> str | None:
         """How what a registered agent offers is held; None for another."""
-        return self.registry.pin_of(name) if self.registry is not None else None
+        return self.registry.find_pin_mode(name) if self.registry is not None else None
 
     def additions_of(self, name: str) -> str | None:
         """Whether what a registered agent adds is shown or held; None where it does not say."""
-        return self.registry.additions_of(name) if self.registry is not None else None
+        return self.registry.find_additions_mode(name) if self.registry is not None else None
 
     def _away(self, name: str) -> str | None:
         """To callers it is not told where the hub looked for it."""
         if name in self.failures:
             return "it could not be loaded"
-        if self.registry is not None and name in self.registry.refused():
+        if self.registry is not None and name in self.registry.list_refused():
             return "the hub does not use it; its operator knows why"
-        if self.registry is not None and name in self.registry.names():
+        if self.registry is not None and name in self.registry.list_names():
             return "it is being looked for"
         return None
 
@@ -325,7 +330,7 @@ class AgentSide:
     async def settled(self) -> None:
         """Until each agent of others has been found once, or has failed once."""
         if self.registry is not None:
-            await self.registry.settled()
+            await self.registry.wait_until_checked()
 
     def find_absent(self, name: str) -> tuple[Target, str] | None:
         return self.registry.find_absent(name) if self.registry is not None else None
@@ -372,7 +377,7 @@ class AgentSide:
     def status(self) -> dict[str, Any]:
         return {
             "local": [agent.name for agent in self.local],
-            "remote": self.listed.status() if self.listed is not None else [],
+            "remote": self.listed.list_status() if self.listed is not None else [],
             "failed": self.failures,
             "a2a": self._config.a2a.enabled,
             "grpc_port": self.grpc_port,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dragoman.core.bus import Bus
 from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
-from dragoman.stores.dispatches import Dispatches
+from dragoman.stores.dispatches import DispatchStore
 from dragoman.web.api import Part
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.app import Mounted
@@ -36,8 +36,8 @@ class BusSide:
         join_plugins(hub.bus, plugins)
         self._hub = hub
         self.streams = EventStreams(hub)
-        self.dispatches = Dispatches(place, keep_dispatches)  # last: it is to be closed
-        self.dispatches.watch(hub.bus)
+        self.dispatches = DispatchStore(place, keep_dispatches)  # last: it is to be closed
+        self.dispatches.observe(hub.bus)
 
     @property
     def mounts(self) -> Mapping[str, Mounted]:

@@ -45,7 +45,7 @@ BUSY_SECONDS = 0.5
 MAX_FINDING = 8
 """Who look for some at once; further ones are refused."""
 
-RUNNING, COMPLETED, ASKED, FAILED_, DENIED, CANCELLED = STATUSES = (
+RUNNING, COMPLETED, ASKED, FAILED_STATUS, DENIED, CANCELLED = STATUSES = (
     "running", "completed", "asked", "failed", "denied", "cancelled",
 )  # fmt: skip
 """`asked`: the agent has asked something, and the answer comes with a dispatch of its own."""
@@ -95,11 +95,11 @@ class Dispatch:
     usage: str | None = None
 
 
-End = tuple[str, int | None, float, float, Any, Any]
+DispatchEnd = tuple[str, int | None, float, float, Any, Any]
 """Status, code, when, after how many ms, the far task's name, and what it took."""
 
 
-class Seen(NamedTuple):
+class ObservedCall(NamedTuple):
     """What a dispatch is made of, later: while a call is under way every microsecond counts, and
     neither its arguments nor its result are to be held."""
 
@@ -108,7 +108,7 @@ class Seen(NamedTuple):
     trace: Trace
     asked_as: str
     started: float
-    end: End | None = None
+    end: DispatchEnd | None = None
 
 
 COLUMNS = tuple(Dispatch.__dataclass_fields__)
@@ -127,7 +127,7 @@ _PRUNE = "DELETE FROM dispatches WHERE seq <= (SELECT max(seq) FROM dispatches) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class DispatchFilter:
     """Which ones. Whose, must be said: a caller's label, or `ALL`."""
 
     org: str
@@ -176,15 +176,15 @@ class Wanted:
         )
 
 
-class Dispatches:
+class DispatchStore:
     """Used by the thread of the loop; its own thread is used for the database alone."""
 
     def __init__(self, home: Path, keep: int) -> None:
         self._keep = keep
-        self._open: dict[str, Seen] = {}
+        self._open: dict[str, ObservedCall] = {}
         """By the spans of their calls."""
         self._active: dict[str, int] = {}
-        self._unwritten: deque[Seen] = deque()
+        self._unwritten: deque[ObservedCall] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._failing = False
@@ -205,27 +205,27 @@ class Dispatches:
             self._thread.shutdown()
             raise
 
-    def watch(self, bus: Bus) -> None:
-        bus.observe(PreVerb, self._began, "the observer that keeps dispatches")
-        bus.observe(PostVerb, self._ended, "the observer that keeps dispatches")
+    def observe(self, bus: Bus) -> None:
+        bus.observe(PreVerb, self._record_start, "the observer that keeps dispatches")
+        bus.observe(PostVerb, self._record_end, "the observer that keeps dispatches")
 
-    def active(self, agent: str) -> int:
+    def count_active(self, agent: str) -> int:
         """How many are under way at the agent of that name."""
         return self._active.get(agent, 0)
 
     # --- from the bus -----------------------------------------------------------------------------
 
-    def _began(self, event: PreVerb) -> None:
+    def _record_start(self, event: PreVerb) -> None:
         call = event.call
         bridged = call.tool.bridged
         if bridged is None:
             return
-        self._open[call.trace.span] = Seen(
+        self._open[call.trace.span] = ObservedCall(
             call.tool, call.caller, call.trace, call.asked_as, event.at
         )
         self._active[bridged.agent] = self._active.get(bridged.agent, 0) + 1
 
-    def _ended(self, event: PostVerb) -> None:
+    def _record_end(self, event: PostVerb) -> None:
         call = event.call
         bridged = call.tool.bridged
         if bridged is None:
@@ -240,14 +240,16 @@ class Dispatches:
             else:
                 del self._active[bridged.agent]
         self._unwritten.append(
-            Seen(call.tool, call.caller, call.trace, call.asked_as, started, _end_of(event))
+            ObservedCall(
+                call.tool, call.caller, call.trace, call.asked_as, started, _end_from_event(event)
+            )
         )
-        self._bound()
-        self._later(WRITE_SECONDS)
+        self._drop_oldest()
+        self._schedule_write(WRITE_SECONDS)
 
     # --- the database -----------------------------------------------------------------------------
 
-    def _later(self, seconds: float) -> None:
+    def _schedule_write(self, seconds: float) -> None:
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._write)
 
@@ -259,10 +261,10 @@ class Dispatches:
         group = list(self._unwritten)
         self._unwritten.clear()
         self._writing = self._in_thread(lambda: self._insert(group))
-        self._writing.add_done_callback(lambda done: self._written(group, done))
+        self._writing.add_done_callback(lambda done: self._finish_write(group, done))
 
-    def _insert(self, group: Sequence[Seen]) -> None:
-        rows = [_row(_dispatch(seen)) for seen in group]
+    def _insert(self, group: Sequence[ObservedCall]) -> None:
+        rows = [_row(_dispatch_from_call(seen)) for seen in group]
         self._file.check()
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -278,7 +280,7 @@ class Dispatches:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _written(self, group: list[Seen], done: asyncio.Future[None]) -> None:
+    def _finish_write(self, group: list[ObservedCall], done: asyncio.Future[None]) -> None:
         self._writing = None
         error = done.exception()
         if error is None:
@@ -287,12 +289,12 @@ class Dispatches:
             if not self._failing:
                 log.error("dispatches cannot be written, which is tried again: %s", error)
             self._unwritten.extendleft(reversed(group))
-            self._bound()
+            self._drop_oldest()
         self._failing = error is not None
         if self._unwritten:
-            self._later(AGAIN_SECONDS if self._failing else WRITE_SECONDS)
+            self._schedule_write(AGAIN_SECONDS if self._failing else WRITE_SECONDS)
 
-    def _bound(self) -> None:
+    def _drop_oldest(self) -> None:
         while len(self._unwritten) > MAX_UNWRITTEN:
             self._unwritten.popleft()
             self.lost += 1
@@ -302,7 +304,9 @@ class Dispatches:
     ) -> tuple[list[dict[str, Any]], str | None]:
         """The newest first, at most `limit`, and where to go on if there are more. `wanted` are the
         fields of `Wanted`."""
-        want = Wanted(**wanted, before=_read_cursor(cursor) if cursor is not None else None)
+        want = DispatchFilter(
+            **wanted, before=_decode_cursor(cursor) if cursor is not None else None
+        )
         if self._closed:
             raise Full("the hub is going down; ask again when it is back")
         if self._finding >= MAX_FINDING:  # what is to be written would wait behind them all
@@ -313,9 +317,11 @@ class Dispatches:
         finally:
             self._finding -= 1
 
-    async def _find(self, limit: int, want: Wanted) -> tuple[list[dict[str, Any]], str | None]:
+    async def _find(
+        self, limit: int, want: DispatchFilter
+    ) -> tuple[list[dict[str, Any]], str | None]:
         # What is being written now is so before the thread reads: each of them is there once.
-        here = map(_dispatch, (*self._open.values(), *self._unwritten))
+        here = map(_dispatch_from_call, (*self._open.values(), *self._unwritten))
         found = [one for one in here if want.includes(one)]
         query, values = want.query(limit + 1)
         try:
@@ -324,8 +330,8 @@ class Dispatches:
             raise Full(f'the dispatches in "{DATABASE}" cannot be read ({error})') from error
         found += [Dispatch(*row) for row in rows]
         found.sort(key=lambda one: (one.started, one.id), reverse=True)
-        more = _cursor(found[limit - 1]) if len(found) > limit else None
-        return [_told(one) for one in found[:limit]], more
+        more = _encode_cursor(found[limit - 1]) if len(found) > limit else None
+        return [_render(one) for one in found[:limit]], more
 
     def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -335,23 +341,23 @@ class Dispatches:
         if self._closed:
             return
         self._closed = True
-        await self._settled()
+        await self._wait_until_written()
         if self._unwritten:
             self._write()
-            await self._settled()
+            await self._wait_until_written()
         self.lost += len(self._unwritten)
         if self.lost:
             log.error("%d dispatches could not be written; the audit has them", self.lost)
         await self._in_thread(self._db.close)
         self._thread.shutdown()
 
-    async def _settled(self) -> None:
+    async def _wait_until_written(self) -> None:
         while self._writing is not None:
             await asyncio.wait([self._writing])
             await asyncio.sleep(0)  # what is done when it is done is still to come
 
 
-def _dispatch(seen: Seen) -> Dispatch:
+def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
     tool, caller, trace, asked_as, started, end = seen
     bridged = tool.bridged
     assert bridged is not None
@@ -383,25 +389,25 @@ def _dispatch(seen: Seen) -> Dispatch:
     return one
 
 
-def _end_of(event: PostVerb) -> End:
+def _end_from_event(event: PostVerb) -> DispatchEnd:
     noted = event.call.noted
-    status, code = _outcome(event)
+    status, code = _status_from_event(event)
     usage = noted.get("usage")
     return status, code, event.at, event.duration_ms, noted.get("far_task"), usage
 
 
-def _outcome(event: PostVerb) -> tuple[str, int | None]:
+def _status_from_event(event: PostVerb) -> tuple[str, int | None]:
     result, error = event.result, event.error
     if error is not None:
-        return DENIED if denied(event.call, error) else FAILED_, code_of(error)
+        return DENIED if denied(event.call, error) else FAILED_STATUS, code_of(error)
     if result is None:
-        return (CANCELLED, CANCELLED_CODE) if event.cancelled else (FAILED_, CRASHED)
+        return (CANCELLED, CANCELLED_CODE) if event.cancelled else (FAILED_STATUS, CRASHED)
     if result.failed:
-        return FAILED_, FAILED
+        return FAILED_STATUS, FAILED
     return ASKED if result.questions else COMPLETED, None
 
 
-def _told(one: Dispatch) -> dict[str, Any]:
+def _render(one: Dispatch) -> dict[str, Any]:
     usage = msgspec.json.decode(one.usage) if one.usage else None
     return {
         "dispatchId": one.id,
@@ -421,7 +427,7 @@ def _told(one: Dispatch) -> dict[str, Any]:
         "completedAt": iso(one.completed) if one.completed is not None else None,
         "latencyMs": one.latency,
         "errorCode": one.code,
-        "costTokens": _tokens(usage) if usage else None,
+        "costTokens": _count_tokens(usage) if usage else None,
         "usage": usage,
     }
 
@@ -432,7 +438,7 @@ PARTS = (("inputTokens", "outputTokens"), ("input_tokens", "output_tokens"),
 """What agents call it."""
 
 
-def _tokens(usage: Mapping[str, float]) -> float | None:
+def _count_tokens(usage: Mapping[str, float]) -> float | None:
     for name in TOTALS:
         if name in usage:
             return usage[name]
@@ -442,11 +448,11 @@ def _tokens(usage: Mapping[str, float]) -> float | None:
     return None
 
 
-def _cursor(one: Dispatch) -> str:
+def _encode_cursor(one: Dispatch) -> str:
     return base64.urlsafe_b64encode(f"{one.started!r} {one.id}".encode()).decode().rstrip("=")
 
 
-def _read_cursor(cursor: str) -> tuple[float, str]:
+def _decode_cursor(cursor: str) -> tuple[float, str]:
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
         started, _, id = text.partition(" ")

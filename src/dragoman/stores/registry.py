@@ -56,15 +56,15 @@ class RegistryStore:
         self._db = open_store(self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS)
         self._writer = Writer(self._db, self._path, LOOP_BUSY_SECONDS)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def list_agents(self) -> list[dict[str, Any]]:
         """In the order of their slugs."""
         try:
             found = self._db.execute("SELECT row FROM agents ORDER BY slug").fetchall()
             return [msgspec.json.decode(row, type=dict[str, Any]) for (row,) in found]
         except (sqlite3.Error, msgspec.DecodeError) as error:
-            raise self._unreadable(error) from error
+            raise self._build_read_error(error) from error
 
-    def save(self, row: Mapping[str, Any]) -> None:
+    def save_agent(self, row: Mapping[str, Any]) -> None:
         """`row` has an `id`, an `org` and a `slug`; it is kept when this returns."""
         data = msgspec.json.encode(row).decode()
         self._write(
@@ -74,36 +74,36 @@ class RegistryStore:
             (row["id"], row["org"], row["slug"], data),
         )
 
-    def delete(self, id: str) -> None:
+    def delete_agent(self, id: str) -> None:
         """And its cards."""
         try:
             with self._writer.transaction():
                 self._db.execute("DELETE FROM agents WHERE id = ?", (id,))
                 self._db.execute("DELETE FROM cards WHERE agent = ?", (id,))
         except sqlite3.Error as error:
-            raise self._unwritable(error) from error
+            raise self._build_write_error(error) from error
 
     # --- where credentials may be sent -----------------------------------------------------------
 
-    def bind(self, reference: str, origin: str) -> None:
+    def bind_credential(self, reference: str, origin: str) -> None:
         self._write(
             "INSERT OR IGNORE INTO credential_origins (reference, origin) VALUES (?, ?)",
             (reference, origin),
         )
 
-    def bound_origins(self, reference: str) -> list[str]:
+    def list_bound_origins(self, reference: str) -> list[str]:
         try:
             found = self._db.execute(
                 "SELECT origin FROM credential_origins WHERE reference = ? ORDER BY origin",
                 (reference,),
             ).fetchall()
         except sqlite3.Error as error:
-            raise self._unreadable(error) from error
+            raise self._build_read_error(error) from error
         return [origin for (origin,) in found]
 
     # --- cards -----------------------------------------------------------------------------------
 
-    def keep_card(self, agent: str, digest: str, card: bytes, at: float) -> None:
+    def save_card(self, agent: str, digest: str, card: bytes, at: float) -> None:
         """One that was there before is the newest again, and is kept once."""
         try:
             with self._writer.transaction():
@@ -116,7 +116,7 @@ class RegistryStore:
                 )
                 self._drop_old(agent)
         except sqlite3.Error as error:
-            raise self._unwritable(error) from error
+            raise self._build_write_error(error) from error
 
     def _drop_old(self, agent: str) -> None:
         kept = self._db.execute(
@@ -131,7 +131,7 @@ class RegistryStore:
                 )
                 return
 
-    def cards(self, agent: str) -> list[tuple[str, float, int]]:
+    def list_cards(self, agent: str) -> list[tuple[str, float, int]]:
         """The digest of each, when it was seen and how many bytes it has, the newest first."""
         try:
             return self._db.execute(
@@ -140,15 +140,15 @@ class RegistryStore:
                 (agent,),
             ).fetchall()
         except sqlite3.Error as error:
-            raise self._unreadable(error) from error
+            raise self._build_read_error(error) from error
 
-    def card(self, agent: str, digest: str) -> bytes | None:
+    def load_card(self, agent: str, digest: str) -> bytes | None:
         try:
             found = self._db.execute(
                 "SELECT card FROM cards WHERE agent = ? AND digest = ?", (agent, digest)
             ).fetchone()
         except sqlite3.Error as error:
-            raise self._unreadable(error) from error
+            raise self._build_read_error(error) from error
         return bytes(found[0]) if found is not None else None
 
     def close(self) -> None:
@@ -159,10 +159,10 @@ class RegistryStore:
             with self._writer.transaction():
                 self._db.execute(statement, values)
         except sqlite3.Error as error:
-            raise self._unwritable(error) from error
+            raise self._build_write_error(error) from error
 
-    def _unreadable(self, error: Exception) -> Full:
+    def _build_read_error(self, error: Exception) -> Full:
         return Full(f'the registry of agents "{self._path}" cannot be read ({error})')
 
-    def _unwritable(self, error: Exception) -> Full:
+    def _build_write_error(self, error: Exception) -> Full:
         return Full(f'the registry of agents "{self._path}" cannot be written ({error})')

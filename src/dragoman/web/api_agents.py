@@ -14,17 +14,17 @@ from dragoman.core.tool import Tool
 from dragoman.core.urls import render_origin
 from dragoman.web.api import Request, Response, Route, demand_admin, object_in, ok
 
-May = Callable[[Tool], bool]
+IsAllowed = Callable[[Tool], bool]
 
 
 class AgentSource(Protocol):
     """What is asked here; a key is an id, a slug or a name. Answers are plain JSON objects."""
 
-    def all(self, may: May, *, secret: bool) -> list[dict[str, Any]]:
+    def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
         """Those that `may` says yes to; `secret` has by which references they are trusted, and
         their cards as they came, which may be held."""
 
-    def one(self, key: str, may: May, *, secret: bool) -> dict[str, Any]: ...
+    def get_agent(self, key: str, may: IsAllowed, *, secret: bool) -> dict[str, Any]: ...
 
     async def add(self, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -34,9 +34,11 @@ class AgentSource(Protocol):
 
     async def refetch(self, key: str) -> dict[str, Any]: ...
 
-    def cards(self, key: str, may: May) -> list[dict[str, Any]]: ...
+    def list_cards(self, key: str, may: IsAllowed) -> list[dict[str, Any]]: ...
 
-    def card(self, key: str, may: May, number: int, other: int | None) -> dict[str, Any]: ...
+    def get_card(
+        self, key: str, may: IsAllowed, number: int, other: int | None
+    ) -> dict[str, Any]: ...
 
 
 _AGENTS, _AGENT = "/api/a2a/agents", "/api/a2a/agents/{name}"
@@ -83,61 +85,61 @@ class AgentsApi:
         self._audit = audit
         one = r"/api/a2a/agents/([^/]+)"
         self.routes: list[Route] = [
-            ("GET", r"/api/a2a/agents", self._all),
+            ("GET", r"/api/a2a/agents", self._list),
             ("POST", r"/api/a2a/agents", self._add),
-            ("GET", one, self._one),
+            ("GET", one, self._get),
             ("PATCH", one, self._change),
             ("DELETE", one, self._remove),
             ("POST", rf"{one}/refetch", self._refetch),
-            ("GET", rf"{one}/cards", self._cards),
+            ("GET", rf"{one}/cards", self._list_cards),
         ]
 
-    async def _all(self, request: Request) -> Response:
-        may, secret = self._known(request.principal)
-        agents = self._there().all(may, secret=secret)
+    async def _list(self, request: Request) -> Response:
+        may, secret = self._visibility(request.principal)
+        agents = self._require_source().list_agents(may, secret=secret)
         return ok({"agents": agents, "total": len(agents)})
 
-    async def _one(self, request: Request) -> Response:
-        may, secret = self._known(request.principal)
-        return ok(self._there().one(request.names[0], may, secret=secret))
+    async def _get(self, request: Request) -> Response:
+        may, secret = self._visibility(request.principal)
+        return ok(self._require_source().get_agent(request.names[0], may, secret=secret))
 
     async def _add(self, request: Request) -> Response:
         demand_admin(self._hub, request.principal)
         body = object_in(request)
         where = render_origin(str(body.get("url", "")))
         with recorded(self._audit, "agent.add", where, request.principal):
-            return ok(await self._there().add(body))
+            return ok(await self._require_source().add(body))
 
     async def _change(self, request: Request) -> Response:
         demand_admin(self._hub, request.principal)
         body = object_in(request)
         with recorded(self._audit, "agent.change", request.names[0], request.principal):
-            return ok(await self._there().change(request.names[0], body))
+            return ok(await self._require_source().change(request.names[0], body))
 
     async def _remove(self, request: Request) -> Response:
         demand_admin(self._hub, request.principal)
         with recorded(self._audit, "agent.remove", request.names[0], request.principal):
-            return ok(await self._there().remove(request.names[0]))
+            return ok(await self._require_source().remove(request.names[0]))
 
     async def _refetch(self, request: Request) -> Response:
         demand_admin(self._hub, request.principal)
-        return ok(await self._there().refetch(request.names[0]))
+        return ok(await self._require_source().refetch(request.names[0]))
 
-    async def _cards(self, request: Request) -> Response:
-        may, _ = self._known(request.principal)
-        cards = self._there().cards(request.names[0], may)
+    async def _list_cards(self, request: Request) -> Response:
+        may, _ = self._visibility(request.principal)
+        cards = self._require_source().list_cards(request.names[0], may)
         demand_admin(self._hub, request.principal)  # they are as they came, held or not
-        number, other = _number(request, "n"), _number(request, "from")
+        number, other = _parse_number(request, "n"), _parse_number(request, "from")
         if number is None:
             return ok({"cards": cards, "total": len(cards)})
-        return ok(self._there().card(request.names[0], may, number, other))
+        return ok(self._require_source().get_card(request.names[0], may, number, other))
 
-    def _there(self) -> AgentSource:
+    def _require_source(self) -> AgentSource:
         if self._source is None:
             raise NotFound("A2A is not enabled here: set enabled = true under [a2a] in config.toml")
         return self._source
 
-    def _known(self, principal: Principal | None) -> tuple[May, bool]:
+    def _visibility(self, principal: Principal | None) -> tuple[IsAllowed, bool]:
         """Which agents this caller may know of, and whether it runs the hub."""
         if principal is None:
             return lambda _: False, False
@@ -146,7 +148,7 @@ class AgentsApi:
         return lambda tool: may(principal, A2A_DISCOVER, tool).allowed, admin
 
 
-def _number(request: Request, name: str) -> int | None:
+def _parse_number(request: Request, name: str) -> int | None:
     text = request.query.get(name)
     if text is None:
         return None

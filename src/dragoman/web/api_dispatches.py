@@ -12,7 +12,7 @@ from dragoman.core.ports import ADMIN
 from dragoman.web.api import Request, Response, Route, ok
 
 LIMIT, MAX_LIMIT = 50, 200
-EVERYBODY = "*"
+ALL_CALLERS = "*"
 
 OPERATIONS: list[tuple[Any, ...]] = [
     (
@@ -33,14 +33,14 @@ _TIMES = {"from": "since", "to": "until"}
 _KNOWN = (*_EXACT, *_WORDS, *_TIMES, "limit", "cursor")
 
 
-class Store(Protocol):
+class DispatchSource(Protocol):
     async def find(
         self, limit: int, cursor: str | None, **wanted: Any
     ) -> tuple[list[dict[str, Any]], str | None]: ...
 
 
 class DispatchesApi:
-    def __init__(self, hub: Hub, store: Store) -> None:
+    def __init__(self, hub: Hub, store: DispatchSource) -> None:
         self._hub = hub
         self._store = store
 
@@ -63,20 +63,20 @@ class DispatchesApi:
                 wanted[name] = query[name]
         for name, field in _TIMES.items():
             if name in query:
-                wanted[field] = _time(name, query[name])
+                wanted[field] = _parse_time(name, query[name])
         # Who runs the hub sees them all, everybody else their own.
         all_of_them = self._hub.authorizer.may(principal, ADMIN).allowed
         found, cursor = await self._store.find(
-            _limit(query.get("limit")),
+            _parse_limit(query.get("limit")),
             query.get("cursor"),
             org=principal.org,
-            caller=EVERYBODY if all_of_them else principal.label,
+            caller=ALL_CALLERS if all_of_them else principal.label,
             **wanted,
         )
         return ok({"dispatches": found, "nextCursor": cursor})
 
 
-def _limit(given: str | None) -> int:
+def _parse_limit(given: str | None) -> int:
     if given is None:
         return LIMIT
     if not (given.isascii() and given.isdigit() and len(given) <= 9) or not (
@@ -86,7 +86,7 @@ def _limit(given: str | None) -> int:
     return int(given)
 
 
-def _time(name: str, given: str) -> float:
+def _parse_time(name: str, given: str) -> float:
     """As ISO 8601, in UTC where it does not say; or in seconds since 1970."""
     try:
         seconds = float(given)

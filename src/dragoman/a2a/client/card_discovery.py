@@ -39,13 +39,13 @@ IGNORE, PREFER, REQUIRE = "ignore", "prefer", "require"
 POLICIES = (IGNORE, PREFER, REQUIRE)
 
 
-class Origin(NamedTuple):
+class WebOrigin(NamedTuple):
     scheme: str
     host: str
     port: int
 
 
-def origin_of(url: str) -> Origin | None:
+def parse_origin(url: str) -> WebOrigin | None:
     """Whose a URL is; None for what is no usable one, which is nobody's."""
     try:
         parts = urlsplit(url)
@@ -55,13 +55,13 @@ def origin_of(url: str) -> Origin | None:
     scheme, host = parts.scheme.lower(), (parts.hostname or "").lower()
     if scheme not in ("http", "https") or not host or "@" in parts.netloc or "\\" in url:
         return None
-    return Origin(scheme, host, port or (443 if scheme == "https" else 80))
+    return WebOrigin(scheme, host, port or (443 if scheme == "https" else 80))
 
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def is_same_origin(one: Origin | None, other: Origin | None) -> bool:
+def is_same_origin(one: WebOrigin | None, other: WebOrigin | None) -> bool:
     """Names of this machine are one: cards say `localhost` where 127.0.0.1 was registered."""
     if one is None or other is None:
         return False
@@ -72,25 +72,25 @@ def is_same_origin(one: Origin | None, other: Origin | None) -> bool:
     )
 
 
-class Trust:
+class CardTrust:
     """What a card's signature is worth. Keys are pinned to the origin they were given for: what a
     card itself names as the place of its keys (`jku`) proves nothing and is never looked at."""
 
     def __init__(
-        self, policy: str = IGNORE, pinned: Mapping[Origin, Sequence[Any]] | None = None
+        self, policy: str = IGNORE, pinned: Mapping[WebOrigin, Sequence[Any]] | None = None
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f'signatures = "{policy}" is none of {", ".join(POLICIES)}')
         self.policy = policy
-        self._pinned = dict(pinned or {})
+        self._keys = dict(pinned or {})
 
-    def judge(self, url: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+    def verify_card(self, url: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
         """What may be believed of the card that was found at `url`, and what to note of it. Raises
         `BadReply` where it is refused."""
         if self.policy == IGNORE:
             return raw, None
-        origin = origin_of(url)
-        keys = self._pinned.get(origin, ()) if origin is not None else ()
+        origin = parse_origin(url)
+        keys = self._keys.get(origin, ()) if origin is not None else ()
         signed, problem = bool(raw.get("signatures")), None
         if keys and signed:
             checked = check(raw, keys)
@@ -111,7 +111,7 @@ class Trust:
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundCard:
     """An agent's card, and where it was."""
 
     asked: str
@@ -128,20 +128,20 @@ class Found:
     """Whether a key that was given for its origin has signed it."""
 
 
-class _Kept:
+class _CachedCard:
     __slots__ = ("etag", "expires", "found", "lock", "seen")
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.found: Found | None = None
+        self.found: FoundCard | None = None
         """What is gone by."""
-        self.seen: Found | None = None
+        self.seen: FoundCard | None = None
         """What was found last, where somebody watches: it is gone by once it is adopted."""
         self.etag = ""
         self.expires = 0.0
 
 
-class Discovery:
+class CardDiscovery:
     """Finds cards by one way out. `headers` are those for the origin of `registered` alone."""
 
     def __init__(
@@ -150,78 +150,81 @@ class Discovery:
         headers: Mapping[str, str],
         registered: str,
         timeout: float = SECONDS,
-        trust: Trust | None = None,
+        trust: CardTrust | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._http = http
         self._clock = clock
         self._headers = dict(headers)
-        self._origin = origin_of(registered)
+        self._origin = parse_origin(registered)
         self._timeout = timeout
-        self._trust = trust or Trust()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._trust = trust or CardTrust()
+        self._cache: OrderedDict[str, _CachedCard] = OrderedDict()
 
-    async def __call__(self, url: str) -> Found:
+    async def __call__(self, url: str) -> FoundCard:
         """The card of the agent at `url`, which may name the card itself."""
-        kept = self._of(url)
+        kept = self._find_entry(url)
         async with kept.lock:
             if kept.found is None:
                 if kept.seen is not None:
                     raise Unreachable(
                         f'the card of "{render_origin(url)}" was not accepted', sent=False
                     )
-                found, reply = await self._look(url)
-                self._keep(kept, found, reply)
+                found, reply = await self._search(url)
+                self._store(kept, found, reply)
                 return found
             if self._clock() >= kept.expires:
-                await self._look_again(url, kept, kept.found)
+                await self._refresh(url, kept, kept.found)
             return kept.found
 
-    async def again(self, url: str) -> Found:
+    async def refetch(self, url: str) -> FoundCard:
         """The card as it is now, asked for by its tag; raises where it cannot be had. From then on
         nothing is gone by but what is adopted: a card that has changed is looked at first."""
-        kept = self._of(url)
+        kept = self._find_entry(url)
         async with kept.lock:
             before = kept.seen or kept.found
             kept.expires = inf
             try:
-                found, reply = await self._renew(url, kept, before)
-            except _Gone:  # perhaps it has moved to another place
-                found, reply = await self._look(url)
-            kept.seen, kept.etag = found, _tag(reply) or (kept.etag if found is before else "")
+                found, reply = await self._refetch(url, kept, before)
+            except _CardGone:  # perhaps it has moved to another place
+                found, reply = await self._search(url)
+            kept.seen, kept.etag = (
+                found,
+                _read_etag(reply) or (kept.etag if found is before else ""),
+            )
             return found
 
-    def adopt(self, url: str, found: Found) -> None:
-        kept = self._of(url)
+    def adopt(self, url: str, found: FoundCard) -> None:
+        kept = self._find_entry(url)
         kept.found, kept.expires = found, inf
 
-    def _of(self, url: str) -> _Kept:
-        kept = self._kept.get(url)
+    def _find_entry(self, url: str) -> _CachedCard:
+        kept = self._cache.get(url)
         if kept is None:
-            kept = self._kept[url] = _Kept()
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            kept = self._cache[url] = _CachedCard()
+            while len(self._cache) > MAX_KEPT:
+                self._cache.popitem(last=False)
         return kept
 
     def forget(self, url: str) -> None:
-        self._kept.pop(url, None)
+        self._cache.pop(url, None)
 
     # --- looking -------------------------------------------------------------------------------
 
-    async def _look(self, url: str) -> tuple[Found, Reply]:
+    async def _search(self, url: str) -> tuple[FoundCard, Reply]:
         tried: list[str] = []
         wants_key = 0
-        for place in places(url):
-            reply = await self._get(place, "")
+        for place in list_card_urls(url):
+            reply = await self._fetch(place, "")
             if reply.status != 200:
                 reply.body.close()
-                tried.append(f'"{_render_place(place)}" answers HTTP {reply.status}')
+                tried.append(f'"{_render_card_url(place)}" answers HTTP {reply.status}')
                 wants_key = wants_key or (reply.status if reply.status in (401, 403) else 0)
                 continue
             try:
-                return self._read(url, place, await reply.body.read(MAX_CARD_BYTES)), reply
+                return self._parse_card(url, place, await reply.body.read(MAX_CARD_BYTES)), reply
             except NotACard as problem:
-                tried.append(f'"{_render_place(place)}" is no card: {problem}')
+                tried.append(f'"{_render_card_url(place)}" is no card: {problem}')
         hint = ""
         if wants_key:
             held = "its credentials are not accepted" if self._headers else "it wants credentials"
@@ -230,11 +233,11 @@ class Discovery:
             f'no agent card was found for "{render_origin(url)}": {"; ".join(tried)}{hint}'
         )
 
-    async def _look_again(self, url: str, kept: _Kept, before: Found) -> None:
+    async def _refresh(self, url: str, kept: _CachedCard, before: FoundCard) -> None:
         """A server that is away for a moment has not taken its card back."""
         try:
-            self._keep(kept, *await self._renew(url, kept, before))
-        except _Refused:
+            self._store(kept, *await self._refetch(url, kept, before))
+        except _CardRefused:
             kept.found = None
             raise
         except TargetFailed as error:
@@ -242,27 +245,29 @@ class Discovery:
             log.warning('the card at "%s" could not be read again: %s', place, error)
             kept.expires = self._clock() + SHORTEST
 
-    async def _renew(self, url: str, kept: _Kept, before: Found | None) -> tuple[Found, Reply]:
+    async def _refetch(
+        self, url: str, kept: _CachedCard, before: FoundCard | None
+    ) -> tuple[FoundCard, Reply]:
         """The same object where nothing has changed: others keep what they made of it."""
         if before is None:
-            return await self._look(url)
+            return await self._search(url)
         place = before.url
-        reply = await self._get(place, kept.etag)
+        reply = await self._fetch(place, kept.etag)
         if reply.status == 304:
             reply.body.close()
             return before, reply
         if reply.status != 200:
             reply.body.close()
-            kind = _Gone if reply.status in (404, 410) else BadReply
-            raise kind(f'"{_render_place(place)}" answers HTTP {reply.status}')
+            kind = _CardGone if reply.status in (404, 410) else BadReply
+            raise kind(f'"{_render_card_url(place)}" answers HTTP {reply.status}')
         try:
-            found = self._read(url, place, await reply.body.read(MAX_CARD_BYTES))
+            found = self._parse_card(url, place, await reply.body.read(MAX_CARD_BYTES))
         except NotACard as problem:
-            raise BadReply(f'"{_render_place(place)}" is no card: {problem}') from None
+            raise BadReply(f'"{_render_card_url(place)}" is no card: {problem}') from None
         return (before if found.data == before.data else found), reply
 
-    async def _get(self, place: str, etag: str) -> Reply:
-        own = is_same_origin(origin_of(place), self._origin)
+    async def _fetch(self, place: str, etag: str) -> Reply:
+        own = is_same_origin(parse_origin(place), self._origin)
         headers = {
             **(self._headers if own else {}),
             "user-agent": USER_AGENT,
@@ -272,21 +277,21 @@ class Discovery:
             headers["if-none-match"] = etag
         return await self._http.request("GET", place, headers, timeout=self._timeout)
 
-    def _read(self, asked: str, place: str, data: bytes) -> Found:
+    def _parse_card(self, asked: str, place: str, data: bytes) -> FoundCard:
         odd: list[str] = []
         raw = read_card(data)
         if not isinstance(raw.get("name"), str):
             raise NotACard("it has no name")
-        believed, finding = self._judge(place, raw)
+        believed, finding = self._verify(place, raw)
         card = card_in(believed, place, odd)
         findings = [f"its card: {what}" for what in odd] + ([finding] if finding else [])
-        base = base_of(asked)
-        if base_of(place) != base:
+        base = strip_card_path(asked)
+        if strip_card_path(place) != base:
             findings.append(
                 f'its card was not under "{render_origin(base)}" but at the origin, and may '
                 "be another's"
             )
-        return Found(
+        return FoundCard(
             asked=base,
             url=place,
             raw=raw,
@@ -296,20 +301,20 @@ class Discovery:
             signed=self._trust.policy != IGNORE and finding is None,
         )
 
-    def _judge(self, place: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+    def _verify(self, place: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
         try:
-            return self._trust.judge(place, raw)
+            return self._trust.verify_card(place, raw)
         except BadReply as problem:
-            raise _Refused(str(problem)) from None
+            raise _CardRefused(str(problem)) from None
 
-    def _keep(self, kept: _Kept, found: Found, reply: Reply) -> None:
+    def _store(self, kept: _CachedCard, found: FoundCard, reply: Reply) -> None:
         if reply.status != 304:
-            kept.etag = _tag(reply)
-        kept.expires = self._clock() + _lifetime(reply)
+            kept.etag = _read_etag(reply)
+        kept.expires = self._clock() + _parse_lifetime(reply)
         kept.found = found
 
 
-class _Refused(BadReply):
+class _CardRefused(BadReply):
     """A card that is there and not believed: the next place would be no better."""
 
     @property
@@ -317,7 +322,7 @@ class _Refused(BadReply):
         return BadReply.__name__
 
 
-class _Gone(BadReply):
+class _CardGone(BadReply):
     """There is no card any more where it was."""
 
     @property
@@ -328,9 +333,9 @@ class _Gone(BadReply):
 # --- where it may be ------------------------------------------------------------------------------
 
 
-def places(url: str) -> list[str]:
+def list_card_urls(url: str) -> list[str]:
     """Where the card of the agent at `url` may be, the likeliest first."""
-    if origin_of(url) is None:
+    if parse_origin(url) is None:
         raise InvalidInput(
             f'"{render_origin(url)}" is no address of an agent; write http:// or https://, '
             "a host and perhaps a path"
@@ -343,7 +348,7 @@ def places(url: str) -> list[str]:
     return [base + place for base in bases for place in PLACES]
 
 
-def base_of(url: str) -> str:
+def strip_card_path(url: str) -> str:
     """The agent's address without the name of a card file."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/")
@@ -355,7 +360,7 @@ def base_of(url: str) -> str:
 _MAX_AGE = re.compile(r"(?:^|[\s,])max-age\s*=\s*\"?([0-9]{1,9})", re.IGNORECASE)
 
 
-def _lifetime(reply: Reply) -> float:
+def _parse_lifetime(reply: Reply) -> float:
     said = reply.headers.get("cache-control", "").lower()
     if "no-cache" in said or "no-store" in said:
         return SHORTEST
@@ -363,12 +368,12 @@ def _lifetime(reply: Reply) -> float:
     return min(max(float(found[1]), SHORTEST), LONGEST) if found else USUAL
 
 
-def _tag(reply: Reply) -> str:
+def _read_etag(reply: Reply) -> str:
     tag = reply.headers.get("etag", "")
     return tag if len(tag) <= 200 and tag.isascii() and tag.isprintable() else ""
 
 
-def _render_place(place: str) -> str:
+def _render_card_url(place: str) -> str:
     """Where a card was looked for, with as much of the path as everybody knows."""
     known = next((end for end in PLACES if place.endswith(end)), "")
     return render_origin(place.removesuffix(known)) + known

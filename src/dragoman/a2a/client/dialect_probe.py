@@ -11,16 +11,16 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from dragoman.a2a.client.card_discovery import Found, Origin, origin_of
+from dragoman.a2a.client.card_discovery import FoundCard, WebOrigin, parse_origin
 from dragoman.a2a.client.endpoint import (
     GRPC,
     HTTP_JSON,
     JSONRPC,
     PATHS,
     SEED,
-    HttpStatus,
-    NotTaken,
-    Way,
+    AgentHttpStatus,
+    Endpoint,
+    NotUnderstood,
 )
 from dragoman.a2a.protocol.dialects import (
     PROBED,
@@ -38,25 +38,25 @@ from dragoman.a2a.protocol.errors import (
 )
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 
-SPOKEN = "A2A 0.1 to 1.x over JSON-RPC and HTTP+JSON, and 0.3 and 1.x over gRPC"
-MAX_WAYS = 24
+SUPPORTED = "A2A 0.1 to 1.x over JSON-RPC and HTTP+JSON, and 0.3 and 1.x over gRPC"
+MAX_ENDPOINTS = 24
 MAX_FINDINGS = 20
 
-Ask = Callable[[Way, str, Mapping[str, Any]], Awaitable[Any]]
+Ask = Callable[[Endpoint, str, Mapping[str, Any]], Awaitable[Any]]
 
 _NOT_UNDERSTOOD = frozenset((PARSE_ERROR, INVALID_REQUEST))
 _NO_KEY = frozenset((UNAUTHENTICATED, PERMISSION_DENIED))
 
 
-class Peer:
+class ProbedAgent:
     """What is known of one agent."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: FoundCard) -> None:
         self.found = found
-        self.ways = ways_of(found)
+        self.endpoints = list_endpoints(found)
         """Those that may work, the likeliest first; one that turned out not to is taken away."""
-        self.way: Way | None = None
-        self._declared = next((way for way in self.ways if way.declared), None)
+        self.endpoint: Endpoint | None = None
+        self._declared = next((endpoint for endpoint in self.endpoints if endpoint.declared), None)
         self.findings: list[str] = list(found.findings)
 
     @property
@@ -71,60 +71,70 @@ class Peer:
     @property
     def traits(self) -> DialectTraits:
         """Those of the dialect spoken; of 1.0 while none is settled."""
-        return find_traits(self.way.version if self.way is not None else "")
+        return find_traits(self.endpoint.version if self.endpoint is not None else "")
 
     @property
-    def streams(self) -> bool:
+    def can_stream(self) -> bool:
         said = self.capabilities.get("streaming") is True
-        return said and self.way is not None and self.way.streams
+        return said and self.endpoint is not None and self.endpoint.can_stream
 
-    def note(self, finding: str) -> None:
+    def add_finding(self, finding: str) -> None:
         if finding not in self.findings and len(self.findings) < MAX_FINDINGS:
             self.findings.append(finding)
 
-    def choose(self, way: Way, why: str = "") -> None:
+    def use_endpoint(self, endpoint: Endpoint, why: str = "") -> None:
         declared = self._declared
-        if declared is not None and way[:4] != declared[:4] and why:
-            self.note(f"its card says {declared}, but it speaks {way}: {why}")
-        self.way = way
+        if declared is not None and endpoint[:4] != declared[:4] and why:
+            self.add_finding(f"its card says {declared}, but it speaks {endpoint}: {why}")
+        self.endpoint = endpoint
 
-    def drop(self, way: Way) -> None:
-        self.ways = [each for each in self.ways if each != way]
-        if self.way == way:
-            self.way = None
+    def drop_endpoint(self, endpoint: Endpoint) -> None:
+        self.endpoints = [each for each in self.endpoints if each != endpoint]
+        if self.endpoint == endpoint:
+            self.endpoint = None
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Nothing works: perhaps it was just being replaced, and all may be tried again."""
-        self.ways, self.way = ways_of(self.found), None
+        self.endpoints, self.endpoint = list_endpoints(self.found), None
 
 
-def ways_of(found: Found) -> list[Way]:
+def list_endpoints(found: FoundCard) -> list[Endpoint]:
     """What the card declares, in its order (8.3.2: the first that is known), then guesses."""
     # gRPC last: its addresses are of another port, which the rules for addresses may not allow.
-    declared = sorted(_declared(found.card, found.url), key=lambda way: way.binding == GRPC)
-    urls = list(dict.fromkeys([way.url for way in declared if way.binding == JSONRPC]))
-    urls += [way.url for way in declared if way.url not in urls and way.binding != GRPC]
+    declared = sorted(
+        _list_declared(found.card, found.url), key=lambda endpoint: endpoint.binding == GRPC
+    )
+    urls = list(
+        dict.fromkeys([endpoint.url for endpoint in declared if endpoint.binding == JSONRPC])
+    )
+    urls += [
+        endpoint.url
+        for endpoint in declared
+        if endpoint.url not in urls and endpoint.binding != GRPC
+    ]
     if declared or not found.card.get("supportedInterfaces"):
-        urls += [url for url in (found.asked,) if url.rstrip("/") not in _bare(urls)]
-    guesses = [Way(JSONRPC, version, url) for url in urls for version in PROBED]
-    guesses += [Way(binding, V01, url) for url in urls for binding in (PATHS, SEED)]
+        urls += [url for url in (found.asked,) if url.rstrip("/") not in _strip_slashes(urls)]
+    guesses = [Endpoint(JSONRPC, version, url) for url in urls for version in PROBED]
+    guesses += [Endpoint(binding, V01, url) for url in urls for binding in (PATHS, SEED)]
     guesses += [
-        Way(HTTP_JSON, version, url)
+        Endpoint(HTTP_JSON, version, url)
         for url in urls
         for version in PROBED
         if find_traits(version).has_rest
     ]
-    known = {way[:3] for way in declared}
-    return (declared + [way for way in guesses if way[:3] not in known])[:MAX_WAYS]
+    known = {endpoint[:3] for endpoint in declared}
+    return (declared + [endpoint for endpoint in guesses if endpoint[:3] not in known])[
+        :MAX_ENDPOINTS
+    ]
 
 
-def _bare(urls: list[str]) -> set[str]:
+def _strip_slashes(urls: list[str]) -> set[str]:
     return {url.rstrip("/") for url in urls}
 
 
-def _declared(card: Mapping[str, Any], found_at: str) -> Iterator[Way]:
+def _list_declared(card: Mapping[str, Any], found_at: str) -> Iterator[Endpoint]:
     interfaces = card.get("supportedInterfaces")
-    for entry in interfaces[:MAX_WAYS] if isinstance(interfaces, list) else []:
+    for entry in interfaces[:MAX_ENDPOINTS] if isinstance(interfaces, list) else []:
         if not isinstance(entry, dict):
             continue
         url, tenant = entry.get("url"), entry.get("tenant")
@@ -135,12 +145,12 @@ def _declared(card: Mapping[str, Any], found_at: str) -> Iterator[Way]:
         if binding == GRPC:
             if not find_traits(version).has_grpc or not isinstance(url, str):
                 continue
-            url = grpc_url(url, found_at)
-        if isinstance(url, str) and origin_of(url) is not None:
-            yield Way(binding, version, url, tenant if isinstance(tenant, str) else "", True)
+            url = normalize_grpc_url(url, found_at)
+        if isinstance(url, str) and parse_origin(url) is not None:
+            yield Endpoint(binding, version, url, tenant if isinstance(tenant, str) else "", True)
 
 
-def grpc_url(said: str, found_at: str) -> str:
+def normalize_grpc_url(said: str, found_at: str) -> str:
     """An address of gRPC as a URL: cards have `host:port`, or a scheme of many kinds. Where they do
     not say whether it has TLS, it has it at port 443, and where the card itself was had by it."""
     scheme, mark, rest = said.rpartition("://")
@@ -156,7 +166,7 @@ def grpc_url(said: str, found_at: str) -> str:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-class _Verdict(NamedTuple):
+class _ProbeResult(NamedTuple):
     understood: bool | None
     """None where it cannot be told."""
     why: str
@@ -165,38 +175,38 @@ class _Verdict(NamedTuple):
     """It wants credentials, whatever it is asked."""
 
 
-async def settle(peer: Peer, ask: Ask) -> Way:
+async def probe_endpoints(probed: ProbedAgent, ask: Ask) -> Endpoint:
     """The way that works, or the first that is not known not to."""
-    if peer.way is not None:
-        return peer.way
-    unsure: list[Way] = []
-    dead: set[Origin | None] = set()
+    if probed.endpoint is not None:
+        return probed.endpoint
+    unsure: list[Endpoint] = []
+    dead: set[WebOrigin | None] = set()
     reasons: list[str] = []
-    for way in peer.ways:
-        if origin_of(way.url) in dead:
+    for endpoint in probed.endpoints:
+        if parse_origin(endpoint.url) in dead:
             continue
-        verdict = await _probe(way, ask)
+        verdict = await _probe(endpoint, ask)
         if verdict.understood:
-            way = await _told_apart(way, peer, ask)
-            peer.choose(way, reasons[0] if reasons else "")
-            return way
+            endpoint = await _distinguish_v01(endpoint, probed, ask)
+            probed.use_endpoint(endpoint, reasons[0] if reasons else "")
+            return endpoint
         reasons.append(verdict.why)
         if not verdict.alive:
-            dead.add(origin_of(way.url))
+            dead.add(parse_origin(endpoint.url))
         elif verdict.understood is None:
-            unsure.append(way)
-            if verdict.locked and way.declared:
+            unsure.append(endpoint)
+            if verdict.locked and endpoint.declared:
                 break
-    likely = next((way for way in unsure if way.declared), None)
+    likely = next((endpoint for endpoint in unsure if endpoint.declared), None)
     if likely is None:
-        raise _nobody(peer, reasons)
-    peer.way = likely
+        raise _build_no_endpoint_error(probed, reasons)
+    probed.endpoint = likely
     return likely
 
 
-def check_spoken(found: Found) -> None:
+def check_supported(found: FoundCard) -> None:
     """Raises `BadReply` for an agent that offers nothing that the hub speaks."""
-    if ways_of(found):
+    if list_endpoints(found):
         return
     offered = [
         f"A2A {one.get('protocolVersion')} over {one.get('protocolBinding')}"
@@ -204,53 +214,53 @@ def check_spoken(found: Found) -> None:
     ]
     raise BadReply(
         f'agent "{str(found.card.get("name", ""))[:100]}" offers {", ".join(offered[:5])[:300]}, '
-        f"and the hub speaks {SPOKEN}"
+        f"and the hub speaks {SUPPORTED}"
     )
 
 
-def _nobody(peer: Peer, reasons: list[str]) -> HubError:
-    name = str(peer.card.get("name", ""))[:100]
+def _build_no_endpoint_error(probed: ProbedAgent, reasons: list[str]) -> HubError:
+    name = str(probed.card.get("name", ""))[:100]
     try:
-        check_spoken(peer.found)
+        check_supported(probed.found)
     except BadReply as problem:
         return problem
     first = reasons[0] if reasons else "nothing there answers"
     return Unreachable(f'agent "{name}" understands no dialect of A2A: {first}', sent=False)
 
 
-async def _probe(way: Way, ask: Ask) -> _Verdict:
+async def _probe(endpoint: Endpoint, ask: Ask) -> _ProbeResult:
     try:
-        await ask(way, GET, {"id": str(uuid4())})
-    except NotTaken as problem:
-        return _Verdict(False, str(problem))
+        await ask(endpoint, GET, {"id": str(uuid4())})
+    except NotUnderstood as problem:
+        return _ProbeResult(False, str(problem))
     except A2aError as problem:
-        why = f"{way} answers: {problem.message[:200]}"
+        why = f"{endpoint} answers: {problem.message[:200]}"
         if problem.reason in _NOT_UNDERSTOOD:
-            return _Verdict(False, why)
+            return _ProbeResult(False, why)
         locked = problem.reason in _NO_KEY
-        return _Verdict(None if locked else True, why, locked=locked)
-    except HttpStatus as problem:
-        return _Verdict(None, str(problem), locked=problem.status in (401, 403))
+        return _ProbeResult(None if locked else True, why, locked=locked)
+    except AgentHttpStatus as problem:
+        return _ProbeResult(None, str(problem), locked=problem.status in (401, 403))
     except (Unreachable, TimedOut) as problem:
-        return _Verdict(None, str(problem), alive=False)
+        return _ProbeResult(None, str(problem), alive=False)
     except BadReply as problem:
-        return _Verdict(None, str(problem))
-    return _Verdict(True, "")
+        return _ProbeResult(None, str(problem))
+    return _ProbeResult(True, "")
 
 
-async def _told_apart(way: Way, peer: Peer, ask: Ask) -> Way:
+async def _distinguish_v01(endpoint: Endpoint, probed: ProbedAgent, ask: Ask) -> Endpoint:
     """0.1 and 0.3 ask for a task in the same words; what 0.3 calls a webhook's entry 0.1 does not.
     An agent without webhooks may know neither, so that is no proof where the card says 0.3."""
-    if way.binding != JSONRPC or not way.traits.shares_methods:
-        return way
-    newer = way._replace(version=V03)
+    if endpoint.binding != JSONRPC or not endpoint.traits.shares_methods:
+        return endpoint
+    newer = endpoint._replace(version=V03)
     try:
         await ask(newer, PUSH_GET, {"taskId": str(uuid4()), "id": str(uuid4())})
-    except NotTaken:
-        said = bool(peer.found.raw.get("protocolVersion")) and way.declared
-        return way if said else way._replace(version=V01)
+    except NotUnderstood:
+        said = bool(probed.found.raw.get("protocolVersion")) and endpoint.declared
+        return endpoint if said else endpoint._replace(version=V01)
     except A2aError as problem:
-        return way if problem.reason in _NOT_UNDERSTOOD else newer
+        return endpoint if problem.reason in _NOT_UNDERSTOOD else newer
     except HubError:
-        return way
+        return endpoint
     return newer

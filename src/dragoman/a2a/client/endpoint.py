@@ -42,7 +42,7 @@ SEED = "tasks/send"
 JSON_TYPE, A2A_TYPE, STREAM_TYPE = "application/json", "application/a2a+json", "text/event-stream"
 
 
-class Way(NamedTuple):
+class Endpoint(NamedTuple):
     binding: str
     version: str
     url: str
@@ -59,7 +59,7 @@ class Way(NamedTuple):
         return SPOKEN[self.version].TRAITS
 
     @property
-    def streams(self) -> bool:
+    def can_stream(self) -> bool:
         return self.binding in (JSONRPC, HTTP_JSON, GRPC) and self.traits.can_stream
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Way(NamedTuple):
         return f'A2A {self.version} over {self.binding} at "{address}"'
 
 
-class NotTaken(Exception):
+class NotUnderstood(Exception):
     """Whoever answered does not know such requests: nothing was done, it is certain."""
 
     def __init__(self, message: str, status: int = 200) -> None:
@@ -77,7 +77,7 @@ class NotTaken(Exception):
         self.status = status
 
 
-class ErrorStatus(A2aError):
+class A2aErrorStatus(A2aError):
     """An error of the agent's, under an HTTP status that says no where JSON-RPC needs none."""
 
     def __init__(self, problem: A2aError, status: int) -> None:
@@ -90,7 +90,7 @@ class ErrorStatus(A2aError):
         self.status = status
 
 
-class HttpStatus(BadReply):
+class AgentHttpStatus(BadReply):
     """An answer whose status says no, and whose body is no error of A2A."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -102,7 +102,7 @@ class HttpStatus(BadReply):
         return BadReply.__name__
 
 
-class Written(NamedTuple):
+class HttpCall(NamedTuple):
     method: str
     url: str
     headers: dict[str, str]
@@ -114,75 +114,83 @@ class Written(NamedTuple):
 _SEED_ROUTES = {GET: ("GET", ""), CANCEL: ("POST", "/cancel")}
 
 
-def written(way: Way, op: str, request: Mapping[str, Any], *, other: bool = False) -> Written:
+def build_http_call(
+    endpoint: Endpoint, op: str, request: Mapping[str, Any], *, other: bool = False
+) -> HttpCall:
     """The request in the way's own words. `other`: with the other HTTP method for a subscription,
     for which the specification's text and its proto have not the same one."""
     request = {key: value for key, value in request.items() if value is not None}
-    if way.tenant:
-        request["tenant"] = way.tenant
+    if endpoint.tenant:
+        request["tenant"] = endpoint.tenant
     else:
         request.pop("tenant", None)
-    traits = way.traits
+    traits = endpoint.traits
     if not traits.client_names_task:
         request.pop(TASK_ID, None)
     headers = {"user-agent": USER_AGENT, "accept": f"{JSON_TYPE}, {A2A_TYPE}, {STREAM_TYPE}"}
     if traits.sends_version:
-        headers["a2a-version"] = way.version
-    base = way.url.rstrip("/")
+        headers["a2a-version"] = endpoint.version
+    base = endpoint.url.rstrip("/")
     message = request["message"] if op in (SEND, STREAM) else None
     if message is not None and "extensions" in message and traits.message_extensions_in_header:
         headers["a2a-extensions"] = ",".join(message["extensions"])
-    if way.binding == HTTP_JSON:
-        return _rest(way, op, request, headers, other)
-    if way.binding == SEED and op in _SEED_ROUTES:
+    if endpoint.binding == HTTP_JSON:
+        return _build_rest_call(endpoint, op, request, headers, other)
+    if endpoint.binding == SEED and op in _SEED_ROUTES:
         method, rest = _SEED_ROUTES[op]
-        return Written(method, f"{base}/tasks/{quote(request['id'], safe='')}{rest}", headers, b"")
+        return HttpCall(method, f"{base}/tasks/{quote(request['id'], safe='')}{rest}", headers, b"")
     headers["content-type"] = JSON_TYPE
-    method, params = way.dialect.params_out(op, request)
-    url = way.url if way.binding == JSONRPC else f"{base}/{method}"
-    return Written("POST", url, headers, rpc.request(_id(way, message), method, params))
+    method, params = endpoint.dialect.params_out(op, request)
+    url = endpoint.url if endpoint.binding == JSONRPC else f"{base}/{method}"
+    return HttpCall(
+        "POST", url, headers, rpc.request(_choose_request_id(endpoint, message), method, params)
+    )
 
 
-def _id(way: Way, message: Mapping[str, Any] | None) -> rpc.Id:
+def _choose_request_id(endpoint: Endpoint, message: Mapping[str, Any] | None) -> rpc.Id:
     if message is None:
         return str(uuid4())
-    if way.traits.numbers_skill_calls and skill_of(message):
+    if endpoint.traits.numbers_skill_calls and skill_of(message):
         return int(time() * 1000)
     id: str = message["messageId"]  # as good as any
     return id
 
 
-def _rest(
-    way: Way, op: str, request: dict[str, Any], headers: dict[str, str], other: bool
-) -> Written:
-    method, path, query, body = way.dialect.rest_request_out(op, request)
+def _build_rest_call(
+    endpoint: Endpoint, op: str, request: dict[str, Any], headers: dict[str, str], other: bool
+) -> HttpCall:
+    method, path, query, body = endpoint.dialect.rest_request_out(op, request)
     if other:
         method = "GET" if method == "POST" else "POST"
-    base = way.url.rstrip("/")
+    base = endpoint.url.rstrip("/")
     if path.startswith("/v1/"):  # some cards of 0.3 have it in the address
         base = base.removesuffix("/v1")
     url = f"{base}{path}?{urlencode(query)}" if query else f"{base}{path}"
     if method != "POST":
-        return Written(method, url, headers, b"")
-    headers["content-type"] = way.traits.media_type
-    return Written(method, url, headers, encode(body or {}))
+        return HttpCall(method, url, headers, b"")
+    headers["content-type"] = endpoint.traits.media_type
+    return HttpCall(method, url, headers, encode(body or {}))
 
 
 # --- answers --------------------------------------------------------------------------------------
 
 
-def answered(way: Way, op: str, status: int, data: bytes, sent: Collection[str] = ()) -> Any:
+def parse_reply(
+    endpoint: Endpoint, op: str, status: int, data: bytes, sent: Collection[str] = ()
+) -> Any:
     """The result in the words of 1.0. Raises `NotTaken`, the agent's own `A2aError`, or a
     `BadReply` for what is neither; `sent` are values of headers, which these do not repeat."""
     try:
         value = decode_reply(data) if data.strip() else None
     except Malformed as problem:
-        _refuse_status(way, op, status, data, sent)
-        raise BadReply(f"{_asked(way, op)} was answered with what is no JSON: {problem}") from None
-    if isinstance(value, dict) and _is_error(way, status, value):
-        _raise_error(way, op, status, value, sent)
-    _refuse_status(way, op, status, data, sent)
-    return result_in(way, op, value)
+        _check_status(endpoint, op, status, data, sent)
+        raise BadReply(
+            f"{_describe(endpoint, op)} was answered with what is no JSON: {problem}"
+        ) from None
+    if isinstance(value, dict) and _is_error(endpoint, status, value):
+        _raise_error(endpoint, op, status, value, sent)
+    _check_status(endpoint, op, status, data, sent)
+    return parse_result(endpoint, op, value)
 
 
 _WORDS = frozenset(("messageId", "role", "parts"))
@@ -208,72 +216,80 @@ def words_in(data: bytes) -> dict[str, Any] | None:
     return message
 
 
-def result_in(way: Way, op: str, value: Any) -> Any:
+def parse_result(endpoint: Endpoint, op: str, value: Any) -> Any:
     """One result, or one event of a stream, out of its envelope."""
     if isinstance(value, dict) and "error" in value:
-        _raise_error(way, op, 200, value)
-    value = _opened(way, op, value)
+        _raise_error(endpoint, op, 200, value)
+    value = _unwrap_result(endpoint, op, value)
     try:
-        return way.dialect.event_in(value) if op in STREAMING else way.dialect.result_in(op, value)
+        return (
+            endpoint.dialect.event_in(value)
+            if op in STREAMING
+            else endpoint.dialect.result_in(op, value)
+        )
     except A2aError as problem:
-        raise BadReply(f"{_asked(way, op)} was not answered: {problem.message}") from None
+        raise BadReply(f"{_describe(endpoint, op)} was not answered: {problem.message}") from None
 
 
-def is_final(way: Way, op: str, value: Any) -> bool:
+def is_final(endpoint: Endpoint, op: str, value: Any) -> bool:
     """Whether an event of a stream says of itself that it is the last, as older ones do."""
-    return ends_stream(_opened(way, op, value))
+    return ends_stream(_unwrap_result(endpoint, op, value))
 
 
-def _opened(way: Way, op: str, value: Any) -> Any:
-    if way.binding in (HTTP_JSON, GRPC):
+def _unwrap_result(endpoint: Endpoint, op: str, value: Any) -> Any:
+    if endpoint.binding in (HTTP_JSON, GRPC):
         return value
     if isinstance(value, dict) and "result" in value:
         return value["result"]
-    if way.binding == JSONRPC:
-        raise BadReply(f"{_asked(way, op)} was answered with no result")
+    if endpoint.binding == JSONRPC:
+        raise BadReply(f"{_describe(endpoint, op)} was answered with no result")
     return value
 
 
-def _is_error(way: Way, status: int, value: Mapping[str, Any]) -> bool:
+def _is_error(endpoint: Endpoint, status: int, value: Mapping[str, Any]) -> bool:
     if "error" in value:
         return True
-    if status < 400 or way.binding != HTTP_JSON:
+    if status < 400 or endpoint.binding != HTTP_JSON:
         return False
     said = value.get("type"), value.get("code")  # as HTTP+JSON servers of 0.3 put it
     return str(said[0]).endswith("Error") or (isinstance(said[1], int) and said[1] < 0)
 
 
 def _raise_error(
-    way: Way, op: str, status: int, value: Mapping[str, Any], sent: Collection[str] = ()
+    endpoint: Endpoint, op: str, status: int, value: Mapping[str, Any], sent: Collection[str] = ()
 ) -> NoReturn:
     error = value.get("error")
     if isinstance(error, str) and "task" not in error.lower():
-        _refuse_status(way, op, status, encode(value), sent)  # a proxy's or a framework's
-    if way.binding == HTTP_JSON or isinstance(error, str):
-        problem = way.dialect.rest_error_in(status, value)
+        _check_status(endpoint, op, status, encode(value), sent)  # a proxy's or a framework's
+    if endpoint.binding == HTTP_JSON or isinstance(error, str):
+        problem = endpoint.dialect.rest_error_in(status, value)
     else:
-        problem = way.dialect.error_in(error)
-    problem.message = hide_secrets(problem.message, way.url, sent)
+        problem = endpoint.dialect.error_in(error)
+    problem.message = hide_secrets(problem.message, endpoint.url, sent)
     if problem.reason in (METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED):
-        raise NotTaken(f"{_asked(way, op)} is unknown there: {problem.message[:300]}")
-    if way.binding != HTTP_JSON and not 200 <= status < 300:
-        raise ErrorStatus(problem, status)
+        raise NotUnderstood(f"{_describe(endpoint, op)} is unknown there: {problem.message[:300]}")
+    if endpoint.binding != HTTP_JSON and not 200 <= status < 300:
+        raise A2aErrorStatus(problem, status)
     raise problem
 
 
-def _refuse_status(way: Way, op: str, status: int, data: bytes, sent: Collection[str]) -> None:
+def _check_status(
+    endpoint: Endpoint, op: str, status: int, data: bytes, sent: Collection[str]
+) -> None:
     if 200 <= status < 300:
         return
-    said = hide_secrets(" ".join(data[:300].decode("utf-8", "replace").split()), way.url, sent)
+    said = hide_secrets(" ".join(data[:300].decode("utf-8", "replace").split()), endpoint.url, sent)
     if status in (404, 405):
-        raise NotTaken(f"{_asked(way, op)} was answered with HTTP {status}", status)
+        raise NotUnderstood(f"{_describe(endpoint, op)} was answered with HTTP {status}", status)
     if status in (401, 403):
         wants = "was refused: the credentials that were sent are not accepted (HTTP %d)"
         wants = wants if sent else "needs credentials (HTTP %d)"
-        raise HttpStatus(f"{_asked(way, op)} {wants % status}", status)
+        raise AgentHttpStatus(f"{_describe(endpoint, op)} {wants % status}", status)
     more = f": {said}" if said else ""
-    raise HttpStatus(f"{_asked(way, op)} was answered with HTTP {status}{more}", status)
+    raise AgentHttpStatus(
+        f"{_describe(endpoint, op)} was answered with HTTP {status}{more}", status
+    )
 
 
-def _asked(way: Way, op: str) -> str:
-    return f'"{op}" in {way}'
+def _describe(endpoint: Endpoint, op: str) -> str:
+    return f'"{op}" in {endpoint}'

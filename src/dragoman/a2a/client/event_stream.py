@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
-from dragoman.a2a.client.endpoint import STREAM_TYPE, NotTaken, Way, is_final, result_in
+from dragoman.a2a.client.endpoint import (
+    STREAM_TYPE,
+    Endpoint,
+    NotUnderstood,
+    is_final,
+    parse_result,
+)
 from dragoman.a2a.protocol.dialects.operations import STREAMING
 from dragoman.core.errors import BadReply
 from dragoman.core.ports import Reply
@@ -30,7 +36,7 @@ TERMINAL = frozenset(
 INTERRUPTED = frozenset(("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"))
 
 
-def state_of(task: Any) -> str:
+def read_state(task: Any) -> str:
     """Of a task or of an update of its status."""
     status = task.get("status") if isinstance(task, dict) else None
     state = status.get("state") if isinstance(status, dict) else None
@@ -40,11 +46,11 @@ def state_of(task: Any) -> str:
 def is_last(event: Mapping[str, Any]) -> bool:
     """Whether nothing can follow it: an answer of words, or the end of a task."""
     return "message" in event or any(
-        state_of(event.get(member)) in TERMINAL for member in ("task", "statusUpdate")
+        read_state(event.get(member)) in TERMINAL for member in ("task", "statusUpdate")
     )
 
 
-def task_id_in(event: Mapping[str, Any]) -> str:
+def find_task_id(event: Mapping[str, Any]) -> str:
     """The task that an event is of; empty where it names none."""
     for member, name in (("statusUpdate", "taskId"), ("artifactUpdate", "taskId"), ("task", "id")):
         if isinstance(said := event.get(member), dict):
@@ -86,32 +92,32 @@ def is_stream(reply: Reply) -> bool:
     return ok and reply.headers.get("content-type", "").lower().startswith(STREAM_TYPE)
 
 
-async def one_event(event: dict[str, Any]) -> Events:
+async def yield_event(event: dict[str, Any]) -> Events:
     yield None, event
 
 
-async def events(way: Way, op: str, reply: Reply, pace: Pace) -> Events:
+async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> Events:
     """`pace` is that of the agent: all of its streams together are read no faster. Nothing else is
     read of the socket meanwhile, so an agent that sends more has to wait."""
     parser = sse.Parser(MAX_BYTES)
     count = size = turn = 0
     own = ""
     try:
-        async for piece in _pieces(reply):
+        async for piece in _read_pieces(reply):
             size += len(piece)
             turn += piece.count(b"\n") // LINES_AN_EVENT
             try:
                 found = parser.feed(piece)
             except sse.TooLong as problem:
-                raise BadReply(f"{way} sent too much: {problem}") from None
+                raise BadReply(f"{endpoint} sent too much: {problem}") from None
             for event in found:
                 count += 1
                 if size > MAX_STREAM or count > MAX_EVENTS:
                     raise BadReply(
-                        f"{way} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
+                        f"{endpoint} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
                     )
-                value, last = _read(way, op, event)
-                task = task_id_in(value)
+                value, last = _parse_event(endpoint, op, event)
+                task = find_task_id(value)
                 own = own or task
                 if task != own and task:
                     continue  # of another task, whose end is not this one's
@@ -130,7 +136,7 @@ async def events(way: Way, op: str, reply: Reply, pace: Pace) -> Events:
         reply.body.close()
 
 
-async def _pieces(reply: Reply) -> AsyncIterator[bytes]:
+async def _read_pieces(reply: Reply) -> AsyncIterator[bytes]:
     """The body in pieces that are parsed in a moment."""
     async for chunk in reply.body.chunks():
         if len(chunk) <= PIECE:
@@ -140,17 +146,19 @@ async def _pieces(reply: Reply) -> AsyncIterator[bytes]:
                 yield chunk[at : at + PIECE]
 
 
-def _read(way: Way, op: str, event: sse.ServerEvent) -> tuple[dict[str, Any], bool]:
+def _parse_event(
+    endpoint: Endpoint, op: str, event: sse.ServerEvent
+) -> tuple[dict[str, Any], bool]:
     """The event, and whether it is the last."""
     try:
         value = decode_reply(event.data)
     except Malformed as problem:
-        raise BadReply(f"{way} sent an event that is no JSON: {problem}") from None
+        raise BadReply(f"{endpoint} sent an event that is no JSON: {problem}") from None
     try:
-        read = result_in(way, op, value)
-    except NotTaken as problem:
+        read = parse_result(endpoint, op, value)
+    except NotUnderstood as problem:
         # Into an open stream that says so too late to be certain.
         raise BadReply(str(problem)) from None
     if not isinstance(read, dict):
-        raise BadReply(f"{way} sent an event that is no object")
-    return read, op not in STREAMING or is_last(read) or is_final(way, op, value)
+        raise BadReply(f"{endpoint} sent an event that is no object")
+    return read, op not in STREAMING or is_last(read) or is_final(endpoint, op, value)

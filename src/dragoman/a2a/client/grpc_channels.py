@@ -17,14 +17,14 @@ from functools import cache
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
-from dragoman.a2a.client.endpoint import NotTaken, Way, is_final
+from dragoman.a2a.client.endpoint import Endpoint, NotUnderstood, is_final
 from dragoman.a2a.client.event_stream import (
     MAX_EVENTS,
     MAX_STREAM,
     TURN,
     Events,
+    find_task_id,
     is_last,
-    task_id_in,
 )
 from dragoman.a2a.protocol.dialects import operations, v03, v10
 from dragoman.a2a.protocol.errors import (
@@ -104,16 +104,20 @@ class _Service(NamedTuple):
     event_in: Callable[[Any], dict[str, Any]]
 
 
-def _by_op(methods: Mapping[str, Method]) -> dict[str, tuple[str, Method]]:
+def _index_by_op(methods: Mapping[str, Method]) -> dict[str, tuple[str, Method]]:
     return {method.op: (name, method) for name, method in methods.items()}
 
 
 SERVICES = {
     operations.V10: _Service(
-        f"{V10}.{SERVICE}", TYPES_10, _by_op(METHODS_10), v10.result_in, v10.event_in
+        f"{V10}.{SERVICE}", TYPES_10, _index_by_op(METHODS_10), v10.result_in, v10.event_in
     ),
     operations.V03: _Service(
-        f"{V03}.{SERVICE}", TYPES_03, _by_op(METHODS_03), v03.rest_result_in, v03.rest_event_in
+        f"{V03}.{SERVICE}",
+        TYPES_03,
+        _index_by_op(METHODS_03),
+        v03.rest_result_in,
+        v03.rest_event_in,
     ),
 }
 _NAMES_03 = {
@@ -144,46 +148,54 @@ class GrpcChannels:
     """The channels to one agent, each to the judged addresses of one origin."""
 
     def __init__(self, find_addresses: FindAddresses) -> None:
-        self._find = find_addresses
-        self._open: OrderedDict[str, _Channel] = OrderedDict()
+        self._find_addresses = find_addresses
+        self._channels: OrderedDict[str, _Channel] = OrderedDict()
         self._dropped: set[_Channel] = set()
         """Those that take no more calls and are closed after the last one."""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        channels = [*self._open.values(), *self._dropped]
-        self._open.clear()
+        channels = [*self._channels.values(), *self._dropped]
+        self._channels.clear()
         self._dropped.clear()
         for channel in channels:
             await channel.wire.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def ask(
+    async def request(
         self,
-        way: Way,
+        endpoint: Endpoint,
         op: str,
         request: Mapping[str, Any],
         headers: Mapping[str, str],
         timeout: float,
     ) -> Any:
         """The answer to one operation, in the words of 1.0."""
-        service, name, method = _method(way, op)
-        data = _written(way, service, method, request)
-        channel = await self._channel(way, timeout)
+        service, name, method = _find_method(endpoint, op)
+        data = _encode_request(endpoint, service, method, request)
+        channel = await self._open_channel(endpoint, timeout)
         send = channel.wire.unary_unary(f"/{service.name}/{name}")
-        call = self._begin(channel, send(data, timeout=timeout, metadata=_metadata(headers)))
+        call = self._count_call(
+            channel, send(data, timeout=timeout, metadata=_metadata_from_headers(headers))
+        )
         try:
             answer = await call
         except asyncio.CancelledError:
-            _raise_closed(way, op)
+            _raise_closed(endpoint, op)
             raise
         except grpc.aio.AioRpcError as error:
-            await self._fail(channel, way, op, error, headers, timeout)
-        return _result(way, op, service.result_in, op, await _read(way, service, method, answer))
+            await self._fail(channel, endpoint, op, error, headers, timeout)
+        return _convert(
+            endpoint,
+            op,
+            service.result_in,
+            op,
+            await _decode_answer(endpoint, service, method, answer),
+        )
 
     async def stream(
         self,
-        way: Way,
+        endpoint: Endpoint,
         op: str,
         request: Mapping[str, Any],
         headers: Mapping[str, str],
@@ -191,32 +203,34 @@ class GrpcChannels:
         pace: Pace,
     ) -> Events:
         """The events of one operation. `timeout` is for the stream to begin."""
-        service, name, method = _method(way, op)
-        data = _written(way, service, method, request)
-        channel = await self._channel(way, timeout)
+        service, name, method = _find_method(endpoint, op)
+        data = _encode_request(endpoint, service, method, request)
+        channel = await self._open_channel(endpoint, timeout)
         send = channel.wire.unary_stream(f"/{service.name}/{name}")
-        call = self._begin(channel, send(data, metadata=_metadata(headers)))
+        call = self._count_call(channel, send(data, metadata=_metadata_from_headers(headers)))
         try:
             async with asyncio.timeout(timeout):
                 await call.initial_metadata()
                 if call.done() and await call.code() is not grpc.StatusCode.OK:
-                    await self._fail(channel, way, op, await _error_of(call), headers, timeout)
+                    await self._fail(
+                        channel, endpoint, op, await _error_from_call(call), headers, timeout
+                    )
         except TimeoutError:
             call.cancel()
-            raise TimedOut(f'"{op}" in {way} was not answered within {timeout:g} s') from None
+            raise TimedOut(f'"{op}" in {endpoint} was not answered within {timeout:g} s') from None
         except grpc.aio.AioRpcError as error:
-            await self._fail(channel, way, op, error, headers, timeout)
+            await self._fail(channel, endpoint, op, error, headers, timeout)
         except BaseException as error:
             call.cancel()
             if isinstance(error, asyncio.CancelledError):
-                _raise_closed(way, op)
+                _raise_closed(endpoint, op)
             raise
-        return self._events(channel, way, op, service, method, call, headers, pace)
+        return self._read_events(channel, endpoint, op, service, method, call, headers, pace)
 
-    async def _events(
+    async def _read_events(
         self,
         channel: _Channel,
-        way: Way,
+        endpoint: Endpoint,
         op: str,
         service: _Service,
         method: Method,
@@ -230,69 +244,69 @@ class GrpcChannels:
                 count, size = count + 1, size + len(data)
                 if size > MAX_STREAM or count > MAX_EVENTS:
                     raise BadReply(
-                        f"{way} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
+                        f"{endpoint} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
                     )
-                plain = await _read(way, service, method, data)
-                event = _result(way, op, service.event_in, plain)
-                task = task_id_in(event)
+                plain = await _decode_answer(endpoint, service, method, data)
+                event = _convert(endpoint, op, service.event_in, plain)
+                task = find_task_id(event)
                 own = own or task
                 if task and task != own:
                     continue
                 yield None, event
-                if is_last(event) or is_final(way, op, plain):
+                if is_last(event) or is_final(endpoint, op, plain):
                     return
                 if count % TURN == 0:
                     await asyncio.sleep(pace.pause(TURN))
         except asyncio.CancelledError:
-            _raise_closed(way, op)
+            _raise_closed(endpoint, op)
             raise
         except grpc.aio.AioRpcError as error:
-            await self._fail(channel, way, op, error, headers, 0.0)
+            await self._fail(channel, endpoint, op, error, headers, 0.0)
         finally:
             call.cancel()
 
     # --- channels ---------------------------------------------------------------------------------
 
-    async def _channel(self, way: Way, timeout: float) -> _Channel:
-        channel = self._open.get(way.url)
+    async def _open_channel(self, endpoint: Endpoint, timeout: float) -> _Channel:
+        channel = self._channels.get(endpoint.url)
         if channel is None:
-            addresses = await self._find(way.url, timeout)
-            channel = self._open.get(way.url)  # another call may have opened it meanwhile
+            addresses = await self._find_addresses(endpoint.url, timeout)
+            channel = self._channels.get(endpoint.url)  # another call may have opened it meanwhile
         if channel is None:
-            channel = self._open[way.url] = _Channel(_dialled(way.url, addresses))
-        self._open.move_to_end(way.url)
-        if len(self._open) > MAX_CHANNELS:
-            self._close_unused(way.url)
+            channel = self._channels[endpoint.url] = _Channel(_dial(endpoint.url, addresses))
+        self._channels.move_to_end(endpoint.url)
+        if len(self._channels) > MAX_CHANNELS:
+            self._close_unused(endpoint.url)
         return channel
 
-    def _begin(self, channel: _Channel, call: Any) -> Any:
+    def _count_call(self, channel: _Channel, call: Any) -> Any:
         """Counts the call until it is done."""
         channel.calls += 1
-        call.add_done_callback(lambda _: self._end(channel))
+        call.add_done_callback(lambda _: self._end_call(channel))
         return call
 
-    def _end(self, channel: _Channel) -> None:
+    def _end_call(self, channel: _Channel) -> None:
         channel.calls -= 1
         if channel.calls:
             return
         if channel in self._dropped:
             self._dropped.discard(channel)
             self._close_soon(channel)
-        elif len(self._open) > MAX_CHANNELS:
+        elif len(self._channels) > MAX_CHANNELS:
             self._close_unused()
 
     def _close_unused(self, kept: str = "") -> None:
         """Closes channels without calls, the one used first before the others, until there are no
         more than there should be. As many as are in use stay, and close when their calls end."""
-        for url, channel in list(self._open.items()):
-            if len(self._open) <= MAX_CHANNELS:
+        for url, channel in list(self._channels.items()):
+            if len(self._channels) <= MAX_CHANNELS:
                 return
             if not channel.calls and url != kept:
-                del self._open[url]
+                del self._channels[url]
                 self._close_soon(channel)
 
     def _drop(self, url: str, channel: _Channel) -> None:
-        del self._open[url]
+        del self._channels[url]
         if channel.calls:
             self._dropped.add(channel)
         else:
@@ -303,15 +317,15 @@ class GrpcChannels:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _drop_unconnected(self, channel: _Channel, way: Way, words: str) -> bool:
+    def _drop_unconnected(self, channel: _Channel, endpoint: Endpoint, words: str) -> bool:
         """Takes no more calls on a channel that has lost its connection: the addresses may be
         others by now. Returns whether the request did not leave. What the agent itself answers may
         have the same words; then the connection stands, and other calls go on over it."""
         state = channel.wire.get_state()
         if state is grpc.ChannelConnectivity.READY:
             return False
-        if self._open.get(way.url) is channel:
-            self._drop(way.url, channel)
+        if self._channels.get(endpoint.url) is channel:
+            self._drop(endpoint.url, channel)
         trying = (
             grpc.ChannelConnectivity.CONNECTING,
             grpc.ChannelConnectivity.TRANSIENT_FAILURE,
@@ -321,7 +335,7 @@ class GrpcChannels:
     async def _fail(
         self,
         channel: _Channel,
-        way: Way,
+        endpoint: Endpoint,
         op: str,
         error: Any,
         headers: Mapping[str, str],
@@ -330,33 +344,33 @@ class GrpcChannels:
         """Raises what the status of a call stands for."""
         code = error.code()
         words = " ".join(str(error.details() or code.name).split())[:MAX_WORDS]
-        words = hide_secrets(words, way.url, headers.values())
-        asked = f'"{op}" in {way}'
+        words = hide_secrets(words, endpoint.url, headers.values())
+        asked = f'"{op}" in {endpoint}'
         if code is grpc.StatusCode.UNAVAILABLE:
-            unsent = self._drop_unconnected(channel, way, words)
+            unsent = self._drop_unconnected(channel, endpoint, words)
             raise Unreachable(f"{asked} could not be asked: {words}", sent=not unsent) from None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimedOut(f"{asked} was not answered within {timeout:g} s") from None
         if code is grpc.StatusCode.CANCELLED:
             raise Unreachable(f"{asked} was ended by the agent: {words}") from None
-        reason, words = _reason_of(error, words)
+        reason, words = _find_reason(error, words)
         if code is grpc.StatusCode.UNIMPLEMENTED or reason in (
             METHOD_NOT_FOUND,
             VERSION_NOT_SUPPORTED,
         ):
-            raise NotTaken(f"{asked} is unknown there: {words[:300]}") from None
+            raise NotUnderstood(f"{asked} is unknown there: {words[:300]}") from None
         raise A2aError(reason, words) from None
 
 
-def _raise_closed(way: Way, op: str) -> None:
+def _raise_closed(endpoint: Endpoint, op: str) -> None:
     """Raises unless the task itself is cancelled: gRPC cancels who waits on a channel that is
     closed."""
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
-        raise Unreachable(f'"{op}" in {way} was ended: its connection was closed') from None
+        raise Unreachable(f'"{op}" in {endpoint} was ended: its connection was closed') from None
 
 
-def _dialled(url: str, addresses: list[str]) -> Any:
+def _dial(url: str, addresses: list[str]) -> Any:
     """A channel to addresses of one family, which is what gRPC takes."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -369,11 +383,11 @@ def _dialled(url: str, addresses: list[str]) -> Any:
     if parts.scheme != "https":
         return grpc.aio.insecure_channel(target, options=options)
     options.append(("grpc.ssl_target_name_override", parts.hostname or ""))
-    return grpc.aio.secure_channel(target, _trusted(), options=options)
+    return grpc.aio.secure_channel(target, _load_roots(), options=options)
 
 
 @cache
-def _trusted() -> Any:
+def _load_roots() -> Any:
     """The authorities that the hub trusts over HTTPS."""
     held = ssl.create_default_context().get_ca_certs(binary_form=True)
     roots = "".join(ssl.DER_cert_to_PEM_cert(one) for one in held).encode()
@@ -383,23 +397,25 @@ def _trusted() -> Any:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def _method(way: Way, op: str) -> tuple[_Service, str, Method]:
-    service = SERVICES[way.version]
+def _find_method(endpoint: Endpoint, op: str) -> tuple[_Service, str, Method]:
+    service = SERVICES[endpoint.version]
     if op not in service.methods:
-        raise A2aError(METHOD_NOT_FOUND, f'"{op}" is unknown in {way}')
+        raise A2aError(METHOD_NOT_FOUND, f'"{op}" is unknown in {endpoint}')
     name, method = service.methods[op]
     return service, name, method
 
 
-def _written(way: Way, service: _Service, method: Method, request: Mapping[str, Any]) -> bytes:
+def _encode_request(
+    endpoint: Endpoint, service: _Service, method: Method, request: Mapping[str, Any]
+) -> bytes:
     held = {name: value for name, value in request.items() if value is not None}
     held.pop(operations.TASK_ID, None)
-    if way.tenant:
-        held["tenant"] = way.tenant
+    if endpoint.tenant:
+        held["tenant"] = endpoint.tenant
     plain = (
         v10.params_out(method.op, held)[1]
-        if way.version == operations.V10
-        else _plain_03(method, held)
+        if endpoint.version == operations.V10
+        else _request_for_v03(method, held)
     )
     try:
         return service.types.write(method.asks, plain)
@@ -407,7 +423,7 @@ def _written(way: Way, service: _Service, method: Method, request: Mapping[str, 
         raise A2aError(INVALID_PARAMS, str(problem)) from None
 
 
-def _plain_03(method: Method, request: Mapping[str, Any]) -> Mapping[str, Any]:
+def _request_for_v03(method: Method, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """0.3 names what a request is about in one word."""
     op = method.op
     body = v03.rest_request_out(op, request)[3]
@@ -422,27 +438,29 @@ def _plain_03(method: Method, request: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"name": task} if length is None else {"name": task, "historyLength": length}
 
 
-async def _read(way: Way, service: _Service, method: Method, data: bytes) -> dict[str, Any]:
+async def _decode_answer(
+    endpoint: Endpoint, service: _Service, method: Method, data: bytes
+) -> dict[str, Any]:
     try:
         if len(data) <= SMALL:
             return service.types.read(method.answers, data)
         return await asyncio.to_thread(service.types.read, method.answers, data)
     except NotAMessage as problem:
-        raise BadReply(f"{way} answered with what is no message: {problem}") from None
+        raise BadReply(f"{endpoint} answered with what is no message: {problem}") from None
 
 
-def _result(way: Way, op: str, read: Callable[..., Any], *value: Any) -> Any:
+def _convert(endpoint: Endpoint, op: str, read: Callable[..., Any], *value: Any) -> Any:
     try:
         return read(*value)
     except A2aError as problem:
-        raise BadReply(f'"{op}" in {way} was not answered: {problem.message}') from None
+        raise BadReply(f'"{op}" in {endpoint} was not answered: {problem.message}') from None
 
 
-def _metadata(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+def _metadata_from_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name.lower(), value) for name, value in headers.items()]
 
 
-async def _error_of(call: Any) -> Any:
+async def _error_from_call(call: Any) -> Any:
     return grpc.aio.AioRpcError(
         await call.code(),
         await call.initial_metadata(),
@@ -451,11 +469,11 @@ async def _error_of(call: Any) -> Any:
     )
 
 
-def _reason_of(error: Any, words: str) -> tuple[str, str]:
+def _find_reason(error: Any, words: str) -> tuple[str, str]:
     """Which error of A2A a status is: by its details, by the name that 0.3 begins with, by its
     code."""
     for name, value in error.trailing_metadata() or ():
-        if name == "grpc-status-details-bin" and (found := _reason_in(value)):
+        if name == "grpc-status-details-bin" and (found := _reason_from_status(value)):
             return found, words
     name, colon, rest = words.partition(":")
     if colon and name in _NAMES_03:
@@ -463,7 +481,7 @@ def _reason_of(error: Any, words: str) -> tuple[str, str]:
     return _REASONS.get(error.code(), INTERNAL), words
 
 
-def _reason_in(status: Any) -> str:
+def _reason_from_status(status: Any) -> str:
     if not isinstance(status, bytes):
         return ""
     try:

@@ -13,7 +13,7 @@ BUSY_SECONDS = 1.0
 """To come again while somebody tries."""
 
 
-class Breaker:
+class CircuitBreaker:
     def __init__(
         self,
         failures: int = FAILURES,
@@ -28,10 +28,10 @@ class Breaker:
         self._trying = False
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._failures >= self._most
 
-    def enter(self) -> float:
+    def admit(self) -> float:
         """Seconds to wait; 0 for whoever goes through, and then says what came of it."""
         if self._failures < self._most:
             return 0.0
@@ -43,17 +43,17 @@ class Breaker:
         self._trying = True
         return 0.0
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         self._trying = False
         self._failures += 1
-        if self.open:
+        if self.is_open:
             self._until = self._clock() + self._seconds
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         """Somebody is there; also when that is known from elsewhere."""
         self._trying = False
         self._failures = 0
 
-    def left(self) -> None:
+    def release(self) -> None:
         """Nothing is known of it: whoever went through did not wait for the end."""
         self._trying = False

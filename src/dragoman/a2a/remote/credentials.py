@@ -21,7 +21,7 @@ from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
 from dragoman.core.ports import AddressFinder, HttpClient, Reply
 
 MAX_FILE_BYTES = 8 * 1024
-HELD = "(held)"
+PLACEHOLDER = "(held)"
 """What stands for a value until it leaves."""
 ENV_PREFIX = "DRAGOMAN_AGENT_"
 """Variables whose names begin so are meant for agents."""
@@ -29,7 +29,7 @@ TOKENS = "tokens"
 """The folder of the home whose files are meant for agents."""
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
-_OWN = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
+_HUB_FILES = frozenset({"hub.key", "env", "config.toml", "daemon.json"})
 """Files of the home that are somebody else's secrets."""
 
 
@@ -77,7 +77,7 @@ class ReferenceRules:
         return list(dict.fromkeys(found))
 
 
-class Credentials:
+class AgentCredentials:
     def __init__(
         self,
         agent: str,
@@ -101,19 +101,19 @@ class Credentials:
     def headers(self) -> dict[str, str]:
         """Their names, as the client is given them."""
         names = [*self._headers, *(["authorization"] if self._token is not None else [])]
-        return dict.fromkeys(names, HELD)
+        return dict.fromkeys(names, PLACEHOLDER)
 
-    def values(self) -> dict[str, str]:
+    def resolve(self) -> dict[str, str]:
         """As they are now. Raises `ConfigError` where one cannot be had."""
-        found = {name: self._expanded(value) for name, value in self._headers.items()}
+        found = {name: self._expand(value) for name, value in self._headers.items()}
         if self._token is not None:
-            found["authorization"] = f"Bearer {self._value(self._token)}"
+            found["authorization"] = f"Bearer {self._resolve_token(self._token)}"
         return found
 
-    def _expanded(self, value: str) -> str:
-        return _REFERENCE.sub(lambda match: self._named(match[1]), value)
+    def _expand(self, value: str) -> str:
+        return _REFERENCE.sub(lambda match: self._find_variable(match[1]), value)
 
-    def _named(self, name: str) -> str:
+    def _find_variable(self, name: str) -> str:
         """One that is not set is an error, not an empty secret."""
         if name not in self._lookup:
             raise ConfigError(
@@ -122,9 +122,9 @@ class Credentials:
             )
         return self._lookup[name]
 
-    def _value(self, reference: str) -> str:
+    def _resolve_token(self, reference: str) -> str:
         kind, _, rest = reference.partition(":")
-        token = self._named(rest) if kind == "env" else self._read(rest)
+        token = self._find_variable(rest) if kind == "env" else self._read_file(rest)
         if not _VISIBLE.fullmatch(token):
             raise ConfigError(
                 f'{self._whose}: what is at "{reference}" is no token, which has visible ASCII '
@@ -132,39 +132,39 @@ class Credentials:
             )
         return token
 
-    def _read(self, name: str) -> str:
+    def _read_file(self, name: str) -> str:
         try:
             home = self._home.resolve(strict=True)
             path = (home / name).resolve(strict=True)
             if not path.is_relative_to(self._files_below):
-                raise self._unfit(name, f'it is outside of "{self._files_below}"')
-            if path.parent == home and (path.name in _OWN or path.suffix == ".db"):
-                raise self._unfit(name, "it is one of the hub's own")
+                raise self._build_error(name, f'it is outside of "{self._files_below}"')
+            if path.parent == home and (path.name in _HUB_FILES or path.suffix == ".db"):
+                raise self._build_error(name, "it is one of the hub's own")
             # Not to wait where it turns out to be a pipe.
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 about = os.fstat(file)
                 if not stat.S_ISREG(about.st_mode):
-                    raise self._unfit(name, "it is no regular file")
+                    raise self._build_error(name, "it is no regular file")
                 if about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0):
-                    raise self._unfit(name, "others may read or change it: chmod 600")
+                    raise self._build_error(name, "others may read or change it: chmod 600")
                 data = os.read(file, MAX_FILE_BYTES + 1)
             finally:
                 os.close(file)
         except OSError as error:
-            raise self._unfit(name, str(error.strerror).lower()) from None
+            raise self._build_error(name, str(error.strerror).lower()) from None
         if len(data) > MAX_FILE_BYTES:
-            raise self._unfit(name, f"it has more than {MAX_FILE_BYTES} bytes")
+            raise self._build_error(name, f"it has more than {MAX_FILE_BYTES} bytes")
         return data.decode("latin-1").strip()
 
-    def _unfit(self, name: str, why: str) -> ConfigError:
+    def _build_error(self, name: str, why: str) -> ConfigError:
         return ConfigError(f'{self._whose}: the token at "file:{name}" cannot be used: {why}')
 
 
-class Filled:
+class CredentialHttpClient:
     """Implements `ports.HttpClient`: puts the values into the headers that are sent."""
 
-    def __init__(self, http: HttpClient, credentials: Credentials) -> None:
+    def __init__(self, http: HttpClient, credentials: AgentCredentials) -> None:
         self._http = http
         self._credentials = credentials
         self._names = frozenset(credentials.headers)
@@ -180,14 +180,14 @@ class Filled:
     ) -> Reply:
         if self._names.isdisjoint(headers):
             return await self._http.request(method, url, headers, body, timeout=timeout)
-        values = self._values()
+        values = self._resolve()
         headers = {name: values.get(name, value) for name, value in headers.items()}
         reply = await self._http.request(method, url, headers, body, timeout=timeout)
         return replace(reply, secrets=tuple(values.values()))
 
-    def _values(self) -> dict[str, str]:
+    def _resolve(self) -> dict[str, str]:
         try:
-            return self._credentials.values()
+            return self._credentials.resolve()
         except ConfigError as error:
             raise Unreachable(str(error), sent=False) from None
 
@@ -200,5 +200,5 @@ class Filled:
     def fill(self, headers: Mapping[str, str]) -> dict[str, str]:
         if self._names.isdisjoint(headers):
             return dict(headers)
-        values = self._values()
+        values = self._resolve()
         return {name: values.get(name, value) for name, value in headers.items()}

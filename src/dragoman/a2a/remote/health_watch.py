@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 from uuid import uuid4
 
-from dragoman.a2a.client.card_discovery import Found
+from dragoman.a2a.client.card_discovery import FoundCard
 from dragoman.a2a.client.client import A2aClient
-from dragoman.a2a.client.dialect_probe import Peer
-from dragoman.a2a.client.endpoint import HttpStatus
+from dragoman.a2a.client.dialect_probe import ProbedAgent
+from dragoman.a2a.client.endpoint import AgentHttpStatus
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.protocol.errors import (
     PERMISSION_DENIED,
@@ -28,7 +28,7 @@ from dragoman.a2a.protocol.errors import (
     UNAUTHENTICATED,
     A2aError,
 )
-from dragoman.a2a.remote.circuit_breaker import Breaker
+from dragoman.a2a.remote.circuit_breaker import CircuitBreaker
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import ConfigError, HubError, TimedOut
 from dragoman.core.tool import EXTERNAL, TRUSTED, TargetFacts
@@ -49,7 +49,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 TRUST = {"external": EXTERNAL, "trusted": TRUSTED}
 
 
-class Health:
+class AgentHealth:
     """What the looks at an agent have come to. Pure."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Health:
         self._gone = 0
         """Those of them that have found it unreachable."""
 
-    def answered(self, seconds: float | None, wrong: str = "") -> None:
+    def record_answer(self, seconds: float | None, wrong: str = "") -> None:
         """`wrong` says what is not right about its answers."""
         self.failures = self._gone = 0
         self.latency = seconds if seconds is not None else self.latency
@@ -70,14 +70,14 @@ class Health:
             wrong = f"it took {seconds:.1f} s to answer"
         self.state, self.reason = (DEGRADED if wrong else HEALTHY), wrong
 
-    def failed(self, why: str) -> None:
+    def record_failure(self, why: str) -> None:
         """One that was never found is unreachable at once."""
         self.failures += 1
         gone = self.state in (UNKNOWN, UNREACHABLE) or self.failures >= FAILURES
         self._gone += gone
         self.state, self.reason = (UNREACHABLE if gone else DEGRADED), why
 
-    def pause(self, every: float) -> float:
+    def next_pause(self, every: float) -> float:
         """Seconds until the next look."""
         if self.state == UNREACHABLE:
             return min(LONGEST_PAUSE, FIRST_PAUSE * float(1 << min(self._gone - 1, 10)))
@@ -91,13 +91,13 @@ class Watched(Protocol):
     entry: ExternalAgent
     facts: TargetFacts
     client: A2aClient
-    breaker: Breaker
+    breaker: CircuitBreaker
     reason: str
     """Why it is not there."""
     was_found: bool
     """Whether it was offered since the hub has started."""
 
-    def offer(self, peer: Peer, card_id: str) -> None:
+    def offer(self, probed: ProbedAgent, card_id: str) -> None:
         """Its tools are what `peer` says, and its calls may be made; nothing is done where that is
         so already. Raises `ConfigError` where some of them are another's, and offers the rest."""
 
@@ -115,7 +115,7 @@ class CardPins(Protocol):
         """Why the card of that agent is not to be gone by; None where it is."""
 
 
-class Watch:
+class HealthWatch:
     """One agent's."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Watch:
         *,
         every: float,
         pins: CardPins,
-        keep: Callable[[Found], None],
+        keep: Callable[[FoundCard], None],
         told: Callable[[str, str], None],
         changed: Callable[[], None],
     ) -> None:
@@ -134,23 +134,23 @@ class Watch:
         target's facts have."""
         self.agent = agent
         self.id = id
-        self.health = Health()
-        self.peer: Peer | None = None
-        self.held = ""
+        self.health = AgentHealth()
+        self.probed: ProbedAgent | None = None
+        self.quarantine_reason = ""
         """Why its card is not gone by."""
         self.fetched_at: float | None = None
         self.seen_at: float | None = None
         self._every = every
         self._pins = pins
-        self._keep = keep
-        self._told = told
+        self._save_card = keep
+        self._publish = told
         self._facts_changed = changed
-        self._found: Found | None = None
+        self._found: FoundCard | None = None
         """The card as it was last, accepted or not."""
-        self._offered: Peer | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._offered: ProbedAgent | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
+        self._checked = asyncio.Event()
         """Since the loop has begun to wait."""
         self._first = asyncio.Event()
         self._stopped = False
@@ -166,164 +166,164 @@ class Watch:
 
     async def stop(self) -> None:
         self._stopped = True
-        for task in (self._loop, self._looking):
+        for task in (self._loop, self._checking):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
         self._first.set()
         await self.agent.stop()
 
-    async def tried(self) -> None:
+    async def wait_for_first_check(self) -> None:
         """Until the first look has come to something."""
         await self._first.wait()
 
     async def refresh(self) -> None:
         """Looks now. What a look under way has seen may be out of date: another one follows it."""
-        if not self._begin() and self._under_way:
+        if not self._start_check() and self._under_way:
             self._again = True
-        await self._wait_for_look()
+        await self._wait_for_check()
 
-    async def _wait_for_look(self) -> None:
-        if self._looking is not None:
-            await asyncio.wait([self._looking])
+    async def _wait_for_check(self) -> None:
+        if self._checking is not None:
+            await asyncio.wait([self._checking])
 
-    def reconsider(self) -> None:
+    def check_soon(self) -> None:
         """Looks soon: what decides of its card has changed. For that nobody waits."""
-        self._again = not self._begin()
+        self._again = not self._start_check()
 
-    def _begin(self) -> bool:
+    def _start_check(self) -> bool:
         """Whether a look begins now: one may be under way."""
-        if self._stopped or (self._looking is not None and not self._looking.done()):
+        if self._stopped or (self._checking is not None and not self._checking.done()):
             return False
-        self._looking = asyncio.get_running_loop().create_task(self._looks())
+        self._checking = asyncio.get_running_loop().create_task(self._run_checks())
         return True
 
-    async def _looks(self) -> None:
-        await self._look()
+    async def _run_checks(self) -> None:
+        await self._check()
         while self._again:
             self._again = False
-            await self._look()
+            await self._check()
 
     async def _run(self) -> None:
         while True:
-            self._begin()
-            await self._wait_for_look()
-            self._looked.clear()
-            while await self._looked_meanwhile(self.health.pause(self._every)):
-                self._looked.clear()  # the next look is so long after that one
+            self._start_check()
+            await self._wait_for_check()
+            self._checked.clear()
+            while await self._wait_for_other_check(self.health.next_pause(self._every)):
+                self._checked.clear()  # the next look is so long after that one
 
-    async def _looked_meanwhile(self, pause: float) -> bool:
+    async def _wait_for_other_check(self, pause: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause * random.uniform(0.8, 1.2)):
-                await self._looked.wait()
+                await self._checked.wait()
             return True
         return False
 
     # --- one look --------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         agent, url = self.agent, self.agent.entry.url
         before = self.health.state, self.health.reason
         self._under_way = True
         try:
             async with asyncio.timeout(agent.entry.timeout_secs):
-                found = await agent.client.look_again(url)
+                found = await agent.client.refetch_card(url)
                 self.fetched_at = time.time()
-                await self.accept(found)
+                await self.accept_card(found)
         except TimeoutError:
-            self._failed(f"it did not answer within {agent.entry.timeout_secs:g} s")
+            self._record_failure(f"it did not answer within {agent.entry.timeout_secs:g} s")
         except (HubError, A2aError) as error:
-            self._failed(str(error))
+            self._record_failure(str(error))
         except Exception as error:  # or nobody would look at it any more
             log.exception('agent "%s" could not be looked at', agent.name)
-            self._failed(repr(error))
+            self._record_failure(repr(error))
         self._under_way = False
-        self._changed(before)
+        self._publish_change(before)
         self._first.set()
-        self._looked.set()
+        self._checked.set()
 
-    async def accept(self, found: Found) -> None:
+    async def accept_card(self, found: FoundCard) -> None:
         """Goes by the card that was found if it may, and finds out whether the agent answers."""
-        if not self._accepted(found):
+        if not self._is_accepted(found):
             return
         agent, url = self.agent, self.agent.entry.url
-        peer = self.peer = agent.client.adopt(url, found)
-        await agent.client.settled(peer)
+        probed = self.probed = agent.client.adopt_card(url, found)
+        await agent.client.find_probed(probed)
         if agent.entry.wire == "seed":
             # It need know nothing but how to be sent a message, which would not be without effect.
-            self.health.answered(None)
+            self.health.record_answer(None)
         else:
             begun = time.monotonic()
-            wrong = await answers(agent.client, peer)
-            self.health.answered(time.monotonic() - begun, wrong)
+            wrong = await check_agent(agent.client, probed)
+            self.health.record_answer(time.monotonic() - begun, wrong)
         self.seen_at = time.time()
-        agent.breaker.worked()
-        self._describe()  # first: what is offered is judged by it
-        self._offer(peer)
+        agent.breaker.record_success()
+        self._update_facts()  # first: what is offered is judged by it
+        self._offer(probed)
 
-    def _accepted(self, found: Found) -> bool:
+    def _is_accepted(self, found: FoundCard) -> bool:
         """Before anything is sent where the card points."""
         if found is not self._found:
             self._found = found
-            self._keep(found)
+            self._save_card(found)
         entry = self.agent.entry
         why = self._pins.card(entry.name, found.raw, entry.pin)
-        self.held = why or ""
+        self.quarantine_reason = why or ""
         if why is not None:
             self._withdraw(why)
-            self.health.answered(None, why)
+            self.health.record_answer(None, why)
             return False
         return True
 
-    def _offer(self, peer: Peer) -> None:
+    def _offer(self, probed: ProbedAgent) -> None:
         agent = self.agent
         try:
-            agent.offer(peer, self.id)
+            agent.offer(probed, self.id)
         except ConfigError as error:
-            peer.note(str(error))
-        if self._offered is peer:
+            probed.add_finding(str(error))
+        if self._offered is probed:
             return
-        self._offered = peer
+        self._offered = probed
         log.info(
             'agent "%s" at %s is "%s": %d skills, %s',
             agent.name,
             render_origin(agent.entry.url),
-            line(peer.card["name"]),
-            len(peer.card["skills"]),
-            peer.way,
+            line(probed.card["name"]),
+            len(probed.card["skills"]),
+            probed.endpoint,
         )
-        for finding in peer.findings:
+        for finding in probed.findings:
             log.warning('agent "%s": %s', agent.name, line(finding))
 
     def _withdraw(self, why: str) -> None:
         self._offered = None
         self.agent.withdraw(why)
 
-    def _failed(self, why: str) -> None:
-        self.health.failed(why)
+    def _record_failure(self, why: str) -> None:
+        self.health.record_failure(why)
         if self.health.state == UNREACHABLE:
             self._withdraw(why)
 
     # --- what others know of it -------------------------------------------------------------------
 
-    def retrust(self) -> None:
+    def apply_trust(self) -> None:
         """After its entry says something else of how far it is trusted."""
-        if not self._describe():
+        if not self._update_facts():
             return
         if self._offered is not None:
             self._offer(self._offered)  # what comes out of its tools is labelled by it
-        self._told(self.health.state, f'its trust is now "{self.agent.entry.trust}"')
+        self._publish(self.health.state, f'its trust is now "{self.agent.entry.trust}"')
 
-    def repin(self) -> None:
+    def apply_pin_mode(self) -> None:
         """After its entry says that it is held in another way: nothing of it is offered until all
         has been looked at in that way."""
         self._first.clear()
         self._withdraw("it is looked at again")
-        self.reconsider()
+        self.check_soon()
 
-    def _changed(self, before: tuple[str, str]) -> None:
+    def _publish_change(self, before: tuple[str, str]) -> None:
         now = self.health.state, self.health.reason
-        self._describe()
+        self._update_facts()
         if now == before:
             return
         if self.health.state != HEALTHY:
@@ -334,16 +334,16 @@ class Watch:
                 self.health.state,
                 line(self.health.reason),
             )
-        self._told(*now)
+        self._publish(*now)
 
-    def _describe(self) -> bool:
+    def _update_facts(self) -> bool:
         """Whether policies now know something else of it."""
         facts = replace(
             self.agent.facts,
             trust=TRUST[self.agent.entry.trust],
-            signed=self._found is not None and self._found.signed and not self.held,
+            signed=self._found is not None and self._found.signed and not self.quarantine_reason,
             healthy=self.health.state == HEALTHY,
-            pinned=not self.held,
+            pinned=not self.quarantine_reason,
         )
         if facts == self.agent.facts:
             return False
@@ -352,12 +352,12 @@ class Watch:
         return True
 
 
-async def answers(client: A2aClient, peer: Peer) -> str:
+async def check_agent(client: A2aClient, probed: ProbedAgent) -> str:
     """Asks for a task that there cannot be: what is wrong with the answer, nothing where it is
     right. Raises where there is none."""
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            await client.get(peer, str(uuid4()))
+            await client.get_task(probed, str(uuid4()))
     except TimeoutError:
         raise TimedOut(f"it did not answer within {ASK_SECONDS:g} s") from None
     except A2aError as error:
@@ -367,7 +367,7 @@ async def answers(client: A2aClient, peer: Peer) -> str:
             return f"it wants other credentials: {line(error.message)[:200]}"
         said = line(error.message)[:200]
         return f"asked for a task that there cannot be, it does not say so but: {said}"
-    except HttpStatus as error:
+    except AgentHttpStatus as error:
         if error.status >= 500:
             raise
         return str(error)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
-from dragoman.a2a.client.card_discovery import origin_of
+from dragoman.a2a.client.card_discovery import parse_origin
 from dragoman.a2a.config import HUB, PATHS, ExternalAgent
 from dragoman.a2a.protocol.skill_tools import slug_of
 from dragoman.core.errors import InvalidInput
@@ -50,7 +50,7 @@ CHANGEABLE = (
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Row:
+class AgentRegistration:
     id: str
     org: str
     slug: str
@@ -61,22 +61,26 @@ class Row:
     entry: ExternalAgent
 
 
-def configured(entry: ExternalAgent, at: float) -> Row:
+def registration_from_config(entry: ExternalAgent, at: float) -> AgentRegistration:
     slug = slug_of(entry.name)
     id = str(uuid5(_SPACE, f"{ORG}/{slug}"))
-    return Row(id=id, org=ORG, slug=slug, source=CONFIG, created=at, updated=at, entry=entry)
+    return AgentRegistration(
+        id=id, org=ORG, slug=slug, source=CONFIG, created=at, updated=at, entry=entry
+    )
 
 
-def registered(entry: ExternalAgent, at: float) -> Row:
+def create_registration(entry: ExternalAgent, at: float) -> AgentRegistration:
     slug = slug_of(entry.name)
     id = str(uuid4())
-    return Row(id=id, org=ORG, slug=slug, source=API, created=at, updated=at, entry=entry)
+    return AgentRegistration(
+        id=id, org=ORG, slug=slug, source=API, created=at, updated=at, entry=entry
+    )
 
 
 # --- kept -----------------------------------------------------------------------------------------
 
 
-def stored(row: Row) -> dict[str, Any]:
+def encode_registration(row: AgentRegistration) -> dict[str, Any]:
     entry = {name: getattr(row.entry, name) for name in row.entry.__struct_fields__}
     return {
         "id": row.id,
@@ -88,12 +92,12 @@ def stored(row: Row) -> dict[str, Any]:
     }
 
 
-def from_stored(kept: Mapping[str, Any]) -> Row:
+def decode_registration(kept: Mapping[str, Any]) -> AgentRegistration:
     """Raises `InvalidInput` for what another version has written."""
     try:
         known = set(ExternalAgent.__struct_fields__)
         entry = ExternalAgent(**{k: v for k, v in kept["entry"].items() if k in known})
-        return Row(
+        return AgentRegistration(
             id=kept["id"],
             org=kept["org"],
             slug=kept["slug"],
@@ -109,31 +113,33 @@ def from_stored(kept: Mapping[str, Any]) -> Row:
 # --- given ----------------------------------------------------------------------------------------
 
 
-def given(body: Mapping[str, Any]) -> dict[str, Any]:
+def parse_request(body: Mapping[str, Any]) -> dict[str, Any]:
     """What is to be registered; a name may be missing. Raises `InvalidInput`."""
-    values = _renamed(body, ("url", "name", *CHANGEABLE))
+    values = _normalize_keys(body, ("url", "name", *CHANGEABLE))
     if not isinstance(values.get("url"), str):
         raise InvalidInput('an agent is registered by {"url": "https://…"}')
-    values["url"] = _url(values["url"])
+    values["url"] = _parse_url(values["url"])
     name = values.get("name")
     if name is not None:
-        values["name"] = _named(name)
-    return {key: _value(key, value) for key, value in values.items() if value is not None}
+        values["name"] = _parse_name(name)
+    return {key: _parse_value(key, value) for key, value in values.items() if value is not None}
 
 
-def changed(entry: ExternalAgent, body: Mapping[str, Any]) -> ExternalAgent:
-    values = {key: _value(key, value) for key, value in _renamed(body, CHANGEABLE).items()}
+def apply_change(entry: ExternalAgent, body: Mapping[str, Any]) -> ExternalAgent:
+    values = {
+        key: _parse_value(key, value) for key, value in _normalize_keys(body, CHANGEABLE).items()
+    }
     if not values:
         raise InvalidInput(f"say what to change: {', '.join(CHANGEABLE)}")
     fields = {name: getattr(entry, name) for name in entry.__struct_fields__}
-    return _whole({**fields, **values})
+    return _build_checked({**fields, **values})
 
 
-def entry_of(values: Mapping[str, Any], name: str) -> ExternalAgent:
-    return _whole({**values, "name": name})
+def build_entry(values: Mapping[str, Any], name: str) -> ExternalAgent:
+    return _build_checked({**values, "name": name})
 
 
-def _whole(values: Mapping[str, Any]) -> ExternalAgent:
+def _build_checked(values: Mapping[str, Any]) -> ExternalAgent:
     entry = ExternalAgent(**values)
     names = {name.lower() for name in entry.headers} if isinstance(entry.headers, dict) else set()
     if entry.token is not None and "authorization" in names:
@@ -141,7 +147,7 @@ def _whole(values: Mapping[str, Any]) -> ExternalAgent:
     return entry
 
 
-def _renamed(body: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+def _normalize_keys(body: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
     values = {_KEYS.get(key, key): value for key, value in body.items()}
     unknown = sorted(set(values) - set(known))
     if unknown:
@@ -149,7 +155,7 @@ def _renamed(body: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def _value(key: str, value: Any) -> Any:
+def _parse_value(key: str, value: Any) -> Any:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise InvalidInput(f"{key} is one of {', '.join(_CHOICES[key])}")
@@ -164,7 +170,7 @@ def _value(key: str, value: Any) -> Any:
     elif key == "token":
         _check_token(value)
     elif key == "headers":
-        return _headers(value)
+        return _parse_headers(value)
     return value
 
 
@@ -178,7 +184,7 @@ def _check_token(value: Any) -> None:
         )
 
 
-def _headers(value: Any) -> dict[str, str]:
+def _parse_headers(value: Any) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > MAX_HEADERS:
@@ -196,9 +202,9 @@ def _headers(value: Any) -> dict[str, str]:
     return {name.lower(): said for name, said in value.items()}
 
 
-def _url(url: str) -> str:
+def _parse_url(url: str) -> str:
     """The address of a card may have a query, as LangGraph's has: it says whose card it is."""
-    if len(url) > MAX_URL or origin_of(url) is None or "#" in url:
+    if len(url) > MAX_URL or parse_origin(url) is None or "#" in url:
         raise InvalidInput(
             f'"{render_origin(url)}" is no address of an agent; give http:// or https://, a '
             "host and perhaps a path"
@@ -212,8 +218,8 @@ def _url(url: str) -> str:
     return url
 
 
-def _named(name: Any) -> str:
-    if not isinstance(name, str) or not name_fits(name):
+def _parse_name(name: Any) -> str:
+    if not isinstance(name, str) or not is_valid_name(name):
         raise InvalidInput(
             f'an agent cannot be called "{str(name)[:80]}": up to {MAX_NAME} letters, digits, '
             'spaces, "-", "_", "(" and ")", beginning with a letter or digit, and none of '
@@ -222,7 +228,7 @@ def _named(name: Any) -> str:
     return name
 
 
-def name_fits(name: str) -> bool:
+def is_valid_name(name: str) -> bool:
     return (
         len(name) <= MAX_NAME
         and _NAME.fullmatch(name) is not None
@@ -232,13 +238,13 @@ def name_fits(name: str) -> bool:
     )
 
 
-def name_in(card: Mapping[str, Any], url: str) -> str:
+def name_from_card(card: Mapping[str, Any], url: str) -> str:
     """What an agent is called here that was given no name: as its card says, as far as it can be
     said in Latin letters, else by its host."""
-    for said in (_in_latin(str(card.get("name", ""))), _host_name(url)):
+    for said in (_transliterate(str(card.get("name", ""))), _name_from_url(url)):
         words = " ".join(re.sub(r"[^A-Za-z0-9 _()-]+", " ", said).split())
         name = re.sub(r"^[^A-Za-z0-9]+", "", words)[:MAX_NAME].strip()
-        if name_fits(name) and slug_of(name):
+        if is_valid_name(name) and slug_of(name):
             return name
     raise InvalidInput(
         f'the card of "{render_origin(url)}" has no name that could be used; give one'
@@ -251,7 +257,7 @@ _LATIN = str.maketrans({
 })  # fmt: skip
 
 
-def _in_latin(name: str) -> str:
+def _transliterate(name: str) -> str:
     """Without accents. Empty where little would be left of it: a part of a name is no name."""
     plain = unicodedata.normalize("NFKD", name.translate(_LATIN))
     kept = "".join(one for one in plain if not unicodedata.combining(one))
@@ -260,9 +266,9 @@ def _in_latin(name: str) -> str:
     return kept if letters and lost * 2 <= len(letters) else ""
 
 
-def _host_name(url: str) -> str:
+def _name_from_url(url: str) -> str:
     """`agents.example.com`; of a host that says nothing of an agent, `agent 9000`, by its port."""
-    origin = origin_of(url)
+    origin = parse_origin(url)
     if origin is None:
         return ""
     if ":" in origin.host or origin.host == "localhost" or origin.host.replace(".", "").isdigit():
@@ -273,13 +279,13 @@ def _host_name(url: str) -> str:
 # --- shown ----------------------------------------------------------------------------------------
 
 
-def when(at: float | None) -> str | None:
+def render_time(at: float | None) -> str | None:
     if at is None:
         return None
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def row_shown(row: Row, *, secret: bool) -> dict[str, Any]:
+def render_registration(row: AgentRegistration, *, secret: bool) -> dict[str, Any]:
     """What is of the row itself, without how it proves who asks. `secret` has the path of its
     address."""
     entry = row.entry
@@ -298,12 +304,12 @@ def row_shown(row: Row, *, secret: bool) -> dict[str, Any]:
         "timeoutSecs": entry.timeout_secs,
         "allowPrivate": entry.allow_private,
         "public": entry.public,
-        "createdAt": when(row.created),
-        "updatedAt": when(row.updated),
+        "createdAt": render_time(row.created),
+        "updatedAt": render_time(row.updated),
     }
 
 
-def card_shown(
+def render_card(
     raw: Mapping[str, Any] | None, card: Mapping[str, Any] | None, *, whole: bool
 ) -> dict[str, Any]:
     """`raw` is the card as it came, `card` the same in the words of 1.0 where it was read."""
@@ -311,20 +317,23 @@ def card_shown(
         return {"card": None, "skills": []}
     said = card if card is not None else raw
     brief = {name: str(said.get(name, ""))[:BRIEF] for name in ("name", "version", "description")}
-    theirs = {one["id"]: one for one in _skills(raw) if isinstance(one.get("id"), str)}
+    theirs = {one["id"]: one for one in _list_skills(raw) if isinstance(one.get("id"), str)}
     most = WHOLE if whole else BRIEF
     return {
         "card": raw if whole else brief,
-        "skills": [_skill(one, theirs.get(str(one.get("id")), one), most) for one in _skills(said)],
+        "skills": [
+            _render_skill(one, theirs.get(str(one.get("id")), one), most)
+            for one in _list_skills(said)
+        ],
     }
 
 
-def _skills(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _list_skills(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     found = card.get("skills")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _skill(skill: Mapping[str, Any], raw: Mapping[str, Any], most: int) -> dict[str, Any]:
+def _render_skill(skill: Mapping[str, Any], raw: Mapping[str, Any], most: int) -> dict[str, Any]:
     return {
         "id": skill.get("id"),
         "name": skill.get("name"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.health_watch import REACHED, TRUST, UNKNOWN
-from dragoman.a2a.remote.registration import card_shown, row_shown, when
-from dragoman.a2a.remote.registry import AgentStore, Member, Registry
+from dragoman.a2a.remote.registration import render_card, render_registration, render_time
+from dragoman.a2a.remote.registry import AgentStore, RegisteredAgent, Registry
 from dragoman.core.agent_tool import MESSAGE, tool_name
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
@@ -22,151 +22,151 @@ from dragoman.wire.json import Malformed, decode
 MAX_DIFF_LINES = 5_000
 """Of a card; to compare longer ones takes long."""
 
-May = Callable[[Tool], bool]
+IsAllowed = Callable[[Tool], bool]
 """Whether somebody may know of the agent that a tool stands for."""
 
 
-class Listed:
+class RegistryView:
     def __init__(self, registry: Registry, store: AgentStore, catalog: Catalog) -> None:
         self._registry = registry
         self._store = store
         self._catalog = catalog
-        self.load: Callable[[str], int] = lambda name: 0
+        self.count_active: Callable[[str], int] = lambda name: 0
         """How many dispatches to the agent of that name are open."""
 
-    def all(self, may: May, *, secret: bool) -> list[dict[str, Any]]:
+    def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
         """`secret` has which credentials an agent is sent, by their references, and its card as it
         came; else it is told what of the card was approved."""
         return [
-            self._shown(member, whole=False, secret=secret)
-            for member in self._registry.all()
-            if may(_tool(member))
+            self._render(member, whole=False, secret=secret)
+            for member in self._registry.list_agents()
+            if may(_build_tool(member))
         ]
 
-    def one(self, key: str, may: May, *, secret: bool) -> dict[str, Any]:
-        return self._shown(self._find(key, may), whole=True, secret=secret)
+    def get_agent(self, key: str, may: IsAllowed, *, secret: bool) -> dict[str, Any]:
+        return self._render(self._find(key, may), whole=True, secret=secret)
 
     async def add(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._shown(await self._registry.add(body), whole=True, secret=True)
+        return self._render(await self._registry.add(body), whole=True, secret=True)
 
     async def change(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._shown(await self._registry.change(key, body), whole=True, secret=True)
+        return self._render(await self._registry.change(key, body), whole=True, secret=True)
 
     async def refetch(self, key: str) -> dict[str, Any]:
-        return self._shown(await self._registry.refetch(key), whole=True, secret=True)
+        return self._render(await self._registry.refetch(key), whole=True, secret=True)
 
     async def remove(self, key: str) -> dict[str, Any]:
         member = self._registry.find(key)
-        await self._registry.remove(member.row.id)
-        return {"removed": member.name, "id": member.row.id}
+        await self._registry.remove(member.registration.id)
+        return {"removed": member.name, "id": member.registration.id}
 
-    def cards(self, key: str, may: May) -> list[dict[str, Any]]:
+    def list_cards(self, key: str, may: IsAllowed) -> list[dict[str, Any]]:
         """The newest first, which is number 1; accepted or not."""
-        known = self._store.cards(self._find(key, may).row.id)
+        known = self._store.list_cards(self._find(key, may).registration.id)
         return [
-            {"n": n, "digest": digest, "seenAt": when(at), "bytes": size}
+            {"n": n, "digest": digest, "seenAt": render_time(at), "bytes": size}
             for n, (digest, at, size) in enumerate(known, 1)
         ]
 
-    def card(self, key: str, may: May, number: int, other: int | None) -> dict[str, Any]:
+    def get_card(self, key: str, may: IsAllowed, number: int, other: int | None) -> dict[str, Any]:
         """One of its cards as it came, and how it differs from another: else from the one before
         it."""
-        id = self._find(key, may).row.id
-        known = self._store.cards(id)
+        id = self._find(key, may).registration.id
+        known = self._store.list_cards(id)
         older = number + 1 if other is None else other
         for wanted in (number, older if other is not None else number):
             if not 1 <= wanted <= len(known):
                 raise NotFound(f'agent "{key[:100]}" has {len(known)} cards and no number {wanted}')
         digest, at, _ = known[number - 1]
-        text = self._text(id, digest)
-        before = self._text(id, known[older - 1][0]) if older <= len(known) else None
-        told = {"n": number, "digest": digest, "seenAt": when(at), "card": text}
+        text = self._load_text(id, digest)
+        before = self._load_text(id, known[older - 1][0]) if older <= len(known) else None
+        told = {"n": number, "digest": digest, "seenAt": render_time(at), "card": text}
         if before is not None:
-            told |= {"comparedWith": older, "diff": difference(before, text)}
+            told |= {"comparedWith": older, "diff": diff_cards(before, text)}
         return told
 
     # --- parts -----------------------------------------------------------------------------------
 
-    def _find(self, key: str, may: May) -> Member:
+    def _find(self, key: str, may: IsAllowed) -> RegisteredAgent:
         """One that may not be known of is like one that there is not."""
         try:
             member = self._registry.find(key)
         except NotFound:
-            if all(may(_tool(one)) for one in self._registry.all()):
+            if all(may(_build_tool(one)) for one in self._registry.list_agents()):
                 raise  # with a hint at others
             member = None
-        if member is None or not may(_tool(member)):
+        if member is None or not may(_build_tool(member)):
             raise NotFound(f'there is no registered agent "{key[:100]}"')
         return member
 
-    def _text(self, id: str, digest: str) -> str:
-        return (self._store.card(id, digest) or b"").decode("utf-8", "replace")
+    def _load_text(self, id: str, digest: str) -> str:
+        return (self._store.load_card(id, digest) or b"").decode("utf-8", "replace")
 
-    def _shown(self, member: Member, *, whole: bool, secret: bool) -> dict[str, Any]:
-        row, watch = member.row, member.watch
-        peer = watch.peer if watch is not None else None
-        raw = peer.found.raw if peer is not None else self._last_card(row.id)
-        told = {**row_shown(row, secret=secret), **self._state(member)}
+    def _render(self, member: RegisteredAgent, *, whole: bool, secret: bool) -> dict[str, Any]:
+        row, watch = member.registration, member.watch
+        probed = watch.probed if watch is not None else None
+        raw = probed.found.raw if probed is not None else self._load_last_card(row.id)
+        told = {**render_registration(row, secret=secret), **self._render_state(member)}
         offered = self._catalog.offered_by(member.name)
         if secret:
-            told |= card_shown(raw, peer.card if peer is not None else None, whole=whole)
+            told |= render_card(raw, probed.card if probed is not None else None, whole=whole)
         else:
-            told |= {"findings": [], **card_shown(_admitted(offered), None, whole=whole)}
+            told |= {"findings": [], **render_card(_find_approved(offered), None, whole=whole)}
         told["tools"] = [tool.name for tool in offered]
-        told["active"] = self.load(member.name)
+        told["active"] = self.count_active(member.name)
         if secret:
             pairs = row.entry.headers
             names = list(pairs) if isinstance(pairs, dict) else [p.partition(":")[0] for p in pairs]
             told["credentials"] = {"token": row.entry.token, "headers": names}
         return told
 
-    def _last_card(self, id: str) -> dict[str, Any] | None:
+    def _load_last_card(self, id: str) -> dict[str, Any] | None:
         """Of one that was not found, or not accepted, since the hub has started."""
-        known = self._store.cards(id)
-        data = self._store.card(id, known[0][0]) if known else None
+        known = self._store.list_cards(id)
+        data = self._store.load_card(id, known[0][0]) if known else None
         try:
             found = decode(data) if data is not None else None
         except Malformed:
             return None
         return found if isinstance(found, dict) else None
 
-    def status(self) -> list[dict[str, Any]]:
+    def list_status(self) -> list[dict[str, Any]]:
         """In short, for whoever looks at the hub as a whole."""
         return [
-            self._status(member)
-            for member in self._registry.all()
+            self._render_status(member)
+            for member in self._registry.list_agents()
             if member.watch is not None or member.refusal
         ]
 
-    def _status(self, member: Member) -> dict[str, Any]:
-        told = self._state(member)
-        peer = member.watch.peer if member.watch is not None else None
+    def _render_status(self, member: RegisteredAgent) -> dict[str, Any]:
+        told = self._render_state(member)
+        probed = member.watch.probed if member.watch is not None else None
         return {
             "name": member.name,
-            "url": render_origin(member.row.entry.url),
+            "url": render_origin(member.registration.entry.url),
             "state": told["health"],
             "reason": told["reason"],
             "refused": bool(member.refusal),
             "dialect": told["dialect"],
-            "skills": len(peer.card["skills"]) if peer is not None else 0,
+            "skills": len(probed.card["skills"]) if probed is not None else 0,
             "findings": told["findings"],
         }
 
-    def _state(self, member: Member) -> dict[str, Any]:
-        told = _state(member)
+    def _render_state(self, member: RegisteredAgent) -> dict[str, Any]:
+        told = _render_state(member)
         told["findings"] += self._catalog.remarks(member.name)
         return told
 
 
-def difference(before: str, after: str) -> str:
+def diff_cards(before: str, after: str) -> str:
     """Of two cards, whatever the order of their members and their white space."""
-    old, new = _lines(before), _lines(after)
+    old, new = _card_lines(before), _card_lines(after)
     if max(len(old), len(new)) > MAX_DIFF_LINES:
         raise InvalidInput("the cards are too long to be compared here; ask for each by itself")
     return "\n".join(difflib.unified_diff(old, new, "before", "after", lineterm=""))
 
 
-def _lines(card: str) -> list[str]:
+def _card_lines(card: str) -> list[str]:
     try:
         card = json.dumps(json.loads(card), indent=2, sort_keys=True, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -174,7 +174,7 @@ def _lines(card: str) -> list[str]:
     return card.splitlines()
 
 
-class _Away:
+class _DisabledTarget:
     """The target of an agent that is not looked for."""
 
     def __init__(self, entry: ExternalAgent) -> None:
@@ -185,14 +185,18 @@ class _Away:
         raise Unreachable(f'agent "{self.name}" is disabled', sent=False)
 
 
-def _tool(member: Member) -> Tool:
+def _build_tool(member: RegisteredAgent) -> Tool:
     """What stands for the agent where it is asked whether somebody may know of it."""
     name = tool_name(member.name)
-    target = member.watch.agent if member.watch is not None else _Away(member.row.entry)
+    target = (
+        member.watch.agent
+        if member.watch is not None
+        else _DisabledTarget(member.registration.entry)
+    )
     return Tool(name=name, alias=name, remote_name=MESSAGE, target=target)
 
 
-def _admitted(offered: Sequence[Tool]) -> dict[str, Any] | None:
+def _find_approved(offered: Sequence[Tool]) -> dict[str, Any] | None:
     """What may be told of the card of an agent to those who do not decide about it."""
     for tool in offered:
         if (facts := tool.agent) is not None:
@@ -201,22 +205,24 @@ def _admitted(offered: Sequence[Tool]) -> dict[str, Any] | None:
     return None
 
 
-def _state(member: Member) -> dict[str, Any]:
+def _render_state(member: RegisteredAgent) -> dict[str, Any]:
     watch = member.watch
     if watch is None:
         nothing = dict.fromkeys(("latencyMs", "lastFetchedAt", "lastSeenAt", "dialect"))
         reason = f"it is not used: {member.refusal}" if member.refusal else "it is disabled"
         said = {"health": UNKNOWN, "reason": reason, "reachable": False, "held": ""}
         return {**said, **nothing, "findings": []}
-    health, peer = watch.health, watch.peer
+    health, probed = watch.health, watch.probed
     return {
         "health": health.state,
         "reason": health.reason,
         "reachable": health.state in REACHED,
-        "held": watch.held,
+        "held": watch.quarantine_reason,
         "latencyMs": round(health.latency * 1000, 1) if health.latency is not None else None,
-        "lastFetchedAt": when(watch.fetched_at),
-        "lastSeenAt": when(watch.seen_at),
-        "dialect": str(peer.way) if peer is not None and peer.way is not None else None,
-        "findings": list(peer.findings) if peer is not None else [],
+        "lastFetchedAt": render_time(watch.fetched_at),
+        "lastSeenAt": render_time(watch.seen_at),
+        "dialect": str(probed.endpoint)
+        if probed is not None and probed.endpoint is not None
+        else None,
+        "findings": list(probed.findings) if probed is not None else [],
     }

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.a2a.cards.signing import load_public
-from dragoman.a2a.client.card_discovery import Trust, origin_of
-from dragoman.a2a.client.client import SEED_WIRE, A2aClient, user_message
-from dragoman.a2a.client.dialect_probe import Peer
-from dragoman.a2a.client.endpoint import ErrorStatus, HttpStatus
+from dragoman.a2a.client.card_discovery import CardTrust, parse_origin
+from dragoman.a2a.client.client import SEED_WIRE, A2aClient, build_user_message
+from dragoman.a2a.client.dialect_probe import ProbedAgent
+from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.protocol.errors import (
     INVALID_PARAMS,
@@ -36,17 +36,17 @@ from dragoman.a2a.protocol.skill_tools import (
     skill_tools,
     slug_of,
 )
-from dragoman.a2a.remote.circuit_breaker import Breaker
+from dragoman.a2a.remote.circuit_breaker import CircuitBreaker
 from dragoman.a2a.remote.remote_task import (
     AUTH,
     REPLY,
-    FarTask,
-    answer_parts,
-    from_handle,
-    handle_of,
+    RemoteTask,
+    decode_handle,
+    encode_handle,
+    parts_from_answer,
 )
 from dragoman.a2a.remote.skill_results import parts_from_arguments, remote_error, result_of
-from dragoman.a2a.remote.task_follower import EXTENSION, LOGIN_SECONDS, Following, Work
+from dragoman.a2a.remote.task_follower import EXTENSION, LOGIN_SECONDS, TaskFollower, Work
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, agent_tool, blocks_from_arguments
 from dragoman.core.call import FOLLOW, Call, Result
 from dragoman.core.catalog import Catalog
@@ -92,7 +92,7 @@ OTHERWISE = "call one of those for exactly that skill, and this for anything els
 STALE = frozenset((INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND))
 """What agents answer to a message of a conversation that they do not know any more."""
 
-Reach = Callable[[str, bool], HttpClient]
+OpenHttp = Callable[[str, bool], HttpClient]
 """The way out for one registered url, and whether it may lead to private addresses."""
 
 
@@ -104,7 +104,7 @@ class RemoteAgent:
     def __init__(
         self,
         entry: ExternalAgent,
-        reach: Reach,
+        reach: OpenHttp,
         catalog: Catalog,
         compile_schema: SchemaCompiler,
         *,
@@ -126,7 +126,7 @@ class RemoteAgent:
         self.reason = "it is being looked for"
         self.patience = timeout or entry.timeout_secs
         """Seconds that a skill may take; whoever times it from outside gives more."""
-        self.breaker = Breaker()
+        self.breaker = CircuitBreaker()
         self.facts = TargetFacts(
             type="RemoteAgent",
             org=org,
@@ -143,9 +143,9 @@ class RemoteAgent:
             trust=_trust(entry, signatures, place),
             wire=entry.wire,
         )
-        self.peer: Peer | None = None
+        self.probed: ProbedAgent | None = None
         """As it is offered: its calls go where this card says, whatever its card says now."""
-        self._offered: tuple[Peer, str, str] | None = None
+        self._offered: tuple[ProbedAgent, str, str] | None = None
         self.was_found = False
         """Whether it was offered since the hub has started."""
         self._forms: Mapping[str, str] = {}
@@ -155,7 +155,7 @@ class RemoteAgent:
         self._compile = compile_schema
         self._validate = compile_schema(SCHEMA)
         self._prefix = prefix
-        self._following = Following(self.name, self.client)
+        self._following = TaskFollower(self.name, self.client)
         self._conversations = Conversations(self.name, conversations)
 
     @property
@@ -165,16 +165,16 @@ class RemoteAgent:
 
     # --- what is known of it ----------------------------------------------------------------------
 
-    def offer(self, peer: Peer, card_id: str) -> None:
+    def offer(self, probed: ProbedAgent, card_id: str) -> None:
         """Puts what the peer's card says in the place of what was offered before. Raises
         `ConfigError` where some of it is called as another's tools are, and offers the rest."""
-        offered = (peer, card_id, self.entry.trust)
+        offered = (probed, card_id, self.entry.trust)
         if self._offered == offered:
             return
-        tools = self._tools(peer, card_id)
-        self._offered, self.peer = offered, peer
+        tools = self._tools(probed, card_id)
+        self._offered, self.probed = offered, probed
         self.was_found = True
-        self._forms = argument_forms(peer.found.raw, peer.card)
+        self._forms = argument_forms(probed.found.raw, probed.card)
         self.state, self.reason = "connected", ""
         try:
             self._catalog.offer(self.name, tools)
@@ -183,7 +183,7 @@ class RemoteAgent:
 
     def withdraw(self, why: str) -> None:
         self._catalog.withdraw(self.name)
-        self._offered = self.peer = None
+        self._offered = self.probed = None
         self.state, self.reason = "failed", why
 
     async def stop(self) -> None:
@@ -193,25 +193,25 @@ class RemoteAgent:
         await self.client.close()
 
     def snapshot(self) -> dict[str, Any]:
-        peer = self.peer
+        probed = self.probed
         return {
             "name": self.name,
             "url": render_origin(self.entry.url),
             "state": self.state,
             "reason": self.reason,
-            "dialect": str(peer.way) if peer and peer.way else None,
-            "skills": len(peer.card["skills"]) if peer else 0,
-            "findings": list(peer.findings) if peer else [],
+            "dialect": str(probed.endpoint) if probed and probed.endpoint else None,
+            "skills": len(probed.card["skills"]) if probed else 0,
+            "findings": list(probed.findings) if probed else [],
         }
 
     # --- its tools --------------------------------------------------------------------------------
 
-    def _tools(self, peer: Peer, card_id: str) -> list[Tool]:
+    def _tools(self, probed: ProbedAgent, card_id: str) -> list[Tool]:
         sources = SOURCES[TRUST[self.entry.trust]]
-        whole = agent_tool(self, _facts(self.name, peer.card), self._prefix, self._validate)
+        whole = agent_tool(self, _facts(self.name, probed.card), self._prefix, self._validate)
         # In the hub's own words: the ids of skills may not have been approved yet.
         description = f"{whole.description.rstrip()} {TAKES_MESSAGES}"
-        if self.slug and peer.card.get("skills"):
+        if self.slug and probed.card.get("skills"):
             description += f' Its skills are also tools, named "{self.slug}.…": {OTHERWISE}'
         whole = replace(
             whole,
@@ -221,13 +221,15 @@ class RemoteAgent:
             sinks=SINKS,
         )
         if not self.slug:
-            peer.note(f'its skills are no tools: "{self.name}" has nothing to make names of')
+            probed.add_finding(
+                f'its skills are no tools: "{self.name}" has nothing to make names of'
+            )
             return [whole]
         owner = Owner(self, self.slug, card_id, render_origin(self.entry.url), sources, SINKS)
         odd: list[str] = []
-        skills = skill_tools(owner, peer.card, self._compile, {whole.name}, odd)
+        skills = skill_tools(owner, probed.card, self._compile, {whole.name}, odd)
         for finding in odd:
-            peer.note(finding)
+            probed.add_finding(finding)
         return [whole, *skills]
 
     def _taken(self, tools: list[Tool]) -> str:
@@ -247,8 +249,8 @@ class RemoteAgent:
     async def run(self, call: Call) -> Result:
         skill = call.tool.bridged is not None
         try:
-            peer = self._there()
-            result = await (self._timed(call, peer) if skill else self._work(Work(call, peer)))
+            probed = self._there()
+            result = await (self._timed(call, probed) if skill else self._work(Work(call, probed)))
         except (HubError, A2aError) as error:
             self._judge(error)
             if skill:
@@ -261,37 +263,37 @@ class RemoteAgent:
                 raise
             raise told from error
         except BaseException:
-            self.breaker.left()
+            self.breaker.release()
             raise
-        self.breaker.worked()
+        self.breaker.record_success()
         return result
 
-    def _there(self) -> Peer:
-        wait = self.breaker.enter()
+    def _there(self) -> ProbedAgent:
+        wait = self.breaker.admit()
         if wait:
             raise _NotTried(
                 f'agent "{self.name}" could not be reached several times in a row; it is tried '
                 f"again in {max(1, round(wait))} s",
                 sent=False,
             )
-        if self.peer is None:
+        if self.probed is None:
             raise _NotTried(f'agent "{self.name}" is not there now: {self.reason}', sent=False)
-        return self.peer
+        return self.probed
 
     def _judge(self, error: HubError | A2aError) -> None:
         """What the error says of whether anybody is there."""
-        status = error.status if isinstance(error, HttpStatus | ErrorStatus) else 0
+        status = error.status if isinstance(error, AgentHttpStatus | A2aErrorStatus) else 0
         if isinstance(error, _NotTried):
             return
         if isinstance(error, Unreachable) or status in AWAY:
-            self.breaker.failed()
+            self.breaker.record_failure()
         elif isinstance(error, A2aError | BadReply | WorkFailed | Declined | NeedsInput):
-            self.breaker.worked()
+            self.breaker.record_success()
         else:
-            self.breaker.left()
+            self.breaker.release()
 
-    async def _timed(self, call: Call, peer: Peer) -> Result:
-        work = Work(call, peer, self.patience)
+    async def _timed(self, call: Call, probed: ProbedAgent) -> Result:
+        work = Work(call, probed, self.patience)
         try:
             return await self._work(work)
         except asyncio.CancelledError:
@@ -354,7 +356,7 @@ class RemoteAgent:
         self, work: Work, parts: list[Part], conversation: Conversation, task: str = ""
     ) -> Result:
         """Sends the parts and follows what the agent makes of them."""
-        message = user_message(parts, context=conversation.context, task=task)
+        message = build_user_message(parts, context=conversation.context, task=task)
         work.address(message)
         try:
             far = await self._following.begun(work, message)
@@ -364,16 +366,16 @@ class RemoteAgent:
             raise
         return self._result(far, work, conversation)
 
-    def _result(self, far: FarTask, work: Work, conversation: Conversation) -> Result:
+    def _result(self, far: RemoteTask, work: Work, conversation: Conversation) -> Result:
         call = work.call
         id = ""
         if not self._is_seed:
             id = self._conversations.keep(call, conversation, far.context)
-        handle = "" if far.over else handle_of(far, id)
+        handle = "" if far.is_over else encode_handle(far, id)
         if call.tool.bridged is None:
             result = far.result(handle)
         else:
-            version = work.peer.way.version if work.peer.way is not None else ""
+            version = work.probed.endpoint.version if work.probed.endpoint is not None else ""
             result = result_of(far, handle, self.name, version)
         if result.questions and (problem := unanswerable(result.questions, call)):
             self._following.cancel(far.id, work)
@@ -385,7 +387,7 @@ class RemoteAgent:
     # --- answers to its questions -----------------------------------------------------------------
 
     async def _continued(self, work: Work) -> Result:
-        task, conversation = from_handle(work.call)
+        task, conversation = decode_handle(work.call)
         if work.call.answers is FOLLOW:
             far = await self._following.followed(work, task, conversation.context)
             return self._result(far, work, conversation)
@@ -397,7 +399,7 @@ class RemoteAgent:
             raise WorkFailed(
                 f'the task of agent "{self.name}" was given up: its question was not answered'
             )
-        parts = answer_parts(answer.get("content"))
+        parts = parts_from_answer(answer.get("content"))
         if name == AUTH or not parts:
             seconds = 0.0 if parts else LOGIN_SECONDS
             gone_on = await self._following.gone_on(work, task, conversation.context, seconds)
@@ -418,15 +420,15 @@ class _NotTried(Unreachable):
 # --- from an entry and a card ---------------------------------------------------------------------
 
 
-def _trust(entry: ExternalAgent, signatures: str, place: Path) -> Trust:
-    origin = origin_of(entry.url)
+def _trust(entry: ExternalAgent, signatures: str, place: Path) -> CardTrust:
+    origin = parse_origin(entry.url)
     if origin is None:
         raise ConfigError(
             f'agent "{entry.name}" is at "{render_origin(entry.url)}", which is no http:// or '
             "https:// address"
         )
     keys = [load_public(place / path) for path in entry.keys]
-    return Trust(entry.signatures or signatures, {origin: keys} if keys else None)
+    return CardTrust(entry.signatures or signatures, {origin: keys} if keys else None)
 
 
 MAX_EXTENSIONS = 32

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from dragoman.a2a.client.event_stream import INTERRUPTED, TERMINAL, state_of
+from dragoman.a2a.client.event_stream import INTERRUPTED, TERMINAL, read_state
 from dragoman.a2a.protocol.dialects import operations
 from dragoman.a2a.protocol.parts import block_from_part, part_from_block, text_of
 from dragoman.core.call import (
@@ -56,7 +56,7 @@ def is_words(answer: Mapping[str, Any]) -> bool:
     return isinstance(message, dict) and message.keys() <= _WORDS
 
 
-class FarTask:
+class RemoteTask:
     """`updates` is told what is new; `name` is the agent's, for messages. A `guess` is the id that
     it was asked to have, which it need not have taken."""
 
@@ -65,7 +65,7 @@ class FarTask:
     ) -> None:
         self.id = id or guess
         self.context = context
-        self.heard = False
+        self.has_events = False
         """Whether the agent has said anything of it yet."""
         self._sure = bool(id)
         self.state = ""
@@ -91,27 +91,27 @@ class FarTask:
         """What it says that it took."""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.message is not None or self.state in TERMINAL
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether there is nothing to wait for: it is over, or asks something."""
-        return self.over or self.state in INTERRUPTED
+        return self.is_over or self.state in INTERRUPTED
 
     @property
-    def bare(self) -> bool:
+    def lacks_result(self) -> bool:
         """Whether it was done without a word of what came of it, which it may have told others."""
         told = self._whole or self._artifacts or self._said is not None
         return self.state == operations.COMPLETED and not told
 
     # --- hearing -------------------------------------------------------------------------------
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def apply_event(self, event: Mapping[str, Any]) -> None:
         """A StreamResponse, or the answer to a message."""
-        self.heard = True
+        self.has_events = True
         if isinstance(task := event.get("task"), dict):
-            self.see(task)
+            self.apply_snapshot(task)
         elif isinstance(message := event.get("message"), dict):
             self._belong(message)
             self.message = message
@@ -122,7 +122,7 @@ class FarTask:
             self._belong(update)
             self._made(update)
 
-    def see(self, task: Mapping[str, Any]) -> None:
+    def apply_snapshot(self, task: Mapping[str, Any]) -> None:
         """The whole task as it is now."""
         self._belong(task, "id")
         artifacts = task.get("artifacts")
@@ -133,11 +133,11 @@ class FarTask:
                     self._put(artifact, append=False)
         self._metadata = _metadata_of(task) or self._metadata
         self._status(task)
-        self._whole = self.over
+        self._whole = self.is_over
 
     def _belong(self, said: Mapping[str, Any], member: str = "taskId") -> None:
         if (metadata := said.get("metadata")) and isinstance(metadata, dict):
-            self.usage = usage_in(metadata.get("usage")) or self.usage
+            self.usage = parse_usage(metadata.get("usage")) or self.usage
         id, context = said.get(member), said.get("contextId")
         if isinstance(id, str) and 0 < len(id) <= MAX_ID:
             if self._sure and id != self.id and member != "taskId":
@@ -150,20 +150,22 @@ class FarTask:
     def _status(
         self, said: Mapping[str, Any], update_metadata: Mapping[str, Any] = NOTHING
     ) -> None:
-        self.state = state_of(said) or self.state
-        if not self._lasts and not self.settled:
+        self.state = read_state(said) or self.state
+        if not self._lasts and not self.is_settled:
             self._lasts = True
             self._updates(Lasting())
         status = said.get("status")
         message = status.get("message") if isinstance(status, dict) else None
         self._said = message if isinstance(message, dict) else None
         self._update_metadata = update_metadata
-        told = parts_of(self._said), update_metadata
-        if any(told) and told != self._last and not self.settled:
+        told = read_parts(self._said), update_metadata
+        if any(told) and told != self._last and not self.is_settled:
             self._last = told
             self._told += 1
             self._updates(
-                Progress(progress=self._told, message=words_of(told[0]) or None, said=self.said())
+                Progress(
+                    progress=self._told, message=text_from_parts(told[0]) or None, said=self.said()
+                )
             )
 
     def _made(self, update: Mapping[str, Any]) -> None:
@@ -173,7 +175,7 @@ class FarTask:
         append, last = update.get("append") is True, update.get("lastChunk") is True
         made = self._put(artifact, append)
         self._updates(
-            artifact_of(made, artifact, append=append, last=last, metadata=_metadata_of(update))
+            build_artifact(made, artifact, append=append, last=last, metadata=_metadata_of(update))
         )
 
     def _put(self, artifact: Mapping[str, Any], append: bool) -> str:
@@ -189,7 +191,7 @@ class FarTask:
         if before is None:
             self._artifacts[id] = _Made(artifact)
         else:
-            before.add(parts_of(artifact))
+            before.add(read_parts(artifact))
         return id
 
     # --- what came of it -----------------------------------------------------------------------
@@ -197,13 +199,13 @@ class FarTask:
     def result(self, handle: str) -> Result:
         """Of a task that is settled; `handle` is for one that asks. Raises for one that failed."""
         if self.message is not None:
-            parts = parts_of(self.message)
+            parts = read_parts(self.message)
             return replace(_told(parts), direct=True, said=Said(extra=_beside(self.message)))
         if self.state == operations.COMPLETED:
             return self._completed()
         if self.state in TERMINAL:
-            raise self._failure(words_of(parts_of(self._said)))
-        words = text_of(parts_of(self._said))[:MAX_WORDS]
+            raise self._failure(text_from_parts(read_parts(self._said)))
+        words = text_of(read_parts(self._said))[:MAX_WORDS]
         if self.state == operations.AUTH_REQUIRED:
             asked = Result(questions={AUTH: self._login(words)}, handle=handle)
             return replace(asked, said=self.said(), settles_itself=True)
@@ -224,9 +226,9 @@ class FarTask:
 
     def said(self) -> Said:
         """The message of its status, and what is known of its task."""
-        parts = parts_of(self._said)
+        parts = read_parts(self._said)
         if sum(map(_size_of, parts)) > MAX_SAID:
-            parts = [{"text": words_of(parts)}]
+            parts = [{"text": text_from_parts(parts)}]
         return Said(
             content=[block_from_part(part) for part in parts],
             extra=_beside(self._said) if self._said is not None else NOTHING,
@@ -243,7 +245,7 @@ class FarTask:
     def last_words(self) -> list[Mapping[str, Any]]:
         """The parts of what it said at its end. What it said before is no answer: a task that was
         completed without a word has none."""
-        return parts_of(self._said)
+        return read_parts(self._said)
 
     @property
     def size(self) -> int:
@@ -253,10 +255,10 @@ class FarTask:
     def _completed(self) -> Result:
         if not self._artifacts:
             return replace(_told(self.last_words), artifacts=(), said=self.said())
-        artifacts = [artifact_of(id, made.whole()) for id, made in self._artifacts.items()]
+        artifacts = [build_artifact(id, made.whole()) for id, made in self._artifacts.items()]
         blocks = [block for artifact in artifacts for block in artifact.content]
         known = set(map(encode, blocks))
-        last = [block_from_part(part) for part in parts_of(self._said)]
+        last = [block_from_part(part) for part in read_parts(self._said)]
         last = [block for block in last if encode(block) not in known]
         return Result(
             content=[_shown(block) for block in [*blocks, *last]],
@@ -266,7 +268,7 @@ class FarTask:
         )
 
     def _question(self, words: str) -> Question:
-        schema = next((found for found in map(_schema_in, parts_of(self._said)) if found), None)
+        schema = next((found for found in map(_schema_in, read_parts(self._said)) if found), None)
         schema = schema or {
             "type": "object",
             "properties": {REPLY: {"type": "string", "title": words[:200] or "Your answer"}},
@@ -278,7 +280,7 @@ class FarTask:
     def _login(self, words: str) -> Question:
         """The address may stand in a part of its own, in some data, or in the words."""
         url = ""
-        for part in parts_of(self._said):
+        for part in read_parts(self._said):
             data = part.get("data")
             said = part.get("url") or (data.get("url") if isinstance(data, dict) else None)
             found = _ADDRESS.search(said if isinstance(said, str) else part.get("text", ""))
@@ -298,7 +300,7 @@ def _schema_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema if isinstance(schema.get("properties"), dict) else None
 
 
-def words_of(parts: Sequence[Mapping[str, Any]]) -> str:
+def text_from_parts(parts: Sequence[Mapping[str, Any]]) -> str:
     """The texts among the parts, else their data as JSON."""
     words = text_of(parts)
     if not words:
@@ -329,7 +331,7 @@ def _size_of(part: Mapping[str, Any]) -> int:
     return len(text) if isinstance(text, str) and len(part) == 1 else len(encode(part))
 
 
-def usage_in(value: Any) -> dict[str, float]:
+def parse_usage(value: Any) -> dict[str, float]:
     """The numbers of a report of what something took; nothing of what is none."""
     if not isinstance(value, dict):
         return {}
@@ -342,7 +344,7 @@ def usage_in(value: Any) -> dict[str, float]:
     return found
 
 
-def parts_of(of: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def read_parts(of: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     parts = of.get("parts") if of is not None else None
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
@@ -352,7 +354,7 @@ class _Made:
 
     def __init__(self, artifact: Mapping[str, Any]) -> None:
         self._first = artifact
-        self._made = parts_of(artifact)
+        self._made = read_parts(artifact)
         self._texts: list[str] = []
         """The last part, where it is a text that went on."""
 
@@ -376,7 +378,7 @@ class _Made:
             self._texts = []
 
 
-def artifact_of(
+def build_artifact(
     id: str,
     made: Mapping[str, Any],
     *,
@@ -389,7 +391,7 @@ def artifact_of(
         id=id,
         name=str(made.get("name") or "")[:MAX_ID],
         description=str(made.get("description") or "")[:MAX_WORDS],
-        content=[block_from_part(part) for part in parts_of(made)],
+        content=[block_from_part(part) for part in read_parts(made)],
         append=append,
         last=last,
         extra={key: value for key, value in made.items() if key not in known},
@@ -424,12 +426,12 @@ def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:
 # --- the answers to what it asks ------------------------------------------------------------------
 
 
-def handle_of(far: FarTask, conversation: str = "") -> str:
+def encode_handle(far: RemoteTask, conversation: str = "") -> str:
     """`conversation` is what the caller knows it by."""
     return json.dumps({"task": far.id, "context": far.context, "conversation": conversation})
 
 
-def from_handle(call: Call) -> tuple[str, Conversation]:
+def decode_handle(call: Call) -> tuple[str, Conversation]:
     """The task that asked, and the conversation it belongs to."""
     try:
         state = json.loads(call.handle or "")
@@ -441,7 +443,7 @@ def from_handle(call: Call) -> tuple[str, Conversation]:
         ) from None
 
 
-def answer_parts(content: Any) -> list[dict[str, Any]]:
+def parts_from_answer(content: Any) -> list[dict[str, Any]]:
     """Text where text was asked for, data where a form was; and what came with it."""
     if isinstance(content, str):
         return [{"text": content}] if content else []

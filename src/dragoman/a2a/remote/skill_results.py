@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dragoman.a2a.client.endpoint import ErrorStatus, HttpStatus
+from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
 from dragoman.a2a.protocol.dialects import operations, parts_out
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.parts import JSON, Part, block_from_part, structured_in
 from dragoman.a2a.protocol.skill_tools import AS_BOTH, AS_TEXT
-from dragoman.a2a.remote.remote_task import FarTask, artifact_of, parts_of
+from dragoman.a2a.remote.remote_task import RemoteTask, build_artifact, read_parts
 from dragoman.core.call import ABSENT, Artifact, Result
 from dragoman.core.errors import (
     BadReply,
@@ -47,21 +47,21 @@ def parts_from_arguments(arguments: Mapping[str, Any], form: str) -> list[Part]:
 # --- answers --------------------------------------------------------------------------------------
 
 
-def result_of(far: FarTask, handle: str, name: str, version: str) -> Result:
+def result_of(far: RemoteTask, handle: str, name: str, version: str) -> Result:
     """Of a task that is settled. Raises for one that failed; `version` is the agent's dialect."""
     if far.message is not None:
-        return _of_words(parts_of(far.message), name, version, direct=True)
+        return _of_words(read_parts(far.message), name, version, direct=True)
     if far.state != operations.COMPLETED:
         return far.result(handle)
     made = far.made()
-    if not any(parts_of(one) for one in made):
+    if not any(read_parts(one) for one in made):
         told = _of_words(far.last_words, name, version)
         return replace(told, artifacts=(), said=far.said())
     return replace(_of_made(far, made, version), said=far.said())
 
 
-def _of_made(far: FarTask, made: list[dict[str, Any]], version: str) -> Result:
-    artifacts = [artifact_of(one["artifactId"], one) for one in made]
+def _of_made(far: RemoteTask, made: list[dict[str, Any]], version: str) -> Result:
+    artifacts = [build_artifact(one["artifactId"], one) for one in made]
     if len(made) > 1:
         whole = [_whole(one, version) for one in made]
         return _of_many({"artifacts": whole}, artifacts)
@@ -135,12 +135,12 @@ def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:
 def remote_error(error: HubError | A2aError, name: str) -> HubError:
     """The error by the name that it has for skills; those that have none of their own as they
     are."""
-    if isinstance(error, ErrorStatus):
+    if isinstance(error, A2aErrorStatus):
         said = f'agent "{name}" answered with HTTP {error.status}: {error.message}'
         return RemoteA2ATransportError(said)
     if isinstance(error, A2aError):  # the agent itself says that it failed at it
         return RemoteA2ATaskFailedError(f'agent "{name}" answered: {error.message}')
-    if isinstance(error, HttpStatus):
+    if isinstance(error, AgentHttpStatus):
         return RemoteA2ATransportError(str(error))
     if isinstance(error, Unreachable):
         return RemoteA2ATransportError(str(error), sent=error.sent)

@@ -14,14 +14,14 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from dragoman.a2a.client.client import AT_ONCE, A2aClient
-from dragoman.a2a.client.dialect_probe import Peer
-from dragoman.a2a.client.endpoint import HttpStatus
+from dragoman.a2a.client.client import RETURN_IMMEDIATELY, A2aClient
+from dragoman.a2a.client.dialect_probe import ProbedAgent
+from dragoman.a2a.client.endpoint import AgentHttpStatus
 from dragoman.a2a.client.event_stream import EventStream
 from dragoman.a2a.protocol.dialects.operations import AUTH_REQUIRED, SKILL, TASK_ID
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.remote.call_timeout import Patience
-from dragoman.a2a.remote.remote_task import FarTask, is_words
+from dragoman.a2a.remote.remote_task import RemoteTask, is_words
 from dragoman.core.call import Call, Updates
 from dragoman.core.errors import BadReply, Full, HubError, TimedOut, Unreachable
 from dragoman.core.event_payloads import session_of
@@ -51,19 +51,19 @@ ROUTED = frozenset(("agent", "skill", "skillId", SKILL, *MEMBERS))
 class Work:
     """A call under way, and what goes with all that is sent for it."""
 
-    __slots__ = ("_begun", "_extensions", "beside", "call", "patience", "peer", "seconds")
+    __slots__ = ("_begun", "_extensions", "beside", "call", "patience", "probed", "seconds")
 
-    def __init__(self, call: Call, peer: Peer, seconds: float | None = None) -> None:
+    def __init__(self, call: Call, probed: ProbedAgent, seconds: float | None = None) -> None:
         """`seconds` that it may take for its caller; None where the road alone says so."""
         self.call = call
-        self.peer = peer
+        self.probed = probed
         self.seconds = seconds
         self.patience: Patience | None = None
         self._begun = monotonic()
         self.beside = call.trace.carried()
         self._extensions = ""
         if activated := call.extra.get("extensions"):
-            declared = peer.card.get("capabilities", {}).get("extensions") or ()
+            declared = probed.card.get("capabilities", {}).get("extensions") or ()
             known = {one.get("uri") for one in declared}
             self._extensions = ",".join(uri for uri in _uris(activated) if uri in known)
 
@@ -77,7 +77,7 @@ class Work:
     def more(self) -> dict[str, str]:
         """Headers: the trace, and the extensions that the caller has activated."""
         headers = headers_of(self.beside)
-        if self._extensions and (name := self.peer.traits.extensions_header):
+        if self._extensions and (name := self.probed.traits.extensions_header):
             headers[name] = self._extensions
         return headers
 
@@ -131,7 +131,7 @@ def _uris(named: Iterable[str]) -> list[str]:
     return [uri for uri in named if uri != SKILL and EXTENSION.fullmatch(uri)]
 
 
-class Following:
+class TaskFollower:
     def __init__(self, name: str, client: A2aClient) -> None:
         self._name = name
         self._client = client
@@ -145,28 +145,31 @@ class Following:
             task.cancel()
             await asyncio.wait([task])
 
-    async def begun(self, work: Work, message: dict[str, Any]) -> FarTask:
+    async def begun(self, work: Work, message: dict[str, Any]) -> RemoteTask:
         """What comes of a message, when that is settled."""
-        peer, client, seconds = work.peer, self._client, work.seconds
-        client_names_task = peer.traits.client_names_task
+        probed, client, seconds = work.probed, self._client, work.seconds
+        client_names_task = probed.traits.client_names_task
         id = message.get("taskId", "")
-        if not peer.streams and not client_names_task and not id:
+        if not probed.can_stream and not client_names_task and not id:
             # Not to wait in one request: the task could not be cancelled before it has a name.
             request = work.request(message)
             if len(request) == 1 and not work.activates:
-                answer = await client.say(peer, message, work.beside, seconds)
+                answer = await client.say(probed, message, work.beside, seconds)
             else:
-                request["configuration"] = {**request.get("configuration", {}), **AT_ONCE}
-                answer = await client.send(peer, request, work.more, seconds)
+                request["configuration"] = {
+                    **request.get("configuration", {}),
+                    **RETURN_IMMEDIATELY,
+                }
+                answer = await client.send_message(probed, request, work.more, seconds)
             words = is_words(answer)
             if not words:
                 work.hurry()
-            far = FarTask(self._name, _updates(work))
+            far = RemoteTask(self._name, _updates(work))
             if words:
                 far.message = answer["message"]
                 return far
             with self._held(far, work):
-                far.hear(answer)
+                far.apply_event(answer)
                 await self._follow(far, work)
             return far
         work.hurry()
@@ -174,23 +177,26 @@ class Following:
         guess = ""
         if client_names_task:
             guess = request[TASK_ID] = str(uuid4())
-        far = FarTask(self._name, _updates(work), id=id, guess=guess)
+        far = RemoteTask(self._name, _updates(work), id=id, guess=guess)
         with self._held(far, work):
-            if peer.streams:
-                stream = await client.stream(peer, request, work.more, seconds)
+            if probed.can_stream:
+                stream = await client.stream_message(probed, request, work.more, seconds)
                 await self._stream(far, work, stream, answered=bool(id))
             else:
-                request["configuration"] = {**request.get("configuration", {}), **AT_ONCE}
-                far.hear(await client.send(peer, request, work.more, seconds))
+                request["configuration"] = {
+                    **request.get("configuration", {}),
+                    **RETURN_IMMEDIATELY,
+                }
+                far.apply_event(await client.send_message(probed, request, work.more, seconds))
             await self._follow(far, work)
         return far
 
-    async def followed(self, work: Work, task: str, context: str) -> FarTask:
+    async def followed(self, work: Work, task: str, context: str) -> RemoteTask:
         """The task once it is settled after somebody has logged in elsewhere (7.6). Whoever leaves
         before that leaves the task as it is."""
         if self._logins >= MAX_LOGINS:
             raise Full(f'{MAX_LOGINS} logins of agent "{self._name}" are waited for already')
-        far = FarTask(self._name, _updates(work), id=task, context=context)
+        far = RemoteTask(self._name, _updates(work), id=task, context=context)
         far.state = AUTH_REQUIRED
         self._logins += 1
         try:
@@ -203,16 +209,16 @@ class Following:
 
     async def gone_on(
         self, work: Work, task: str, context: str, seconds: float = LOGIN_SECONDS
-    ) -> FarTask | None:
+    ) -> RemoteTask | None:
         """The task as it is settled, where it goes on by itself within `seconds` now that somebody
         has logged in elsewhere (7.6)."""
         work.hurry()
-        far = FarTask(self._name, _updates(work), id=task, context=context)
+        far = RemoteTask(self._name, _updates(work), id=task, context=context)
         loop = asyncio.get_running_loop()
         until, pause = loop.time() + seconds, FIRST_POLL
         with self._held(far, work):
             while True:
-                far.see(await self._client.get(work.peer, far.id, more=work.more))
+                far.apply_snapshot(await self._client.get_task(work.probed, far.id, more=work.more))
                 if far.state != AUTH_REQUIRED:
                     await self._follow(far, work)
                     return far
@@ -222,17 +228,17 @@ class Following:
                 pause = min(pause * 1.6, 1.0)
 
     async def _stream(
-        self, far: FarTask, work: Work, stream: EventStream, answered: bool = False
+        self, far: RemoteTask, work: Work, stream: EventStream, answered: bool = False
     ) -> None:
         """`answered`: the task may first be shown as it was, still asking what was answered just
         now (the JavaScript SDK does); what comes after that counts, or that nothing does."""
         try:
             async for event in stream:
-                far.hear(event)
+                far.apply_event(event)
                 if far.id:
                     work.call.noted["far_task"] = far.id
-                as_it_was = answered and "task" in event and not far.over
-                if far.settled and not as_it_was:
+                as_it_was = answered and "task" in event and not far.is_over
+                if far.is_settled and not as_it_was:
                     return
                 answered = False
         except (Unreachable, TimedOut) as error:
@@ -241,54 +247,54 @@ class Following:
             log.info('the stream of agent "%s" broke: %s', self._name, error)
         finally:
             await stream.close()
-        if not far.id and not far.over:
+        if not far.id and not far.is_over:
             raise BadReply(f'agent "{self._name}" ended its stream without an answer')
 
-    async def _follow(self, far: FarTask, work: Work) -> None:
+    async def _follow(self, far: RemoteTask, work: Work) -> None:
         """Until the task is settled: by its stream again where that broke, else by asking."""
         if far.id:
             work.call.noted["far_task"] = far.id
-        if not far.settled:
+        if not far.is_settled:
             await self._wait(far, work)
-        if far.bare:
-            far.see(await self._client.get(work.peer, far.id, more=work.more))
+        if far.lacks_result:
+            far.apply_snapshot(await self._client.get_task(work.probed, far.id, more=work.more))
 
-    async def _wait(self, far: FarTask, work: Work) -> None:
+    async def _wait(self, far: RemoteTask, work: Work) -> None:
         if not far.id:
             raise BadReply(f'agent "{self._name}" made a task without an id of a message')
-        client, peer, more = self._client, work.peer, work.more
-        if peer.streams:
+        client, probed, more = self._client, work.probed, work.more
+        if probed.can_stream:
             try:
-                await self._stream(far, work, await client.subscribe(peer, far.id, more=more))
+                await self._stream(far, work, await client.subscribe(probed, far.id, more=more))
             except (A2aError, Unreachable, TimedOut, BadReply) as error:
                 log.debug('agent "%s" does not go on with its stream: %s', self._name, error)
-        await self._poll(far, work, LONGEST_POLL, lambda: far.settled)
+        await self._poll(far, work, LONGEST_POLL, lambda: far.is_settled)
 
     async def _poll(
-        self, far: FarTask, work: Work, longest: float, is_over: Callable[[], bool]
+        self, far: RemoteTask, work: Work, longest: float, is_over: Callable[[], bool]
     ) -> None:
         pause, failures = FIRST_POLL, 0
         while not is_over():
             await asyncio.sleep(pause)
             pause = min(pause * 1.6, longest)
             try:
-                far.see(await self._client.get(work.peer, far.id, more=work.more))
+                far.apply_snapshot(await self._client.get_task(work.probed, far.id, more=work.more))
                 failures = 0
-            except (Unreachable, TimedOut, HttpStatus) as error:
+            except (Unreachable, TimedOut, AgentHttpStatus) as error:
                 failures += 1
-                passing = not isinstance(error, HttpStatus) or error.status in PASSING
+                passing = not isinstance(error, AgentHttpStatus) or error.status in PASSING
                 if failures >= MAX_FAILURES or not passing:
                     raise
 
     # --- leaving ----------------------------------------------------------------------------------
 
     @contextmanager
-    def _held(self, far: FarTask, work: Work) -> Iterator[None]:
+    def _held(self, far: RemoteTask, work: Work) -> Iterator[None]:
         """Whoever leaves has the task cancelled, unless it is settled or only takes too long."""
         try:
             yield
         except Unreachable as error:
-            if not error.sent and not far.heard:
+            if not error.sent and not far.has_events:
                 raise
             self._leave(far, work)
             if error.sent:
@@ -301,9 +307,9 @@ class Following:
             if far.usage:
                 work.call.noted["usage"] = far.usage
 
-    def _leave(self, far: FarTask, work: Work) -> None:
+    def _leave(self, far: RemoteTask, work: Work) -> None:
         late = work.patience is not None and work.patience.over
-        if far.id and not far.settled and not late:
+        if far.id and not far.is_settled and not late:
             self.cancel(far.id, work)
 
     def cancel(self, id: str, work: Work) -> None:
@@ -311,15 +317,15 @@ class Following:
         if len(self._cancelling) >= MAX_CANCELLING:
             log.warning('a task of agent "%s" is not cancelled: too many are', self._name)
             return
-        told = self._tell_cancel(id, work.peer, work.more)
+        told = self._tell_cancel(id, work.probed, work.more)
         task = asyncio.get_running_loop().create_task(told)
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
 
-    async def _tell_cancel(self, id: str, peer: Peer, more: Mapping[str, str]) -> None:
+    async def _tell_cancel(self, id: str, probed: ProbedAgent, more: Mapping[str, str]) -> None:
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
-                await self._client.cancel(peer, id, more)
+                await self._client.cancel_task(probed, id, more)
         except (HubError, A2aError, TimeoutError) as error:
             log.info('a task of agent "%s" could not be cancelled: %s', self._name, error)
 

@@ -400,7 +400,7 @@ def registered(place: Path) -> list[str]:
     try:
         store = RegistryStore(place)
         try:
-            return [str(row["entry"]["name"]) for row in store.rows()]
+            return [str(row["entry"]["name"]) for row in store.list_agents()]
         finally:
             store.close()
     except (HubError, KeyError, TypeError):

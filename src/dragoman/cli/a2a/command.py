@@ -104,13 +104,13 @@ def discover(
         if as_json:
             print_json(found.raw)
             return
-        peer = await agent.client.peer(agent.url)
+        peer = await agent.client.find_agent(agent.url)
         way = "could not be found out"
         try:
-            spoken = (await agent.client.settled(agent.url)).way
+            spoken = (await agent.client.find_probed(agent.url)).endpoint
             way = spoken.describe(render_url(spoken.url)) if spoken is not None else "-"
         except HubError as error:
-            peer.note(str(error))
+            peer.add_finding(str(error))
         print_card(found.card, found.url, way, peer.findings, target or "''")
 
     run_with_agent(target, options, work)
@@ -191,7 +191,7 @@ def tasks(
     """
 
     async def work(agent: AgentConnection) -> None:
-        found = await agent.client.list(agent.url, {"pageSize": limit, "contextId": context})
+        found = await agent.client.list_tasks(agent.url, {"pageSize": limit, "contextId": context})
         if as_json:
             print_json(found)
         else:
@@ -232,7 +232,7 @@ def task(
     target, id = _split_target(where)
 
     async def work(agent: AgentConnection) -> None:
-        found = await agent.client.get(agent.url, id, history)
+        found = await agent.client.get_task(agent.url, id, history)
         if as_json:
             print_json(found)
         else:
@@ -260,7 +260,7 @@ def cancel(
     target, id = _split_target(where)
 
     async def work(agent: AgentConnection) -> None:
-        found = await agent.client.cancel(agent.url, id)
+        found = await agent.client.cancel_task(agent.url, id)
         if as_json:
             print_json(found)
         else:
@@ -328,7 +328,7 @@ def _build_parts(text: str, data: tuple[str, ...], files: tuple[str, ...]) -> li
 
 async def _send_only(agent: AgentConnection, message: dict[str, Any], as_json: bool) -> None:
     request = {"message": message, "configuration": {"returnImmediately": True}}
-    answer = await agent.client.send(agent.url, request)
+    answer = await agent.client.send_message(agent.url, request)
     made = answer.get("task")
     if as_json:
         print_json(answer)

@@ -61,11 +61,11 @@ class AgentConversation:
 
     async def run(self, message: dict[str, Any]) -> None:
         client, url = self._agent.client, self._agent.url
-        streams = (await client.settled(url)).streams
+        streams = (await client.find_probed(url)).can_stream
         # Without a stream it is asked how far it is, however long it takes.
         how = {} if streams else {"configuration": {"returnImmediately": True}}
         for _ in range(prompt.MAX_ROUNDS):
-            stream = await client.stream(url, {"message": message, **how})
+            stream = await client.stream_message(url, {"message": message, **how})
             await self._read_stream(stream)
             await self._follow(stream.last_id)
             task = self._answer.get("task")
@@ -135,7 +135,7 @@ class AgentConversation:
             last = stream.last_id or last
         pause = FIRST_POLL
         while id and not self._is_settled():
-            self._task.apply_event({"task": await client.get(url, id)})
+            self._task.apply_event({"task": await client.get_task(url, id)})
             if self._is_settled():
                 return
             self._progress.handle_event(self._answer)
@@ -143,7 +143,7 @@ class AgentConversation:
             pause = min(pause * 1.6, LONGEST_POLL)
         if id and "message" not in self._answer and not self._task.has_content:
             with contextlib.suppress(A2aError, HubError):
-                self._task.apply_event({"task": await client.get(url, id)})
+                self._task.apply_event({"task": await client.get_task(url, id)})
 
     # --- asking --------------------------------------------------------------------------------
 
