@@ -121,10 +121,10 @@ def test_a_home_that_cannot_be_written_is_a_problem() -> None:
     code = (
         "import os\n"
         "from pathlib import Path\n"
-        "from dragoman.cli.doctor import start_checks\n"
+        "from dragoman.cli.doctor import checks\n"
         "from dragoman.cli.doctor.findings import DoctorContext\n"
         f"if os.geteuid() == 0: os.setgroups([]); os.setgid({other}); os.setuid({other})\n"
-        f"for one in start_checks.check_files(DoctorContext(Path({str(home)!r}), False)):\n"
+        f"for one in checks.check_files(DoctorContext(Path({str(home)!r}), False)):\n"
         "    print(one.level, one.said, one.fix)\n"
     )
     try:

@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dragoman.cli.clients.import_command import import_command
+from dragoman.cli.clients.import_plan import split_references
 from dragoman.cli.clients.known_clients import CLIENTS
-from dragoman.cli.clients.variable_refs import split_references
 from dragoman.config import parse as load_config
 from dragoman.config import read_env
 

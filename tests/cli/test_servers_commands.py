@@ -10,7 +10,7 @@ from tests.cli.terminal import Terminal
 from tests.peers.process import command
 
 from dragoman.cli.base.errors import UnreadableFile
-from dragoman.cli.config_edits import remove_server, set_enabled
+from dragoman.cli.configure import remove_server, set_enabled
 from dragoman.config import read_env
 
 HELLO = str(Path(__file__).parent.parent.parent / "examples" / "hello" / "hello_server.py")

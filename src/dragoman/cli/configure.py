@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dragoman import home as homes
-from dragoman.cli.base.errors import fail, fail_with, say
-from dragoman.cli.base.hub_client import resolve_home
+from dragoman.cli.base.errors import NOT_FOUND, CommandFailed, UnreadableFile, fail, fail_with, say
+from dragoman.cli.base.files import decode_text, read_bytes, replace_file
+from dragoman.cli.base.hub_client import resolve_home, suggest
 from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table
+from dragoman.cli.base.toml_edit import parse_toml, remove_element, set_element_value
 from dragoman.config import parse_headers
 from dragoman.core.errors import ConfigError
 from dragoman.core.urls import render_arguments, render_origin
@@ -246,3 +249,56 @@ def _render_value(name: str, value: Any) -> str:
     elif isinstance(value, dict) and name not in SHOWN_TABLES:
         value = dict.fromkeys(value, "…")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+KEY = "mcp_servers"
+
+Edit = Callable[[str], str]
+
+
+def remove_server(text: str, name: str) -> str:
+    index, document = _find_server(text, name)
+    del document[KEY][index]
+    if not document[KEY]:
+        del document[KEY]
+    return _check_result(remove_element(text, KEY, index), document)
+
+
+def set_enabled(text: str, name: str, enabled: bool) -> str:
+    index, document = _find_server(text, name)
+    if document[KEY][index].get("enabled", True) == enabled:
+        return text
+    document[KEY][index]["enabled"] = enabled
+    return _check_result(set_element_value(text, KEY, index, "enabled", enabled), document)
+
+
+def edit_config(file: Path, edit: Edit) -> Path | None:
+    """Writes what `edit` makes of the file; returns the backup, or None where nothing changed."""
+    data = read_bytes(file)
+    try:
+        mark, text = decode_text(data or b"")
+        new = (mark + edit(text)).encode()
+    except UnreadableFile as error:
+        raise CommandFailed(f'"{file}": {error}. Nothing was changed; edit it by hand.') from None
+    return replace_file(file, new, data) if new != data else None
+
+
+def list_server_names(text: str) -> list[str]:
+    listed = parse_toml(text).get(KEY, [])
+    found = listed if isinstance(listed, list) else []
+    return [str(one.get("name")) for one in found if isinstance(one, dict)]
+
+
+def _find_server(text: str, name: str) -> tuple[int, Any]:
+    document = parse_toml(text)
+    names = list_server_names(text)
+    if name not in names:
+        hint = suggest(name, names) or "see: dragoman servers"
+        fail(f'there is no server "{name}" in config.toml; {hint}', NOT_FOUND)
+    return names.index(name), copy.deepcopy(document)
+
+
+def _check_result(text: str, expected: Any) -> str:
+    if parse_toml(text) != expected:
+        raise UnreadableFile("its servers are laid out in a way that cannot be edited safely")
+    return text

@@ -17,7 +17,7 @@ import click
 from dragoman.cli.base.errors import NOT_FOUND, fail
 from dragoman.cli.base.hub_client import find_running_hub, resolve_home
 from dragoman.cli.base.output import home_option, json_option, print_json_line, style
-from dragoman.cli.completion_values import complete_targets
+from dragoman.cli.completion import complete_targets
 from dragoman.core.safe_text import escape_controls
 
 LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -14,7 +14,7 @@ from dragoman.cli.base.errors import USAGE, fail
 from dragoman.cli.base.hub_client import HubClient, connect_hub
 from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table, style
 from dragoman.cli.base.prompt import confirm
-from dragoman.cli.completion_values import complete_quarantined, complete_targets
+from dragoman.cli.completion import complete_quarantined, complete_targets
 from dragoman.core.safe_text import escape_controls
 
 LOOK_SECONDS = 2.0

@@ -22,7 +22,7 @@ from dragoman.cli.base.output import (
     style,
 )
 from dragoman.cli.base.schema_text import wrap
-from dragoman.cli.completion_values import complete_prompts
+from dragoman.cli.completion import complete_prompts
 
 GET_SECONDS = 90_000.0
 _AS_TEXT = {"type": "string"}

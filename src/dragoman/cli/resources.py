@@ -21,7 +21,7 @@ from dragoman.cli.base.output import (
     print_table,
     render_output,
 )
-from dragoman.cli.completion_values import complete_resources
+from dragoman.cli.completion import complete_resources
 
 READ_SECONDS = 90_000.0
 

@@ -28,7 +28,7 @@ from dragoman.cli.base.schema_text import (
     render_arguments,
     wrap,
 )
-from dragoman.cli.completion_values import complete_targets, complete_tools
+from dragoman.cli.completion import complete_targets, complete_tools
 from dragoman.core.conversations import CONTEXT
 from dragoman.core.conversations import META as CONTEXT_META
 

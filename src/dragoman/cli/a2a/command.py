@@ -25,7 +25,7 @@ from dragoman.cli.a2a.output import (
 )
 from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.output import home_option, json_option, print_json
-from dragoman.cli.completion_values import complete_agents
+from dragoman.cli.completion import complete_agents
 from dragoman.core.errors import HubError
 from dragoman.core.urls import render_url
 

@@ -32,7 +32,7 @@ from dragoman.cli.clients.known_clients import (
     find_servers,
     is_hub_entry,
 )
-from dragoman.cli.completion_values import complete_clients
+from dragoman.cli.completion import complete_clients
 from dragoman.config import load
 from dragoman.core.errors import ConfigError
 from dragoman.home import Unfit, home_path

@@ -10,11 +10,14 @@ import errno
 import ipaddress
 import os
 import resource
+import shlex
 import shutil
+import socket
 import stat
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from dragoman import __version__, home
@@ -23,14 +26,13 @@ from dragoman.cli.clients.install import read_client_state
 from dragoman.cli.clients.known_clients import CLIENTS
 from dragoman.cli.doctor.findings import DoctorContext, Finding, Level
 from dragoman.cli.doctor.port_owner import find_listener
-from dragoman.cli.doctor.start_checks import find_listening_problem, is_transient
 from dragoman.cli.hub import read_lock_pid
 from dragoman.config import Config
 from dragoman.config_layers import find_near_misses
 from dragoman.core.errors import HubError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
 
-MANY = 10
+MAX_EXPOSURES = 10
 LEAST_PYTHON = (3, 11)
 LEAST_DISK = 128 * 1024 * 1024
 LEAST_FILES = 1024
@@ -93,7 +95,7 @@ def check_modes(found: DoctorContext) -> Iterator[Finding]:
     )
     if config is not None:
         exposures += find_exposures_in(found.home / config.policy.folder)
-    for one in exposures[:MANY]:
+    for one in exposures[:MAX_EXPOSURES]:
         if one.reachable:
             said = f"{one.path} {one.words}; a hub does not start with it"
             yield Finding("modes", "problem", said, one.fix)
@@ -378,3 +380,150 @@ def _list_duplicates(found: DoctorContext, theirs: list[str]) -> str:
     """The servers that are in the hub's configuration and in the client's."""
     ours = found.config.mcp_servers if found.config is not None else ()
     return ", ".join(entry.name for entry in ours if entry.enabled and entry.name in theirs)
+
+
+WRITTEN = ("lock", "daemon.json", "children.json", "stores.json", "audit.head", "audit.journal")
+"""Files beside the databases that a hub writes."""
+
+
+def check_files(found: DoctorContext) -> Iterator[Finding]:
+    """Whether the hub can write its home."""
+    place = found.home
+    if not place.is_dir():
+        return
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        said = f"you cannot write {place}; a hub does not start there"
+        yield Finding("files", "problem", said, _advise(place, "u+rwx"))
+        return
+    for name in WRITTEN:
+        path = place / name
+        try:
+            kind = path.lstat().st_mode
+        except OSError:
+            continue
+        if not stat.S_ISREG(kind):
+            said = f"{path} is no ordinary file; a hub does not start with it"
+            yield Finding("files", "problem", said, f"move it away: {_quote(path)}")
+        elif not os.access(path, os.R_OK | os.W_OK):
+            yield Finding("files", "problem", f"you cannot write {path}", _advise(path, "u+rw"))
+    if os.path.lexists(place / "run"):
+        try:
+            home.socket_paths(str(place))
+        except home.Unfit as unfit:
+            said, _, fix = str(unfit).rstrip(".").partition("; ")
+            yield Finding("files", "problem", said, fix or "remove it and start again")
+
+
+def _advise(path: Path, mode: str) -> str:
+    owner = path.stat().st_uid
+    if owner != os.geteuid():
+        return f"it belongs to user {owner}: sudo chown -R {os.geteuid()} {_quote(path)}"
+    return f"chmod {mode} {_quote(path)}; if the file system is read-only, use another home"
+
+
+def _quote(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def find_listening_problem(host: str, port: int) -> OSError | None:
+    """Why nothing can listen there; None where it could. A port of 0 asks for the host alone."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(1)
+    except OSError as error:
+        return error
+    return None
+
+
+def is_transient(error: OSError, host: str, port: int) -> bool:
+    """Whether no program listens on a port that is in use: it is the near end of a connection that
+    is open, or was closed a moment ago (TIME-WAIT)."""
+    if error.errno != errno.EADDRINUSE:
+        return False
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+
+
+def check_grpc(found: DoctorContext) -> Iterator[Finding]:
+    config = found.config
+    if config is None or not config.a2a.enabled or config.a2a.grpc_port is None:
+        return
+    number = config.a2a.grpc_port
+    if find_spec("grpc") is None or find_spec("google") is None:
+        said = "[a2a] grpc_port is set, and the packages for gRPC are not installed"
+        yield Finding("grpc", "problem", said, "install dragoman-hub[grpc], or take it out")
+        return
+    if found.daemon is not None or number == 0:
+        return
+    error = find_listening_problem(config.server.host, number)
+    if error is not None and not is_transient(error, config.server.host, number):
+        said = f"the hub could not listen on port {number} for gRPC: {error.strerror or error}"
+        fix = "stop what uses it, or set another [a2a] grpc_port"
+        yield Finding("grpc", "problem", said, fix)
+
+
+def check_plugins(found: DoctorContext) -> Iterator[Finding]:
+    """What the configuration names outside of itself."""
+    config = found.config
+    if config is None:
+        return
+    from dragoman.app.app import find_plugin, load_signing_key
+
+    for name in config.bus.plugins:
+        try:
+            find_plugin(name)
+        except HubError as error:
+            yield Finding("plug-ins", "problem", str(error), "install it, or take it out")
+    if config.a2a.enabled and config.a2a.signing_key is not None:
+        try:
+            load_signing_key(found.home / config.a2a.signing_key)
+        except HubError as error:
+            said = f"[a2a] signing_key: {error}"
+            yield Finding("signing key", "problem", said, "correct the path, or take it out")
+
+
+DAMAGE_SECONDS = 2.0
+"""How long each database is looked at; `--deep` takes the time it needs."""
+DEEP_DAMAGE_SECONDS = 3600.0
+
+
+def check_stores(found: DoctorContext) -> Iterator[Finding]:
+    if found.config is None or not found.home.is_dir():
+        return
+    from dragoman.app.app import STORE_FILES, advise, find_damage, find_obstacle, survey
+
+    try:
+        losses = survey(found.home, found.home / found.config.policy.folder).losses
+    except HubError as error:
+        yield Finding("stores", "problem", str(error), "see: dragoman docs operations")
+        return
+    lost = {loss.file.name for loss in losses}
+    for loss in losses:
+        fix = f"restore it from a backup, or: dragoman stores accept-loss {loss.name}"
+        yield Finding("stores", "problem", str(loss), fix)
+    whole = 0
+    for name in STORE_FILES:
+        path = found.home / name
+        if name in lost or not path.exists():
+            continue
+        if obstacle := find_obstacle(path):
+            said, _, fix = obstacle.partition("; ")
+            yield Finding("stores", "problem", said, fix)
+            continue
+        damage = find_damage(path, DEEP_DAMAGE_SECONDS if found.deep else DAMAGE_SECONDS)
+        if damage:
+            yield Finding("stores", "problem", f'"{path}" is damaged ({damage})', advise(path))
+        else:
+            whole += 1
+    if whole == sum((found.home / name).exists() for name in STORE_FILES) and whole:
+        yield Finding("stores", "ok", f"{whole} databases can be read")

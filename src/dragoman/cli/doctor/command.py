@@ -11,35 +11,28 @@ import click
 from dragoman.cli.base.errors import FAILED
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import clean, home_option, json_option, print_json, style
-from dragoman.cli.doctor import (
-    agent_checks,
-    checks,
-    guard_checks,
-    server_checks,
-    start_checks,
-    store_checks,
-)
+from dragoman.cli.doctor import checks, target_checks
 from dragoman.cli.doctor.findings import Check, DoctorContext, Finding, gather_context
 
 CHECKS: tuple[Check, ...] = (
     checks.check_python,
     checks.check_home,
-    start_checks.check_files,
+    checks.check_files,
     checks.check_env_file,
     checks.check_modes,
     checks.check_configuration,
     checks.check_running_hub,
     checks.check_port,
-    start_checks.check_grpc,
-    start_checks.check_plugins,
+    checks.check_grpc,
+    checks.check_plugins,
     checks.check_keys,
-    server_checks.check_servers,
-    agent_checks.check_agents,
-    guard_checks.check_policies,
-    guard_checks.check_pins,
-    guard_checks.check_names,
-    guard_checks.check_target_keys,
-    store_checks.check_stores,
+    target_checks.check_servers,
+    target_checks.check_agents,
+    target_checks.check_policies,
+    target_checks.check_pins,
+    target_checks.check_names,
+    target_checks.check_target_keys,
+    checks.check_stores,
     checks.check_audit,
     checks.check_disk,
     checks.check_descriptors,
