@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.skilled_road import Road
+from tests.skill_hub import SkillHub
 
 from dragoman.app.build_events import EVENTS, BusSide, join_plugins
 from dragoman.core.bus import Bus
@@ -70,7 +70,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 async def test_plugins_that_the_configuration_names_observe_follow_and_gate(
     installed: str, short_tmp: Path
 ) -> None:
-    road = Road()
+    road = SkillHub()
     side = BusSide(short_tmp, road.hub, ["friday", "watch"], 100)
     await road.call(branch="dev")
     with pytest.raises(Denied, match="not to main on a Friday"):
@@ -105,14 +105,14 @@ def test_plugins_that_are_not_named_are_left_alone(installed: str) -> None:
 def test_a_plugin_that_is_named_and_cannot_be_used_stops_the_start(
     name: str, why: str, installed: str, short_tmp: Path
 ) -> None:
-    road = Road()
+    road = SkillHub()
     with pytest.raises(ConfigError, match=why):
         BusSide(short_tmp, road.hub, [name], 100)
     assert list(short_tmp.iterdir()) == []  # nothing was opened that nobody would close
 
 
 async def test_a_hub_without_plugins_has_its_stream_and_its_dispatches(short_tmp: Path) -> None:
-    road = Road()
+    road = SkillHub()
     side = BusSide(short_tmp, road.hub, [], 100)
     assert list(side.mounts) == [EVENTS] == ["/api/events"]
     (part,) = side.parts

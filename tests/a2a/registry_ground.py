@@ -21,7 +21,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
 from dragoman.net.client import Client
 from dragoman.stores.audit.log import SqliteAudit
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 NOT_FOUND = -32001
 
@@ -154,7 +154,7 @@ async def ground(
     written = f"[bridge]\nprobe_secs = {every}\n{bridge}[a2a]\nenabled = true\nstore = 'memory'\n"
     written += config
     tools = catalog if catalog is not None else Catalog(review=admit_all)
-    hub, net, pins = open_hub(tools, Bus(), []), Client(), Pins()
+    hub, net, pins = build_permissive_hub(tools, Bus(), []), Client(), Pins()
     changes: list[None] = []
     audit = SqliteAudit(home)
     side = AgentSide(

@@ -21,7 +21,7 @@ from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.timeout import Time
 from dragoman.guards.validate import Validate, compile_schema
 from dragoman.net.client import Client
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 DEPLOY = {
     "id": "deploy",
@@ -126,7 +126,7 @@ async def bridged(
         calls.append(call)
         return await next(call)
 
-    hub = open_hub(Catalog(review=admit_all), Bus(), [noted, Validate(), Time(*limits)])
+    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [noted, Validate(), Time(*limits)])
     async with odd_agent(playing(answer, card)) as server:
         agent = RemoteAgent(
             ExternalAgent(**{"name": "Vercel Ops", "url": server.url, **entry}),

@@ -46,7 +46,7 @@ from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.http.sockets import tcp_socket
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 ME, YOU = Principal("key", "me"), Principal("key", "you")
 BOUND = 10.0
@@ -312,7 +312,7 @@ def face() -> tuple[A2aServer, StoredTasks, CardService]:
     """With one agent, `echo`."""
     entry = AgentEntry(name="echo", function="tests.peers.agents_module:echo")
     agent = FunctionAgent(entry, "agent_", compile_schema(SCHEMA))
-    hub = open_hub(Catalog(review=admit_all), Bus(), [])
+    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [])
     hub.catalog.offer("echo", [agent.tool])
     settings = A2aSettings(enabled=True)
     tasks, store = listed(), MemoryTaskStore()

@@ -34,7 +34,7 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
 from dragoman.stores.tasks import MemoryTaskStore
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 SOON = 10
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -69,7 +69,7 @@ class _NoWay:
 async def serving() -> AsyncIterator[grpc.aio.Channel]:
     settings = A2aSettings(enabled=True)
     catalog, store = Catalog(review=admit_all), MemoryTaskStore()
-    hub = open_hub(catalog, Bus(), [])
+    hub = build_permissive_hub(catalog, Bus(), [])
     entry = AgentEntry(name="echo", function=f"{__name__}:agent", extended_card=True)
     catalog.offer("echo", [FunctionAgent(entry, "dragoman_agent_", lambda given: None).tool])
     tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)

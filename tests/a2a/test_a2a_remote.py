@@ -33,7 +33,7 @@ from dragoman.core.trace import MEMBERS
 from dragoman.guards.timeout import Time
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import Client
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 Peers = Callable[..., HttpPeer]
 
@@ -64,7 +64,7 @@ FEATURES = {"elicitation": {"form": {}, "url": {}}}
 @asynccontextmanager
 async def remote(url: str, seconds: float = 30.0, **entry: Any) -> AsyncIterator[Remote]:
     net = Client()
-    hub = open_hub(Catalog(review=admit_all), Bus(), [Time(seconds, seconds, seconds)])
+    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [Time(seconds, seconds, seconds)])
     agent = RemoteAgent(
         ExternalAgent(name="far-away", url=url, **entry),
         lambda url, private: net.reaching(url, allow_private=private),

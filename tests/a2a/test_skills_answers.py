@@ -31,7 +31,7 @@ from dragoman.core.principal import OWNER
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import Client
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 TEXT, DATA = {"kind": "text", "text": "done"}, {"kind": "data", "data": {"n": 1}}
 FILE = {"kind": "file", "file": {"uri": "https://x.example/a.pdf", "name": "a.pdf"}}
@@ -323,7 +323,7 @@ async def test_an_agent_that_answers_with_errors_is_there() -> None:
 async def sdk_skill(url: str, updates: list[Update]) -> AsyncIterator[Callable[..., Any]]:
     """What calls the skill `echo` of the agent there."""
     net = Client()
-    hub = open_hub(Catalog(review=admit_all), Bus(), [])
+    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [])
     agent = RemoteAgent(
         ExternalAgent(name="SDK", url=url),
         lambda url, private: net.reaching(url, allow_private=private),

@@ -44,7 +44,7 @@ from dragoman.web.app import App, Under
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ID = PARENT[3:35]
@@ -128,7 +128,7 @@ class Place:
 async def place() -> AsyncIterator[Place]:
     settings = A2aSettings(enabled=True)
     catalog, store, agent = Catalog(review=admit_all), MemoryTaskStore(), Mirror()
-    hub = open_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
+    hub = build_permissive_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
     facts = AgentFacts(name="mirror", description="")
     catalog.offer("mirror", [agent_tool(agent, facts, "dragoman_agent_", anything)])
     tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)

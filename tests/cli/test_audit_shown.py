@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tests.cli.terminal import Terminal
-from tests.skilled_road import Road
+from tests.skill_hub import SkillHub
 
 from dragoman.core.errors import AuthorizationError
 from dragoman.core.principal import Principal
@@ -16,7 +16,7 @@ from dragoman.stores.audit.log import SqliteAudit
 async def test_tail_shows_for_whom_a_call_was_and_what_was_decided(terminal: Terminal) -> None:
     terminal.home.mkdir(mode=0o700)
     log = SqliteAudit(terminal.home)
-    road = Road(before=[Audit(log)])
+    road = SkillHub(before=[Audit(log)])
     await road.call(who=Principal("key", "ci", behalf="carol"))
     await road.call("files.read")
     road.judge.denied.add("vercel_ops.deploy")

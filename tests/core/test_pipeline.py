@@ -15,7 +15,7 @@ from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import Carried, new_trace
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 
 class Place:
@@ -44,7 +44,7 @@ def hub_of(place: Place, *stages: Stage) -> Hub:
         for name in ("echo", "Echo", "add")
     ]
     catalog.offer("place", tools)
-    return open_hub(catalog, Bus(), stages)
+    return build_permissive_hub(catalog, Bus(), stages)
 
 
 async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: object) -> Result:

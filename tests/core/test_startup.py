@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.open_road import open_hub
+from tests.permissive_hub import build_permissive_hub
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -40,7 +40,7 @@ class Late:
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_target_that_never_connected_is_tried_when_it_is_called(fails: bool) -> None:
     catalog = Catalog(review=admit_all)
-    hub = open_hub(catalog, Bus(), [])
+    hub = build_permissive_hub(catalog, Bus(), [])
     late = Late(catalog, fails)
     startup = Startup(lambda name: (late, "not connected") if name.startswith("late.") else None)
     startup.settle()

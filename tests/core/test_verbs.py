@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from tests.skilled_road import ALICE, Road
+from tests.skill_hub import ALICE, SkillHub
 
 from dragoman.core.call import Call
 from dragoman.core.errors import (
@@ -60,7 +60,7 @@ FIELDS = [
 ]
 
 
-def listening(road: Road) -> list[dict[str, Any]]:
+def listening(road: SkillHub) -> list[dict[str, Any]]:
     heard: list[dict[str, Any]] = []
     for kind in (PreVerb, PostVerb, VerbError):
         road.bus.observe(kind, lambda event: heard.append(verb_event(event)))
@@ -69,7 +69,7 @@ def listening(road: Road) -> list[dict[str, Any]]:
 
 @pytest.mark.promise("R8")
 async def test_a_call_of_a_skill_is_told_with_the_fields_of_the_hook_bus_in_their_order() -> None:
-    road = Road()
+    road = SkillHub()
     heard = listening(road)
     arguments = {"projectId": "proj_abc", "branch": "main"}
     await road.call("a2a_vercel_ops_deploy", **arguments)
@@ -117,7 +117,7 @@ async def test_a_call_of_a_skill_is_told_with_the_fields_of_the_hook_bus_in_thei
 async def test_a_skill_that_fails_is_told_as_failed_and_then_as_an_error_with_its_code(
     error: HubError, code: int
 ) -> None:
-    road = Road()
+    road = SkillHub()
     heard = listening(road)
     road.agent.error = error
     with pytest.raises(type(error)):
@@ -131,7 +131,7 @@ async def test_a_skill_that_fails_is_told_as_failed_and_then_as_an_error_with_it
 
 @pytest.mark.promise("R8")
 async def test_a_denied_call_is_told_as_denied_and_never_reaches_the_agent() -> None:
-    road = Road()
+    road = SkillHub()
     heard = listening(road)
     road.judge.denied.add("vercel_ops.deploy")
     with pytest.raises(AuthorizationError):
@@ -143,7 +143,7 @@ async def test_a_denied_call_is_told_as_denied_and_never_reaches_the_agent() -> 
 
 
 async def test_a_denial_that_the_caller_reads_as_not_found_is_told_as_a_denial() -> None:
-    road = Road()
+    road = SkillHub()
     heard = listening(road)
     road.judge.hidden.add("vercel_ops.deploy")
     with pytest.raises(NotFound):
@@ -153,7 +153,7 @@ async def test_a_denial_that_the_caller_reads_as_not_found_is_told_as_a_denial()
 
 
 async def test_a_gate_that_refuses_denies() -> None:
-    road = Road()
+    road = SkillHub()
     heard = listening(road)
 
     async def refuses(event: PreVerb) -> None:
@@ -167,7 +167,7 @@ async def test_a_gate_that_refuses_denies() -> None:
 
 
 async def test_a_call_of_something_else_has_no_agent_and_its_trace_for_a_session() -> None:
-    road = Road()
+    road = SkillHub()
     heard = listening(road)
     await road.call("files.read", path="/x")
     for one in heard:
@@ -184,7 +184,7 @@ def test_every_error_has_a_code_of_its_own_table() -> None:
 
 
 async def test_what_leaves_says_nothing_that_an_argument_said() -> None:
-    road = Road()
+    road = SkillHub()
     said: list[tuple[dict[str, Any], Call]] = []
     for kind in TOLD:
 
@@ -234,7 +234,7 @@ def test_what_concerns_the_hub_alone_is_told_too_and_the_rest_is_not() -> None:
 # --- calls of agents --------------------------------------------------------------------------
 
 
-def agents(road: Road) -> list[dict[str, Any]]:
+def agents(road: SkillHub) -> list[dict[str, Any]]:
     heard: list[dict[str, Any]] = []
     for kind in (ToolCall, ToolResult):
         road.bus.observe(kind, lambda event: heard.append(exec_event(event)))
@@ -243,7 +243,7 @@ def agents(road: Road) -> list[dict[str, Any]]:
 
 @pytest.mark.promise("Q5")
 async def test_a_call_by_an_agent_is_an_exec_tool_call_and_its_result() -> None:
-    road = Road()
+    road = SkillHub()
     heard = agents(road)
     await road.call(who=Principal("key", "qa", serves="qa-bot"), branch="main")
     asked, answered = heard
@@ -276,7 +276,7 @@ async def test_a_call_by_an_agent_is_an_exec_tool_call_and_its_result() -> None:
 
 @pytest.mark.promise("Q5")
 async def test_a_call_for_another_that_is_under_way_is_one_too_and_a_persons_is_not() -> None:
-    road = Road()
+    road = SkillHub()
     heard = agents(road)
     outer = road.begin("files.read")
     await asyncio.wait_for(road.agent.running.wait(), 5)
@@ -305,7 +305,7 @@ async def test_a_call_for_another_that_is_under_way_is_one_too_and_a_persons_is_
 async def test_a_result_that_is_none_says_why_and_whose_fault_it_was(
     error: HubError, failure: dict[str, Any]
 ) -> None:
-    road = Road()
+    road = SkillHub()
     heard = agents(road)
     road.agent.error = error
     with pytest.raises(type(error)):
@@ -315,7 +315,7 @@ async def test_a_result_that_is_none_says_why_and_whose_fault_it_was(
 
 
 async def test_a_tool_that_says_it_failed_and_a_caller_who_leaves_are_results_too() -> None:
-    road = Road()
+    road = SkillHub()
     heard = agents(road)
     agent = Principal("key", "qa", serves="qa-bot")
     await road.call(who=agent, fails=True)
@@ -333,7 +333,7 @@ async def test_a_tool_that_says_it_failed_and_a_caller_who_leaves_are_results_to
 
 @pytest.mark.promise("R8")
 async def test_what_a_remote_says_it_used_is_announced_as_numbers_alone() -> None:
-    road = Road()
+    road = SkillHub()
     heard: list[CostReported] = []
     road.bus.observe(CostReported, heard.append)
     usage = {"totalTokens": 1200, "cost": 0.5, "model": "secret", "huge": 2**80, "on": True}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.skilled_road import ALICE, Road
+from tests.skill_hub import ALICE, SkillHub
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, NotFound, RemoteA2ATaskFailedError
@@ -18,7 +18,7 @@ from dragoman.stores.audit.log import SqliteAudit
 from dragoman.stores.audit.reader import AuditReader, Record
 
 
-class Recorded(Road):
+class Recorded(SkillHub):
     """The road, and what is recorded of it."""
 
     def __init__(self, home: Path) -> None:
@@ -123,7 +123,7 @@ async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path)
         )
         return Result()
 
-    road = Road()
+    road = SkillHub()
     call = Call(
         caller=ALICE,
         tool=road.agent.skill(),

@@ -12,7 +12,7 @@ from dragoman.core.question_handles import MAX_QUESTIONS, Handles
 from dragoman.core.tool import Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 CAN = {"elicitation": {}}
 
@@ -43,7 +43,7 @@ def hub_of(asker: Asker) -> Hub:
     catalog.offer(
         "asker", [Tool(name="asker.greet", alias="greet", remote_name="greet", target=asker)]
     )
-    return open_hub(catalog, Bus(), [Questions(Handles(b"k" * 32, 60))])
+    return build_permissive_hub(catalog, Bus(), [Questions(Handles(b"k" * 32, 60))])
 
 
 async def test_a_question_goes_out_sealed_and_its_answer_comes_back_to_the_asker() -> None:

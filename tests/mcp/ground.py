@@ -36,7 +36,7 @@ from dragoman.mcp.config import (
     StdioTransport,
 )
 from dragoman.net.client import Client
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 EVERYTHING_ASKED = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 
@@ -47,7 +47,9 @@ class Ground:
     ) -> None:
         self.bus = Bus()
         handles = Handles(b"k" * 32, question_secs)
-        self.hub = open_hub(Catalog(review=admit_all), self.bus, [Questions(handles), Time(60)])
+        self.hub = build_permissive_hub(
+            Catalog(review=admit_all), self.bus, [Questions(handles), Time(60)]
+        )
         self.net = Client()
         self._connector = Connector(
             place,

@@ -33,7 +33,7 @@ from dragoman.mcp.server import client_questions
 from dragoman.mcp.server.client_questions import features_of
 from dragoman.mcp.server.dispatcher import Face, Peer, answer_batch
 from dragoman.wire import rpc
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 META = "io.modelcontextprotocol/"
 ALL_ABLE = {
@@ -90,7 +90,7 @@ class Curious:
 def curious(*rounds: dict[str, Question], seconds: float = 5.0) -> tuple[Face, Curious]:
     target = Curious(*rounds)
     stage = Questions(Handles(b"k" * 32, 60))
-    hub = open_hub(Catalog(review=admit_all), Bus(), [stage])
+    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [stage])
     for kind, alias in ((TOOL, "mcp_curious_t"), (PROMPT, "mcp_curious_p"), (RESOURCE, "a:b")):
         tool = Tool(name=f"curious.{alias}", alias=alias, kind=kind, remote_name="x", target=target)
         hub.catalogs[kind].offer("curious", [tool])

@@ -24,7 +24,7 @@ from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, S
 from dragoman.mcp.server import subscriptions
 from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 META = "io.modelcontextprotocol/"
 ID = META + "subscriptionId"
@@ -59,7 +59,7 @@ def offered(kind: str, name: str, target: Any) -> Tool:
 
 
 def watched(*uris: str) -> tuple[Face, Watchable]:
-    target, hub = Watchable(), open_hub(Catalog(review=admit_all), Bus(), [])
+    target, hub = Watchable(), build_permissive_hub(Catalog(review=admit_all), Bus(), [])
     names = uris or ("a:1", "a:2", "a:secret", "a:dull", "file:///d")
     hub.catalogs[RESOURCE].offer("watch", [offered(RESOURCE, uri, target) for uri in names])
     return Face(hub), target

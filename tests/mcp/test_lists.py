@@ -19,7 +19,7 @@ from dragoman.mcp.protocol.revisions import ORDERED, R2506, R2511, R2607, Revisi
 from dragoman.mcp.server import list_pages
 from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 MODERN_META: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -56,7 +56,7 @@ def offered(server: str, kind: str, name: str, **definition: Any) -> Tool:
 
 
 def hub_with(*tools: Tool) -> Hub:
-    hub = open_hub(Catalog(review=admit_all), Bus(), [])
+    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [])
     for kind, catalog in hub.catalogs.items():
         for server in {tool.target.name for tool in tools}:
             catalog.offer(server, [t for t in tools if t.kind == kind and t.target.name == server])

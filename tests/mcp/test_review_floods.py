@@ -19,7 +19,7 @@ from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import R2607
 from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.mcp.server.notify_throttle import MAX_PUT_OFF, Turns
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
 
@@ -36,7 +36,7 @@ class Server:
 
 
 def face_of(*uris: str) -> Face:
-    hub, server = open_hub(Catalog(review=admit_all), Bus(), []), Server()
+    hub, server = build_permissive_hub(Catalog(review=admit_all), Bus(), []), Server()
     tools = [
         Tool(name=f"s.{uri}", alias=uri, remote_name=uri, kind=RESOURCE, target=server)
         for uri in uris

@@ -22,7 +22,7 @@ from dragoman.core.tool import (
     Tool,
 )
 from dragoman.core.tool_filter import EVERYTHING, View
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 pytestmark = pytest.mark.promise("F3")
 PUB = View(("pub.*",))
@@ -41,7 +41,7 @@ class Server:
 def hub_of(*servers: tuple[str, str, str]) -> tuple[Hub, dict[str, Server]]:
     """A hub in front of servers: whose, of which kind, and the name or address."""
     hub, made = (
-        open_hub(Catalog(review=admit_all), Bus(), []),
+        build_permissive_hub(Catalog(review=admit_all), Bus(), []),
         {name: Server(name) for name, _, _ in servers},
     )
     for server in made:

@@ -36,7 +36,7 @@ from dragoman.mcp.server import list_pages
 from dragoman.mcp.server.dispatcher import Face, Peer, answer_batch
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 MODERN_META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -78,7 +78,7 @@ def tool(name: str, target: Any, **definition: Any) -> Tool:
 def face(*names: str, **definition: Any) -> Face:
     catalog = Catalog(review=admit_all)
     catalog.offer("desk", [tool(name, Desk(), **definition) for name in names])
-    return Face(open_hub(catalog, Bus(), []))
+    return Face(build_permissive_hub(catalog, Bus(), []))
 
 
 def peer(revision: Revision = R2511, view: View = EVERYTHING) -> Peer:
@@ -212,7 +212,7 @@ async def test_of_tools_that_share_an_alias_the_first_has_it() -> None:
         for name in ("desk.same", "desk.SAME")
     ]
     catalog.offer("desk", shared)
-    made = Face(open_hub(catalog, Bus(), []))
+    made = Face(build_permissive_hub(catalog, Bus(), []))
     listed = await ask(made, "tools/list")
     assert [t["name"] for t in listed["result"]["tools"]] == ["desk.SAME", "mcp_desk_same"]
     for name in ("mcp_desk_same", "desk.same", "desk.SAME"):

@@ -27,7 +27,7 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 META = "io.modelcontextprotocol/"
 MODERN_META: dict[str, Any] = {
@@ -77,7 +77,7 @@ class Library:
 
 
 def library() -> tuple[Face, Library]:
-    target, hub = Library(), open_hub(Catalog(review=admit_all), Bus(), [])
+    target, hub = Library(), build_permissive_hub(Catalog(review=admit_all), Bus(), [])
 
     def offer(kind: str, *names: str, **definition: Any) -> None:
         tools = [
@@ -261,7 +261,7 @@ async def test_what_goes_wrong_with_a_prompt_or_a_resource_is_an_error(
 @pytest.mark.promise("F7")
 @pytest.mark.parametrize("revision", ORDERED)
 async def test_what_is_not_there_is_said_with_the_code_of_the_revision(revision: Revision) -> None:
-    hub = open_hub(Catalog(review=admit_all), Bus(), [])
+    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [])
     answer = await ask(Face(hub), "resources/read", revision, uri="note://nowhere")
     assert answer["error"]["code"] == (-32602 if revision == R2607 else -32002)
     assert answer["error"]["data"]["uri"] == "note://nowhere"

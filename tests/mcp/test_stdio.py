@@ -24,7 +24,7 @@ from dragoman.mcp.server import socket_transport
 from dragoman.mcp.server.dispatcher import Face
 from dragoman.mcp.server.socket_transport import UNREAD_BYTES, Connection
 from dragoman.wire import rpc
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 META = "io.modelcontextprotocol/"
 MODERN_META = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
@@ -51,7 +51,7 @@ async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
     catalog.offer("talkative", [Tool(name="t.t", alias="t", remote_name="t", target=target)])
     settled = loop.create_future()
     settled.set_result(None)
-    face = Face(open_hub(catalog, Bus(), []))
+    face = Face(build_permissive_hub(catalog, Bus(), []))
     ours, theirs = socket.socketpair()
     with theirs:
         transport, connection = await loop.create_connection(
@@ -128,7 +128,9 @@ async def connected(
     target: Any, settled: asyncio.Future[None] | None = None
 ) -> AsyncIterator[Client]:
     loop = asyncio.get_running_loop()
-    hub = open_hub(Catalog(review=admit_all), Bus(), [Questions(Handles(b"k" * 32, 60))])
+    hub = build_permissive_hub(
+        Catalog(review=admit_all), Bus(), [Questions(Handles(b"k" * 32, 60))]
+    )
     names = {TOOL: ("wait", "ask", "log"), PROMPT: ("ask",), RESOURCE: ("a:b",)}
     for kind, some in names.items():
         hub.catalogs[kind].offer("server", [offered(kind, name, target) for name in some])

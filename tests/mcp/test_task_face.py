@@ -35,7 +35,7 @@ from dragoman.mcp.protocol.revisions import (
 from dragoman.mcp.server import tasks as task_face
 from dragoman.mcp.server.dispatcher import Face, Peer
 from dragoman.wire import rpc
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(20)]
 
@@ -82,7 +82,9 @@ class Worker:
 class Place:
     def __init__(self, after: float, **bounds: Any) -> None:
         self.worker = Worker()
-        hub = open_hub(Catalog(review=admit_all), Bus(), [Questions(Handles(b"k" * 32, 60))])
+        hub = build_permissive_hub(
+            Catalog(review=admit_all), Bus(), [Questions(Handles(b"k" * 32, 60))]
+        )
         for kind in (TOOL, PROMPT):
             tool = Tool(name="worker.t", alias="t", kind=kind, remote_name="t", target=self.worker)
             hub.catalogs[kind].offer("worker", [tool])

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 import pytest
-from tests.skilled_road import ALICE, BOB, Road
+from tests.skill_hub import ALICE, BOB, SkillHub
 
 from dragoman.core.errors import (
     AuthorizationError,
@@ -26,8 +26,8 @@ from dragoman.stores.dispatches import ALL, DATABASE, DispatchStore
 
 
 @asynccontextmanager
-async def kept(home: Path, keep: int = 1_000) -> AsyncIterator[tuple[Road, DispatchStore]]:
-    road, store = Road(), DispatchStore(home, keep)
+async def kept(home: Path, keep: int = 1_000) -> AsyncIterator[tuple[SkillHub, DispatchStore]]:
+    road, store = SkillHub(), DispatchStore(home, keep)
     store.observe(road.bus)
     try:
         yield road, store
@@ -83,7 +83,7 @@ async def test_a_call_of_a_skill_is_a_dispatch_and_other_calls_are_none(tmp_path
     }
 
 
-async def ended(road: Road, error: HubError | None = None, **arguments: Any) -> None:
+async def ended(road: SkillHub, error: HubError | None = None, **arguments: Any) -> None:
     road.agent.error = error
     await asyncio.gather(road.call(**arguments), return_exceptions=True)
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.skilled_road import Road
+from tests.skill_hub import SkillHub
 from tests.web.serving import Place, Sources
 
 from dragoman.core.principal import Principal
@@ -24,7 +24,9 @@ from dragoman.web.peer_process import ALONE
 
 
 class Ground(Place):
-    def __init__(self, port: int, listener: Listener, road: Road, streams: EventStreams) -> None:
+    def __init__(
+        self, port: int, listener: Listener, road: SkillHub, streams: EventStreams
+    ) -> None:
         self.port = port
         self.listener = listener
         self.road = road
@@ -59,7 +61,7 @@ class Heard:
 
 @asynccontextmanager
 async def ground(home: Path) -> AsyncIterator[Ground]:
-    road = Road()
+    road = SkillHub()
     streams, store = EventStreams(road.hub), DispatchStore(home, 1_000)
     store.observe(road.bus)
     sock = socket.create_server(("127.0.0.1", 0))

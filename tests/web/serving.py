@@ -27,7 +27,7 @@ from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
 from dragoman.wire.sse import Parser, ServerEvent
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 ALICE, BOB = "alice", "bob"
 BOTH = "application/json, text/event-stream"
@@ -236,7 +236,7 @@ async def place(
             for name, schema in SCHEMAS.items()
         ],
     )
-    hub = open_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
+    hub = build_permissive_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
     face = Face(hub)
     http, sse = HttpFace(face, bytes(32)), SseFace(face)
     sock = socket.create_server(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ from dragoman.web.auth import API_KEY, Authenticator, Names
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 pytestmark = pytest.mark.promise("O1")
 
@@ -148,7 +148,7 @@ async def listening(served: Served) -> AsyncIterator[tuple[Listener, int]]:
 
     auth = Authenticator(None, find, lambda: True)
     mounts: dict[str, Mounted] = {"/plain": served.answer, "/stream": served.answer}
-    api = Api(open_hub(Catalog(review=admit_all), Bus(), []), Plain())
+    api = Api(build_permissive_hub(Catalog(review=admit_all), Bus(), []), Plain())
     made = Listener(App(auth, Names("127.0.0.1", None, [], []), mounts, api, peers=ALONE), sock)
     await made.start()
     try:

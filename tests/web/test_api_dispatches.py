@@ -6,7 +6,7 @@ from time import time
 from urllib.parse import quote
 
 import pytest
-from tests.skilled_road import ALICE, BOB
+from tests.skill_hub import ALICE, BOB
 from tests.web.events_place import ground
 
 from dragoman.core.event_payloads import iso

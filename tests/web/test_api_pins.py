@@ -30,10 +30,10 @@ from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from open_road import Everybody
+from permissive_hub import PermitAll
 
 
-class AliceAlone(Everybody):
+class AliceAlone(PermitAll):
     """May administer."""
 
     def may(self, caller: Principal, action: str, tool: Tool | None = None) -> Decision:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.skilled_road import Road
+from tests.skill_hub import SkillHub
 from tests.web.events_place import ground
 
 from dragoman.core.errors import Denied, Full
@@ -39,7 +39,7 @@ async def test_who_looks_for_dispatches_again_and_again_does_not_keep_them_from_
 
 
 async def test_a_gate_that_wants_to_end_the_process_refuses_the_call() -> None:
-    road = Road()
+    road = SkillHub()
 
     async def leave(event: PreVerb) -> None:
         sys.exit(3)

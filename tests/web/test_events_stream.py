@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.skilled_road import ALICE, BOB, BOSS
+from tests.skill_hub import ALICE, BOB, BOSS
 from tests.web.events_place import ground
 
 from dragoman.core.errors import AuthorizationError, InvalidInput, NotFound

@@ -27,7 +27,7 @@ from dragoman.web.errors import TABLE
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 
 class Plain:
@@ -120,7 +120,7 @@ async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[P
         target=slow,
     )
     catalog.offer("slow", [tool])
-    hub = open_hub(catalog, Bus(), [])
+    hub = build_permissive_hub(catalog, Bus(), [])
     face = HttpFace(Face(hub), bytes(32))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)

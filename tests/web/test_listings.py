@@ -28,13 +28,13 @@ from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from open_road import Everybody
+from permissive_hub import PermitAll
 
 COUNT = 2_000
 SERVERS = ("one", "two")
 
 
-class Judge(Everybody):
+class Judge(PermitAll):
     """Only the boss runs the hub; `hidden` is seen by nobody else. Counts what it is asked."""
 
     def __init__(self) -> None:

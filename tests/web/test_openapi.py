@@ -21,7 +21,7 @@ from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
 from dragoman.web.openapi import document as described
-from open_road import open_hub
+from permissive_hub import build_permissive_hub
 
 MOUNTED = {("GET", "/api/events")}
 """What is served beside the API's own routes."""
@@ -50,7 +50,7 @@ def resolved(reference: str) -> Any:
 
 
 def test_every_route_is_in_the_document_and_the_reverse() -> None:
-    hub, nothing = open_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
+    hub, nothing = build_permissive_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
     parts = [
         part(hub, nothing) for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi, OffersApi)
     ]

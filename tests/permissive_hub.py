@@ -1,4 +1,4 @@
-"""A hub for tests of one part: its road has the stages it is given, and everybody may do all."""
+"""Builds a hub with given stages whose policies permit everything, for tests of one part."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
 
 
-class Everybody:
+class PermitAll:
     version = 0
 
     def decide(self, call: Call) -> Decision:
-        return Decision(True, ("everybody",), "test")
+        return Decision(True, ("permit-all",), "test")
 
     def reads_arguments(self, tool: Tool) -> bool:
         return False
@@ -36,8 +36,8 @@ class Everybody:
     def may(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        return Decision(True, ("everybody",), "test")
+        return Decision(True, ("permit-all",), "test")
 
 
-def open_hub(catalog: Catalog, bus: Bus, stages: Sequence[Stage]) -> Hub:
-    return Hub(catalog, bus, stages, Chains(bytes(32)), Everybody())
+def build_permissive_hub(catalog: Catalog, bus: Bus, stages: Sequence[Stage]) -> Hub:
+    return Hub(catalog, bus, stages, Chains(bytes(32)), PermitAll())

@@ -1,5 +1,5 @@
-"""A hub whose one target has skills of a registered agent, a road that announces and judges, and
-policies that are told what to say."""
+"""A hub with one remote agent whose skills are tools, a pipeline that announces and authorizes
+calls, and policies that a test sets."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from dragoman.guards.recursion import Recursion
 ALICE, BOB, BOSS = (Principal("key", name) for name in ("alice", "bob", "boss"))
 
 
-class Judge:
-    """Permits all that it is not told to deny; `boss` runs the hub."""
+class ScriptedPolicies:
+    """Permits what a test has not denied; `boss` is an administrator."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -53,8 +53,8 @@ class Judge:
         return Decision(caller.label in self.admins, ("admins",), "abcd1234")
 
 
-class Agent:
-    """Does what a call's arguments say."""
+class ScriptedAgent:
+    """Behaves as the arguments of a call say."""
 
     def __init__(self, name: str = "Vercel Ops") -> None:
         self.name = name
@@ -98,11 +98,11 @@ class Agent:
         return Tool(name=name, alias=name, remote_name=name, target=self)
 
 
-class Road:
+class SkillHub:
     def __init__(self, *, before: Sequence[Stage] = (), at_once: int = 100) -> None:
         self.bus = Bus()
-        self.judge = Judge()
-        self.agent = Agent()
+        self.judge = ScriptedPolicies()
+        self.agent = ScriptedAgent()
         self.catalog = Catalog(review=admit_all)
         self.chains = Chains(bytes(32))
         self.announce = Announce(self.bus, at_once)
@@ -125,6 +125,6 @@ class Road:
     def begin(
         self, name: str = "vercel_ops.deploy", who: Principal = ALICE, **arguments: Any
     ) -> asyncio.Task[Result]:
-        """A call that waits at the agent until `agent.go` is set."""
+        """Starts a call that waits in the agent until `agent.go` is set."""
         self.agent.running.clear()
         return asyncio.ensure_future(self.call(name, who, waits=True, **arguments))
