@@ -261,7 +261,7 @@ def _may_use_theirs(module: str, found: Import) -> bool:
 
 _REVISION = re.compile(r"R20?\d\d\d\d?|LATEST(_HANDSHAKE)?|OLDEST|ASSUMED|MODERN|HANDSHAKE")
 _REVISION_TEXT = re.compile(r"20\d\d-\d\d-\d\d")
-_DIALECT = re.compile(r"[vV](01|02|03|10)|SEED_03|SKILL_ONLY(_03)?|skill_only")
+_DIALECT = re.compile(r"[vV](01|02|03|10)|SKILL_ONLY_03|skill_only")
 _DIALECT_TEXT = re.compile(r"(0\.[123]|1\.0)(\.0)?")
 
 

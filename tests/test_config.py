@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config import Config, keys, line_of, load, parse, whereabouts
+from dragoman.config import Config, keys, line_of, load, load_with_source, parse, whereabouts
 from dragoman.core.errors import ConfigError
 from dragoman.mcp.config import (
     ANSWER_SECONDS,
@@ -148,6 +148,34 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_former_values_still_work_with_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '[mcp]\nnames = "seed"\nnames_for = {"a*" = "seed", "b*" = "safe"}\n'
+        '[[a2a.external_agents]]\nname = "a"\nurl = "http://x/"\nwire = "seed"\n'
+    )
+    config, source = load_with_source(file)
+    assert config.mcp.names == "legacy"
+    assert config.mcp.names_for == {"a*": "legacy", "b*": "safe"}
+    assert config.a2a.external_agents[0].wire == "skill-only"
+    names, names_for, wire = source.warnings
+    assert names.startswith(f'{file}, line 2: the value "seed" is now called "legacy"')
+    assert "line 3" in names_for and '"legacy"' in names_for
+    assert 'line 7: the value "seed" is now called "skill-only"' in wire
+
+
+@pytest.mark.parametrize("text", ["mcp = 1", "[mcp]\nnames = 7", "[a2a]\nexternal_agents = 1"])
+def test_a_value_of_the_wrong_type_is_no_former_value(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse(text)
+
+
+def test_new_values_have_no_warning(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[mcp]\nnames = "legacy"\n')
+    assert load_with_source(file)[1].warnings == []
+
+
 NAMED = '[[mcp_servers]]\nname = "a"\n'
 COMMAND = '[mcp_servers.transport]\ntype = "stdio"\ncommand = "x"\n'
 URL = '[mcp_servers.transport]\ntype = "http"\nurl = "http://x/"\n'
@@ -161,10 +189,10 @@ UNKNOWN = {
         '1: unknown key "servers" at the top of the file; did you mean "server"?'
     ),
     '[mcp]\nnames = "sefe"\n': (
-        '2: "mcp.names" is not right: choose one of "seed", "dotted", "safe", "portable"'
+        '2: "mcp.names" is not right: choose one of "legacy", "dotted", "safe", "portable"'
     ),
     '[mcp]\nnames_for = {"a*" = "b"}\n': (
-        '2: "mcp.names_for" is not right: choose one of "seed", "dotted", "safe", "portable"'
+        '2: "mcp.names_for" is not right: choose one of "legacy", "dotted", "safe", "portable"'
     ),
     "\n[server]\nprot = 1\n": '3: unknown key "prot" in [server]; did you mean "port"?',
     "[limits]\ntool_timeout = 3\n": (

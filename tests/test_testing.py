@@ -1,4 +1,4 @@
-"""What `dragoman.testing` gives to testers: the seed's example, and what else they may want."""
+"""`dragoman.testing`: the documented example, and its options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FIELDS = [
 
 
 @pytest.mark.promise("R15", "R8")
-async def test_the_seeds_example_works_as_it_is_written() -> None:
+async def test_the_documented_example_works_as_written() -> None:
     bus = create_in_memory_verb_bus()
     last_event: dict[str, Any] = {}
     bus.subscribe(last_event.update)
@@ -94,8 +94,16 @@ async def test_what_is_sent_and_what_goes_wrong_is_as_on_a_hub() -> None:
         skill={**SKILL, "inputSchema": schema},
         verb_bus=bus,
         fetcher=fetcher,
-        wire="seed",
+        wire="skill-only",
     )
+    with pytest.warns(DeprecationWarning, match='"seed" is now called "skill-only"'):
+        build_a2a_skill_tool(
+            agent_row={"id": "agent-1", "org_id": "org-1", "agent_url": "https://example.com"},
+            card=CARD,
+            skill=SKILL,
+            fetcher=fetcher,
+            wire="seed",
+        )
     with pytest.raises(InvalidInput):
         await tool.handler({})
     assert not sent and tool.input_schema == schema

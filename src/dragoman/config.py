@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dragoman.a2a.config import HUB, PATHS, A2aSettings, BridgeSettings
+from dragoman.a2a.config import RENAMED_WIRES as RENAMED_WIRES
 from dragoman.agents.config import AgentEntry
 from dragoman.config_layers import (
     Given,
@@ -29,6 +30,7 @@ from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import BusSettings, Limits
 from dragoman.mcp.config import (
+    RENAMED_STYLES,
     McpSettings,
     ServerEntry,
 )
@@ -43,6 +45,13 @@ RESERVED = PATHS | {HUB}
 TAKEN_PATHS = frozenset({"/mcp", "/sse", "/messages", "/api", "/metrics", "/healthz", "/readyz"})
 
 Path_ = tuple[Step, ...]
+
+RENAMED_VALUES: Sequence[tuple[tuple[str, ...], Mapping[str, str]]] = (
+    (("mcp", "names"), RENAMED_STYLES),
+    (("mcp", "names_for", "*"), RENAMED_STYLES),
+    (("a2a", "external_agents", "*", "wire"), RENAMED_WIRES),
+)
+"""Settings with former values and their replacements; `*` stands for every entry."""
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
@@ -91,6 +100,8 @@ class Source:
         self._name = name
         self._raw = raw
         self._origins = origins
+        self.warnings: list[str] = []
+        """What still works and should be changed."""
 
     def where(self, at: Path_) -> str:
         """The variable or option that sets `at`, or the file and the line."""
@@ -141,6 +152,8 @@ def _parse(
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply") from None
     source = Source(text, name, raw, merge_layers(raw, Config, environ, given))
+    for path, renamed in RENAMED_VALUES:
+        _replace_renamed(raw, path, (), renamed, source)
     _refuse_unknown(raw, Config, (), source)
     try:
         config = msgspec.convert(raw, Config)
@@ -151,6 +164,27 @@ def _parse(
     _check_prefixes(config, source)
     _check_key(config, source)
     return config, source
+
+
+def _replace_renamed(
+    holder: Any, path: tuple[str, ...], at: Path_, renamed: Mapping[str, str], source: Source
+) -> None:
+    """Replaces the former values at `path` below `holder` and notes a warning for each."""
+    step, rest = path[0], path[1:]
+    if isinstance(holder, dict):
+        keys: Iterable[Step] = list(holder) if step == "*" else [step] if step in holder else []
+    else:
+        keys = range(len(holder)) if step == "*" and isinstance(holder, list) else []
+    for key in keys:
+        value, here = holder[key], (*at, key)
+        if rest:
+            _replace_renamed(value, rest, here, renamed, source)
+        elif isinstance(value, str) and value in renamed:
+            holder[key] = renamed[value]
+            source.warnings.append(
+                f'{source.where(here)}: the value "{value}" is now called "{renamed[value]}"; '
+                "the old name still works, but please change it"
+            )
 
 
 def whereabouts(entry: ServerEntry) -> str:

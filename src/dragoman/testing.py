@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from dragoman.a2a.cards.parse import card_in
 from dragoman.a2a.client.card_discovery import FoundCard
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import JSONRPC, Endpoint
-from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.config import RENAMED_WIRES, ExternalAgent
 from dragoman.a2a.protocol.dialects.operations import V03
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
@@ -128,6 +129,10 @@ def build_a2a_skill_tool(
     """`agent_row` has `id`, `orgId` and `agentUrl`, and may have a `name`, else it is the card's.
     The caller is the owner of that org. `policies` is Cedar text in the place of the policies that
     a new hub has."""
+    if wire in RENAMED_WIRES:
+        new = RENAMED_WIRES[wire]
+        warnings.warn(f'wire="{wire}" is now called "{new}"', DeprecationWarning, stacklevel=2)
+        wire = new
     org, url = str(_of(agent_row, "orgId")), str(_of(agent_row, "agentUrl"))
     name = str(agent_row.get("name") or card.get("name") or agent_row["id"])
     catalog, bus = Catalog(review=admit_all), (verb_bus or VerbBus()).bus
@@ -153,7 +158,7 @@ def build_a2a_skill_tool(
 
 
 def _of(row: Mapping[str, Any], name: str) -> Any:
-    """As the seed spells it, or as Python does."""
+    """The member in camel case, or as Python spells it."""
     snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
     return row[name] if name in row else row[snake]
 

@@ -175,7 +175,7 @@ def test_the_pure_card_has_what_1_0_knows_and_nothing_else(security: bool) -> No
 
 
 @pytest.mark.promise("I2")
-def test_the_oldest_card_is_the_one_that_the_seed_shows() -> None:
+def test_the_oldest_card_has_the_shape_of_0_1() -> None:
     card = a_card(False, provider=None, documentation=None)
     assert shape(card, "0.1") == {
         "name": "code-reviewer",

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.terminal import Terminal
 
 from dragoman.a2a.client.client import A2aClient, build_text_message
-from dragoman.a2a.client.endpoint import HTTP_JSON, JSONRPC, SEED, Endpoint
+from dragoman.a2a.client.endpoint import HTTP_JSON, JSONRPC, TASKS_SEND, Endpoint
 from dragoman.a2a.client.event_stream import read_state
 from dragoman.a2a.protocol.dialects import V01, V03, V10
 from dragoman.a2a.protocol.errors import TASK_NOT_CANCELABLE, TASK_NOT_FOUND, A2aError
@@ -43,7 +43,7 @@ WAYS = [
     (JSONRPC, V03),
     (HTTP_JSON, V03),
     (JSONRPC, V01),
-    (SEED, V01),
+    (TASKS_SEND, V01),
 ]
 
 
@@ -84,7 +84,7 @@ async def test_the_round_trip_is_complete(
     url = f"{hub}/a2a/echo"
     client = client_of(url)
     peer = await client.find_agent(url)
-    peer.endpoint = Endpoint(binding, version, f"{hub}/a2a" if binding == SEED else url)
+    peer.endpoint = Endpoint(binding, version, f"{hub}/a2a" if binding == TASKS_SEND else url)
 
     done = (await client.send_message(url, {"message": build_text_message("hello")}))["task"]
     assert read_state(done) == "TASK_STATE_COMPLETED" and "hello" in texts(done)
@@ -96,7 +96,7 @@ async def test_the_round_trip_is_complete(
     ]
     last = events[-1].get("statusUpdate") or events[-1]["task"]
     assert read_state(last) == "TASK_STATE_COMPLETED"
-    if binding != SEED:
+    if binding != TASKS_SEND:
         made = [e["artifactUpdate"]["artifact"]["parts"] for e in events if "artifactUpdate" in e]
         assert made == [[{"text": "made"}], [{"text": "again"}]]
 
@@ -111,7 +111,7 @@ async def test_the_round_trip_is_complete(
     for id, reason in ((waits["id"], TASK_NOT_CANCELABLE), ("nothing", TASK_NOT_FOUND)):
         with pytest.raises(A2aError) as refused:
             await client.cancel_task(url, id)
-        if binding != SEED:
+        if binding != TASKS_SEND:
             assert refused.value.reason == reason
 
 

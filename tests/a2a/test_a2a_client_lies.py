@@ -134,7 +134,7 @@ async def test_a_card_without_a_version_is_of_0_1_or_0_2(knows: str) -> None:
 
 @pytest.mark.promise("L1")
 async def test_the_first_hubs_are_spoken_to_by_their_own_routes() -> None:
-    """The seed: JSON-RPC into POST /a2a/tasks/send, a bare task out; plain REST for the rest."""
+    """A legacy hub: JSON-RPC into POST /a2a/tasks/send, a bare task out; REST for the rest."""
     bare = {
         "id": "t",
         "sessionId": "s",

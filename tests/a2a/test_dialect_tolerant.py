@@ -57,7 +57,7 @@ def test_a_hybrid_is_read(dialect: Any) -> None:
 
 @pytest.mark.promise("L1")
 @pytest.mark.parametrize("dialect", ALL)
-def test_the_seeds_task_has_its_reply_as_an_artifact(dialect: Any) -> None:
+def test_a_bare_task_has_its_reply_as_an_artifact(dialect: Any) -> None:
     answer = {
         "id": "t",
         "sessionId": "s",

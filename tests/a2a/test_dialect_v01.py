@@ -1,4 +1,4 @@
-"""0.1, the seed's bare task, and what python-a2a's clients need."""
+"""0.1, its bare task, and what python-a2a's clients need."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_state(state: str, words: str | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.promise("J2")
-def test_the_seeds_request_is_understood() -> None:
+def test_a_bare_request_is_understood() -> None:
     found = v01.params_in(
         SEND,
         {
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused(params: Any) -> None:
 
 
 @pytest.mark.promise("J3")
-def test_a_task_has_the_shape_of_0_1_and_the_seeds_messages() -> None:
+def test_a_task_has_the_shape_of_0_1_and_the_bare_messages() -> None:
     out = v01.result_out(SEND, {"task": TASK})
     assert out["id"] == "t"
     assert out["sessionId"] == "s"
@@ -169,8 +169,8 @@ def test_a_task_has_the_shape_of_0_1_and_the_seeds_messages() -> None:
 
 
 @pytest.mark.promise("J2")
-def test_the_seeds_task_is_bare() -> None:
-    assert v01.seed_task({**TASK, "artifacts": [REPLY]}) == {
+def test_a_bare_task_is_rendered() -> None:
+    assert v01.bare_task({**TASK, "artifacts": [REPLY]}) == {
         "id": "t",
         "sessionId": "s",
         "status": "completed",
@@ -183,8 +183,8 @@ def test_the_seeds_task_is_bare() -> None:
 
 
 @pytest.mark.promise("K4")
-def test_the_seeds_parts_have_its_members() -> None:
-    assert v01.seed_task(TASK)["artifacts"] == [
+def test_bare_parts_have_their_own_members() -> None:
+    assert v01.bare_task(TASK)["artifacts"] == [
         {
             "name": "report",
             "parts": [
@@ -203,7 +203,7 @@ def test_the_seeds_parts_have_its_members() -> None:
 
 @pytest.mark.promise("K1")
 @pytest.mark.parametrize(
-    ("state", "said", "seed"),
+    ("state", "said", "bare_state"),
     [
         ("TASK_STATE_SUBMITTED", "submitted", "submitted"),
         ("TASK_STATE_WORKING", "working", "working"),
@@ -215,11 +215,11 @@ def test_the_seeds_parts_have_its_members() -> None:
         ("TASK_STATE_REJECTED", "failed", "failed"),
     ],
 )
-def test_a_state_that_it_has_not_is_the_nearest(state: str, said: str, seed: str) -> None:
+def test_a_state_that_it_has_not_is_the_nearest(state: str, said: str, bare_state: str) -> None:
     task = in_state(state, "why")
     assert v01.result_out(GET, task)["status"]["state"] == said
-    bare = v01.seed_task(task)
-    assert bare["status"] == seed
+    bare = v01.bare_task(task)
+    assert bare["status"] == bare_state
     assert bare["messages"][-1] == {"role": "agent", "parts": [{"type": "text", "text": "why"}]}
 
 

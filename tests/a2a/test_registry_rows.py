@@ -32,7 +32,7 @@ def test_what_is_given_becomes_an_entry_in_either_spelling() -> None:
         "timeoutSecs": 5,
         "allowPrivate": True,
         "pin": "strict",
-        "wire": "seed",
+        "wire": "skill-only",
     }
     entry = build_entry(parse_request(body), "Linear (prod)")
     assert entry == ExternalAgent(
@@ -44,9 +44,17 @@ def test_what_is_given_becomes_an_entry_in_either_spelling() -> None:
         timeout_secs=5.0,
         allow_private=True,
         pin="strict",
-        wire="seed",
+        wire="skill-only",
     )
     assert create_registration(entry, 1.0).slug == "linear_prod"
+
+
+def test_the_former_name_of_a_wire_still_works(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_request({"url": URL, "wire": "seed"})["wire"] == "skill-only"
+    assert '"seed" is now called "skill-only"' in caplog.text
+    row = encode_registration(create_registration(ExternalAgent(name="a", url=URL), 1.0))
+    row["entry"]["wire"] = "seed"
+    assert decode_registration(row).entry.wire == "skill-only"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def tools_of(name: str, skills: list[Any], odd: list[str] | None = None, **more:
         ),
     ],
 )
-def test_a_skill_is_called_as_the_seed_has_it_by_all_of_its_names(
+def test_a_skill_is_called_by_all_of_its_names(
     agent: str, skill: str, name: str, alias: str
 ) -> None:
     (tool,) = tools_of(agent, [{"id": skill, "name": "A skill"}])
@@ -64,7 +64,7 @@ def test_a_skill_is_called_as_the_seed_has_it_by_all_of_its_names(
     assert tool.description == f"Invokes the {skill} skill on remote A2A agent {agent}"
     catalog = Catalog(review=admit_all)
     catalog.offer(agent, [tool])
-    assert catalog.shown(tool, "seed") == catalog.shown(tool, "dotted") == name
+    assert catalog.shown(tool, "legacy") == catalog.shown(tool, "dotted") == name
     safe = catalog.shown(tool, "safe")
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", safe)
     for called in (name, identity, alias, safe, tool.other_names["safe!"]):

@@ -183,7 +183,7 @@ async def test_a_task_that_was_not_done_is_an_error_with_the_agents_words(
 
 
 @pytest.mark.promise("R4")
-@pytest.mark.parametrize("wire", ["auto", "seed"])
+@pytest.mark.parametrize("wire", ["auto", "skill-only"])
 async def test_what_the_agent_asks_is_a_question_and_the_answer_continues_its_task(
     wire: str,
 ) -> None:
@@ -263,7 +263,7 @@ async def test_what_an_agent_says_that_it_took_is_noted() -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("wire", ["auto", "seed"])
+@pytest.mark.parametrize("wire", ["auto", "skill-only"])
 async def test_each_answer_that_is_none_has_its_error(
     status: int, body: bytes, kind: type[HubError], wire: str
 ) -> None:

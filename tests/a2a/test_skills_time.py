@@ -65,7 +65,7 @@ async def test_a_skill_that_takes_too_long_is_a_timeout_and_its_task_can_be_pick
 
 
 @pytest.mark.promise("R5")
-@pytest.mark.parametrize("wire", ["auto", "seed"])
+@pytest.mark.parametrize("wire", ["auto", "skill-only"])
 async def test_an_agent_that_never_answers_is_a_timeout_that_says_so(wire: str) -> None:
     async def never(request: Request) -> None:
         await asyncio.Event().wait()
@@ -142,7 +142,7 @@ async def test_a_longer_time_for_skills_holds_for_each_answer_too() -> None:
                 await asyncio.Event().wait()
         request.result({"role": "agent", "parts": [{"kind": "text", "text": "made"}]})
 
-    async with bridged(late, timeout_secs=0.2, timeout=5.0, wire="seed") as ground:
+    async with bridged(late, timeout_secs=0.2, timeout=5.0, wire="skill-only") as ground:
         assert await made(ground)
 
 

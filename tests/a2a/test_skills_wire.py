@@ -32,10 +32,10 @@ def done_10(request: Request) -> None:
 
 
 @pytest.mark.promise("R3")
-async def test_the_seeds_wire_is_the_seeds_body_to_the_letter() -> None:
+async def test_skill_only_sends_exactly_the_documented_body() -> None:
     before = int(time.time() * 1000)
     headers = {"Authorization": "Bearer secret"}
-    async with bridged(done_03, headers=headers, wire="seed") as ground:
+    async with bridged(done_03, headers=headers, wire="skill-only") as ground:
         result = await ground.call()
         trace = ground.calls[0].trace.id
     assert result.structured == {"url": "https://x.example"}

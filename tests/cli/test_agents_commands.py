@@ -76,6 +76,24 @@ def agent() -> Iterator[Card]:
         server.server_close()
 
 
+def test_the_former_name_of_a_wire_works_with_a_warning(terminal: Terminal) -> None:
+    terminal.configure(config=A2A + '[mcp]\nnames = "seed"\n')
+    checked = terminal.run("config", "check")
+    assert checked.code == 0 and '"seed" is now called "legacy"' in checked.err
+    assert terminal.run("up", "--detach").code == 0
+    logged = (terminal.home / "hub.log").read_text()
+    assert 'the value "seed" is now called "legacy"' in logged
+    with agent() as far:
+        added = terminal.run("agents", "add", far.url, "--name", "old", "--wire", "seed")
+        assert added.code == 0, added.err
+        assert '"seed" is now called "skill-only"' in added.err
+        new = terminal.run("agents", "add", far.url, "--name", "old", "--wire", "skill-only")
+        assert new.code == 0 and "now called" not in new.err
+        assert terminal.run("agents", "show", "old", "--json").json()["wire"] == "skill-only"
+    refused = terminal.run("agents", "add", "http://x/", "--wire", "other")
+    assert refused.code == 2 and "'auto', 'skill-only'" in refused.err
+
+
 def test_an_agent_is_added_shown_trusted_refreshed_and_removed(terminal: Terminal) -> None:
     terminal.configure(config=A2A)
     terminal.env = {"DRAGOMAN_AGENT_OPS": "t0p-s3cret"}

@@ -255,10 +255,10 @@ def test_an_agent_that_hangs_does_not_keep_others_from_being_changed(
         register(running, ops.url, timeout_secs=20)
         register(running, other.url, name="other")
         ops.hangs.clear()
-        waiting = threading.Thread(target=changed, args=(running, "ops", {"wire": "seed"}))
+        waiting = threading.Thread(target=changed, args=(running, "ops", {"wire": "skill-only"}))
         waiting.start()
         try:
-            until(lambda: running.api(f"{AGENTS}/ops")["wire"] == "seed", 5)
+            until(lambda: running.api(f"{AGENTS}/ops")["wire"] == "skill-only", 5)
             begun = time.monotonic()
             changed(running, "other", {"enabled": False})
             changed(running, "ops", {"enabled": False})

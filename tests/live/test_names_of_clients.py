@@ -40,8 +40,8 @@ def test_known_clients_get_portable_names_unless_the_configuration_says_otherwis
 ) -> None:
     assert McpSettings().find_style(client) == "portable"
     assert McpSettings(names="dotted").find_style(client) == "dotted"
-    assert McpSettings(names_for={client[:4] + "*": "seed"}).find_style(client) == "seed"
-    assert McpSettings().find_style("somebody") == "seed"
+    assert McpSettings(names_for={client[:4] + "*": "legacy"}).find_style(client) == "legacy"
+    assert McpSettings().find_style("somebody") == "legacy"
     assert 'names = "portable"' in FIRST_CONFIG, "there every client gets them"
 
 

@@ -131,7 +131,7 @@ async def test_names_are_written_in_the_style_of_the_client(
     method: str, revision: Revision
 ) -> None:
     styles = {"Robot": "safe", "Dotty": "dotted"}
-    face = Face(full_hub(), style_of=lambda client: styles.get(client, "seed"))
+    face = Face(full_hub(), style_of=lambda client: styles.get(client, "legacy"))
     member = method.partition("/")[0]
     for info, expected in (
         ("Robot", ["desk_a", "desk_b"]),
@@ -144,7 +144,7 @@ async def test_names_are_written_in_the_style_of_the_client(
 
 
 async def test_what_a_client_called_itself_counts_from_the_handshake_on() -> None:
-    face = Face(full_hub(), style_of=lambda client: "dotted" if client == "Dotty" else "seed")
+    face = Face(full_hub(), style_of=lambda client: "dotted" if client == "Dotty" else "legacy")
     peer = Peer(OWNER, "test", EVERYTHING)
     params = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "Dotty"}}
     await face.answer(json.loads(rpc.request(1, "initialize", params)), peer)

@@ -17,7 +17,7 @@ from dragoman.mcp.protocol.tool_names import alias_name, canonical_name, other_n
 
 pytestmark = pytest.mark.promise("B3")
 
-SEED_NAMES = [
+LEGACY_NAMES = [
     ("my-server", "do_thing", "mcp_my_server_do_thing"),
     ("github", "create_issue", "mcp_github_create_issue"),
     ("GitHub", "Create-Issue", "mcp_github_create_issue"),
@@ -27,7 +27,7 @@ SEED_NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("server", "tool", "name"), SEED_NAMES)
+@pytest.mark.parametrize(("server", "tool", "name"), LEGACY_NAMES)
 def test_a_tool_is_named_after_its_server_in_lower_case_with_underscores(
     server: str, tool: str, name: str
 ) -> None:
@@ -132,10 +132,10 @@ def test_each_style_of_naming_has_a_name_of_its_own_and_a_prefix_takes_the_serve
     prefixed = other_names("github", "gh", "Create-Issue")
     assert prefixed["spelled"] == "github.Create-Issue"
     assert prefixed["dotted"] == "gh.Create-Issue"
-    assert prefixed["seed"] == "mcp_gh_create_issue"
+    assert prefixed["legacy"] == "mcp_gh_create_issue"
     assert prefixed["safe"] == "gh_Create-Issue"
     untouched = other_names("github", "", "create issue")
-    assert untouched["dotted"] == untouched["seed"] == "create issue"
+    assert untouched["dotted"] == untouched["legacy"] == "create issue"
     assert untouched["safe"] == "create_issue"
 
 
@@ -145,7 +145,7 @@ def test_a_safe_name_is_one_that_every_models_api_takes() -> None:
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe!"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names["portable!"]), names
-        assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names.get("portable", names["seed"])), names
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names.get("portable", names["legacy"])), names
     assert safe_name("s", "t" * 100) != safe_name("s", "t" * 101)
 
 

@@ -339,7 +339,7 @@ def test_the_handshake_settles_on_a_revision_both_speak(wanted: Any, spoken: str
 
 
 @pytest.mark.promise("F6")
-def test_empty_params_shake_hands_as_the_seed_shows() -> None:
+def test_empty_params_shake_hands() -> None:
     assert build_initialize_result({})["protocolVersion"] == "2024-11-05"
 
 

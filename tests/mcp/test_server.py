@@ -115,7 +115,7 @@ async def test_a_list_is_in_the_order_of_the_names_whatever_order_they_came_in()
 async def test_a_list_is_kept_encoded_until_the_catalog_changes() -> None:
     made = face("a", "b")
 
-    def pages(revision: Revision = R2511, style: str = "seed") -> Any:
+    def pages(revision: Revision = R2511, style: str = "legacy") -> Any:
         return made.lists.pages(TOOL, OWNER, EVERYTHING, revision, style)
 
     first = pages()

@@ -16,6 +16,12 @@ Signatures = Literal["ignore", "prefer", "require"]
 Trust = Literal["external", "trusted"]
 
 
+WIRE_SKILL_ONLY = "skill-only"
+"""The `wire` of an agent that is sent bare skill calls."""
+RENAMED_WIRES = {"seed": WIRE_SKILL_ONLY}
+"""Former values, still accepted with a warning."""
+
+
 class ExternalAgent(Struct, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=64, description="What it is called here.")]
     url: Annotated[str, Meta(min_length=1, description="Where its card is published.")]
@@ -73,10 +79,10 @@ class ExternalAgent(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     wire: Annotated[
-        Literal["auto", "seed"],
+        Literal["auto", "skill-only"],
         Meta(
-            description="How a skill is asked for: as the agent's card says, or message/send with "
-            "the skill and nothing that 0.3 has added (seed)."
+            description="How a skill is called: as the agent's card says (auto), or by "
+            "message/send with the skill and none of the members that 0.3 added (skill-only)."
         ),
     ] = "auto"
     enabled: Annotated[bool, Meta(description="Whether to look for it at all.")] = True

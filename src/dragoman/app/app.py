@@ -39,7 +39,7 @@ from dragoman.app.config_watch import (
     refuse_exposed,
 )
 from dragoman.app.policy_admin import policy_folder
-from dragoman.config import Config, find_frozen_changes, load
+from dragoman.config import Config, find_frozen_changes, load_with_source
 from dragoman.config_layers import Given
 from dragoman.core.background import Background, start_task
 from dragoman.core.call_log import CallLog
@@ -577,9 +577,11 @@ def _run(
 ) -> None:
     home.prepare(str(place))
     with home.hold(str(place)):
-        config = load(place / "config.toml", given)
+        config, source = load_with_source(place / "config.toml", given)
         refuse_exposed(place, config)
         _start_logging(config, log_file)
+        for warning in source.warnings:
+            log.warning("%s", warning)
         process.protect()
         DESCENDANTS.adopts = True
         process.raise_file_limit()

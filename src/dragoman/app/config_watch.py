@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from dragoman.config import Config, load, read_env
+from dragoman.config import Config, load_with_source, read_env
 from dragoman.config_layers import Given
 from dragoman.core.errors import ConfigError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
@@ -92,7 +92,8 @@ class ConfigWatch:
             log.error("%s", self.problem)
             return
         try:
-            config, lookup = load(file, self._given), lookup_of(self._place)
+            config, source = load_with_source(file, self._given)
+            lookup = lookup_of(self._place)
             refuse_exposed(self._place, config)
         except ConfigError as error:
             self.problem = str(error)
@@ -103,6 +104,8 @@ class ConfigWatch:
             log.exception("the new configuration could not be read")
             return
         self.problem = None
+        for warning in source.warnings:
+            log.warning("%s", warning)
         await apply(config, lookup)
 
 

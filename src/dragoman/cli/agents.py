@@ -10,10 +10,17 @@ import click
 
 from dragoman.cli.base.errors import USAGE, fail, say
 from dragoman.cli.base.hub_client import HubClient, connect_hub
-from dragoman.cli.base.output import clean, home_option, json_option, print_json, print_table
+from dragoman.cli.base.output import (
+    RenamingChoice,
+    clean,
+    home_option,
+    json_option,
+    print_json,
+    print_table,
+)
 from dragoman.cli.completion import complete_agents
 from dragoman.cli.pins import must_confirm, show_and_approve, yes_option
-from dragoman.config import load
+from dragoman.config import RENAMED_WIRES, load
 from dragoman.core.errors import ConfigError
 from dragoman.core.safe_text import escape_controls
 
@@ -131,9 +138,9 @@ def _refetch_unknown(hub: HubClient, agent: dict[str, Any]) -> dict[str, Any]:
 @click.option("--pin", type=click.Choice(["strict", "first", "off"]), default=None,
               help="What is held until it is approved: all (strict), changes (first, the default), "
               "nothing (off).")  # fmt: skip
-@click.option("--wire", type=click.Choice(["auto", "seed"]), default=None,
-              help="How a skill is asked for: as its card says (auto, the default), or by "
-              "message/send with nothing that 0.3 has added (seed).")  # fmt: skip
+@click.option("--wire", type=RenamingChoice(["auto", "skill-only"], RENAMED_WIRES), default=None,
+              help="How a skill is called: as its card says (auto, the default), or by "
+              "message/send with none of the members that 0.3 added (skill-only).")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(0.1, 86_400), default=None,
               help="Seconds to wait for each of its answers; default 30.")  # fmt: skip
 @click.option("--allow-private", is_flag=True,

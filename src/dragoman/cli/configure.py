@@ -131,12 +131,12 @@ def check(home: str | None, as_json: bool) -> None:
     \b
     dragoman config check
     """
-    from dragoman.config import Config, load, whereabouts
+    from dragoman.config import Config, load_with_source, whereabouts
     from dragoman.config_layers import find_near_misses
 
     file = Path(resolve_home(home)) / "config.toml"
     try:
-        found = load(file)
+        found, source = load_with_source(file)
     except ConfigError as error:
         if as_json:
             print_json({"ok": False, "file": str(file), "problem": str(error)})
@@ -146,12 +146,12 @@ def check(home: str | None, as_json: bool) -> None:
         {"name": entry.name, "enabled": entry.enabled, "where": whereabouts(entry)}
         for entry in found.mcp_servers
     ]
-    ignored = [
+    warnings = source.warnings + [
         f"environment variable {name} sets nothing; did you mean {meant}?"
         for name, meant in find_near_misses(Config, os.environ)
     ]
     if as_json:
-        print_json({"ok": True, "file": str(file), "servers": servers, "warnings": ignored})
+        print_json({"ok": True, "file": str(file), "servers": servers, "warnings": warnings})
         return
     print(f"{file} is fine" if file.exists() else f"there is no {file}; defaults are used")
     for variable in list_used_variables():
@@ -169,7 +169,7 @@ def check(home: str | None, as_json: bool) -> None:
     for server in servers:
         off = "" if server["enabled"] else " (switched off)"
         print(f"  server       {server['name']}: {server['where']}{off}")
-    for warning in ignored:
+    for warning in warnings:
         say(warning)
 
 

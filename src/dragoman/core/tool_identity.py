@@ -22,12 +22,12 @@ name of the server before it: `mcp__dragoman__` in Claude Code, and in Cursor bo
 _PORTABLE = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_PORTABLE}}}")
 
 
-def portable_names(seed: str, safe: str, canonical: str) -> dict[str, str]:
-    """What a tool is called for clients that refuse dots and long names: its usual name (`seed`)
+def portable_names(usual: str, safe: str, canonical: str) -> dict[str, str]:
+    """What a tool is called for clients that refuse dots and long names: its usual name (`usual`)
     where that will do, else one made from `safe`, which has no dots. `portable!` is its own
     whatever others are called."""
     names = {"portable!": tell_apart(safe, canonical, MAX_PORTABLE)}
-    if not _PORTABLE.fullmatch(seed):
+    if not _PORTABLE.fullmatch(usual):
         names["portable"] = shorten(safe, MAX_PORTABLE, canonical)
     return names
 

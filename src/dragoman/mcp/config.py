@@ -134,7 +134,9 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         return self.home == "user" or "HOME" in self.env
 
 
-Style = Literal["seed", "dotted", "safe", "portable"]
+Style = Literal["legacy", "dotted", "safe", "portable"]
+RENAMED_STYLES = {"seed": "legacy"}
+"""Former values, still accepted with a warning."""
 
 MAX_CLIENT = 200
 """Characters of a client's name that decide how tools are called for it."""
@@ -159,12 +161,12 @@ class McpSettings(Struct, frozen=True, kw_only=True):
     names: Annotated[
         Style,
         Meta(
-            description="How tools are called in lists: seed (mcp_server_tool), dotted "
-            "(server.tool), safe (server_tool, at most 64 of A-Z a-z 0-9 _ -) or portable (seed "
+            description="The names of tools in lists: legacy (mcp_server_tool), dotted "
+            "(server.tool), safe (server_tool, at most 64 of A-Z a-z 0-9 _ -) or portable (legacy "
             "where that has at most 48 of these characters, else like safe). Clients that are "
-            "known to refuse other names get portable ones instead of seed. Calls may use any."
+            "known to refuse other names get portable instead of legacy. Calls may use any."
         ),
-    ] = "seed"
+    ] = "legacy"
     names_for: Annotated[
         dict[str, Style],
         Meta(description="The same for single clients: globs over the names they give."),
@@ -205,7 +207,7 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         for pattern, style in self.names_for.items():
             if fnmatchcase(client.lower(), pattern.lower()):
                 return style
-        is_known = self.names == "seed" and _refuses_long_names(client[:MAX_CLIENT])
+        is_known = self.names == "legacy" and _refuses_long_names(client[:MAX_CLIENT])
         return "portable" if is_known else self.names
 
 

@@ -39,12 +39,13 @@ from dragoman.a2a.client.endpoint import (
     words_in,
 )
 from dragoman.a2a.client.event_stream import EventStream, is_stream, read_events, yield_event
+from dragoman.a2a.config import WIRE_SKILL_ONLY
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     GET,
     LIST,
-    SEED_03,
     SEND,
+    SKILL_ONLY_03,
     STREAM,
     SUBSCRIBE,
 )
@@ -71,7 +72,7 @@ PROBE_SECONDS = 10.0
 MAX_AGENTS = 256
 RETURN_IMMEDIATELY: Mapping[str, Any] = {"returnImmediately": True}
 """The configuration of a message whose task is to be told of as soon as it has a name."""
-AUTO, SEED_WIRE = "auto", "seed"
+AUTO = "auto"
 TLS = ("https", "https")
 
 NO_HEADERS: Mapping[str, str] = {}
@@ -96,7 +97,7 @@ class A2aClient:
         wire: str = AUTO,
         events_per_second: float = PER_SECOND,
     ) -> None:
-        """With `wire` "seed" the agent is spoken to as the seed has it, and not asked what it
+        """With `wire` "skill-only" the agent gets bare skill calls, and is not asked what it
         speaks. Events that come faster than `events_per_second`, after as many at once, wait."""
         self.timeout = timeout
         self.wire = wire
@@ -148,14 +149,14 @@ class A2aClient:
     async def _choose_endpoint(self, probed: ProbedAgent) -> Endpoint:
         if probed.endpoint is not None:
             return probed.endpoint
-        if self.wire == SEED_WIRE:
+        if self.wire == WIRE_SKILL_ONLY:
             named = (
                 endpoint.url
                 for endpoint in probed.endpoints
                 if endpoint.declared and endpoint.binding == JSONRPC
             )
             probed.endpoint = Endpoint(
-                JSONRPC, SEED_03, next(named, probed.found.asked), declared=True
+                JSONRPC, SKILL_ONLY_03, next(named, probed.found.asked), declared=True
             )
             return probed.endpoint
         return await probe_endpoints(probed, self._probe)

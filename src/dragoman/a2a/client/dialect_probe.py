@@ -17,7 +17,7 @@ from dragoman.a2a.client.endpoint import (
     HTTP_JSON,
     JSONRPC,
     PATHS,
-    SEED,
+    TASKS_SEND,
     AgentHttpStatus,
     Endpoint,
     NotUnderstood,
@@ -115,7 +115,7 @@ def list_endpoints(found: FoundCard) -> list[Endpoint]:
     if declared or not found.card.get("supportedInterfaces"):
         urls += [url for url in (found.asked,) if url.rstrip("/") not in _strip_slashes(urls)]
     guesses = [Endpoint(JSONRPC, version, url) for url in urls for version in PROBED]
-    guesses += [Endpoint(binding, V01, url) for url in urls for binding in (PATHS, SEED)]
+    guesses += [Endpoint(binding, V01, url) for url in urls for binding in (PATHS, TASKS_SEND)]
     guesses += [
         Endpoint(HTTP_JSON, version, url)
         for url in urls

@@ -36,7 +36,7 @@ GRPC = "GRPC"
 """Its address is an http:// or https:// one, without TLS and with it."""
 PATHS = "JSON-RPC by path"
 """0.1 as python-a2a has it: the body is JSON-RPC, the method stands in the path too."""
-SEED = "tasks/send"
+TASKS_SEND = "tasks/send"
 """0.1 as the first hubs had it: the same to send, plain REST for the rest."""
 
 JSON_TYPE, A2A_TYPE, STREAM_TYPE = "application/json", "application/a2a+json", "text/event-stream"
@@ -111,7 +111,7 @@ class HttpCall(NamedTuple):
 
 # --- requests -------------------------------------------------------------------------------------
 
-_SEED_ROUTES = {GET: ("GET", ""), CANCEL: ("POST", "/cancel")}
+_TASK_ROUTES = {GET: ("GET", ""), CANCEL: ("POST", "/cancel")}
 
 
 def build_http_call(
@@ -136,8 +136,8 @@ def build_http_call(
         headers["a2a-extensions"] = ",".join(message["extensions"])
     if endpoint.binding == HTTP_JSON:
         return _build_rest_call(endpoint, op, request, headers, other)
-    if endpoint.binding == SEED and op in _SEED_ROUTES:
-        method, rest = _SEED_ROUTES[op]
+    if endpoint.binding == TASKS_SEND and op in _TASK_ROUTES:
+        method, rest = _TASK_ROUTES[op]
         return HttpCall(method, f"{base}/tasks/{quote(request['id'], safe='')}{rest}", headers, b"")
     headers["content-type"] = JSON_TYPE
     method, params = endpoint.dialect.params_out(op, request)

@@ -55,7 +55,7 @@ def _other_names(slug: str, skill: str, canonical: str, spelled: str) -> dict[st
     """What it is called in each style of naming; `safe!` is its own whatever others are called."""
     safe = _UNSAFE.sub("_", f"{slug}_{_ascii(skill)}")
     names = {
-        "seed": spelled,
+        "legacy": spelled,
         "dotted": spelled,
         "alias": alias_name(slug, skill),
         "safe": shorten(safe, MAX_SAFE, canonical),

@@ -21,7 +21,7 @@ from dragoman.a2a.client.card_discovery import FoundCard
 from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import AgentHttpStatus
-from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import (
     PERMISSION_DENIED,
     TASK_NOT_FOUND,
@@ -249,7 +249,7 @@ class HealthWatch:
         agent, url = self.agent, self.agent.entry.url
         probed = self.probed = agent.client.adopt_card(url, found)
         await agent.client.find_probed(probed)
-        if agent.entry.wire == "seed":
+        if agent.entry.wire == WIRE_SKILL_ONLY:
             # It need know nothing but how to be sent a message, which would not be without effect.
             self.health.record_answer(None)
         else:

@@ -5,6 +5,7 @@ Secrets are not among it: a token and the values of headers are references, here
 
 from __future__ import annotations
 
+import logging
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -14,11 +15,13 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
 from dragoman.a2a.client.card_discovery import parse_origin
-from dragoman.a2a.config import HUB, PATHS, ExternalAgent
+from dragoman.a2a.config import HUB, PATHS, RENAMED_WIRES, WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.skill_tools import slug_of
 from dragoman.core.errors import InvalidInput
 from dragoman.core.fast_dataclass import record
 from dragoman.core.urls import render_origin, render_url
+
+log = logging.getLogger(__name__)
 
 CONFIG, API = "config", "api"
 BRIEF, WHOLE = 200, 10_000
@@ -39,7 +42,7 @@ _CHOICES = {
     "trust": ("external", "trusted"),
     "pin": ("strict", "first", "off"),
     "additions": ("show", "hold"),
-    "wire": ("auto", "seed"),
+    "wire": ("auto", WIRE_SKILL_ONLY),
 }
 _KEYS = {"trustLevel": "trust", "timeoutSecs": "timeout_secs", "allowPrivate": "allow_private"}
 """Other spellings, of the words in which a row is shown."""
@@ -96,7 +99,10 @@ def decode_registration(kept: Mapping[str, Any]) -> AgentRegistration:
     """Raises `InvalidInput` for what another version has written."""
     try:
         known = set(ExternalAgent.__struct_fields__)
-        entry = ExternalAgent(**{k: v for k, v in kept["entry"].items() if k in known})
+        values = {key: value for key, value in kept["entry"].items() if key in known}
+        if "wire" in values:
+            values["wire"] = RENAMED_WIRES.get(values["wire"], values["wire"])
+        entry = ExternalAgent(**values)
         return AgentRegistration(
             id=kept["id"],
             org=kept["org"],
@@ -156,6 +162,10 @@ def _normalize_keys(body: Mapping[str, Any], known: tuple[str, ...]) -> dict[str
 
 
 def _parse_value(key: str, value: Any) -> Any:
+    if key == "wire" and isinstance(value, str) and value in RENAMED_WIRES:
+        new = RENAMED_WIRES[value]
+        log.warning('wire: the value "%s" is now called "%s"; please send that', value, new)
+        return new
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise InvalidInput(f"{key} is one of {', '.join(_CHOICES[key])}")

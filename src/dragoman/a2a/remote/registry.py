@@ -17,9 +17,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dragoman.a2a.client.card_discovery import FoundCard, parse_origin
-from dragoman.a2a.client.client import SEED_WIRE
 from dragoman.a2a.client.dialect_probe import check_supported
-from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.skill_tools import slug_of
 from dragoman.a2a.remote.credentials import ReferenceRules
@@ -381,7 +380,7 @@ class Registry:
             probe = self._build_target(build_entry(values, _choose_provisional_name(values)), API)
             async with asyncio.timeout(seconds):
                 found = await probe.client.discover(url)
-            if values.get("wire") != SEED_WIRE:
+            if values.get("wire") != WIRE_SKILL_ONLY:
                 check_supported(found)
             return found
         except TimeoutError:

@@ -18,10 +18,10 @@ from typing import Any
 
 from dragoman.a2a.cards.signing import load_public
 from dragoman.a2a.client.card_discovery import CardTrust, parse_origin
-from dragoman.a2a.client.client import SEED_WIRE, A2aClient, build_user_message
+from dragoman.a2a.client.client import A2aClient, build_user_message
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
-from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -150,7 +150,7 @@ class RemoteAgent:
         """Whether it was offered since the hub has started."""
         self._forms: Mapping[str, str] = {}
         """How the arguments of each skill are sent."""
-        self._is_seed = entry.wire == SEED_WIRE
+        self._is_skill_only = entry.wire == WIRE_SKILL_ONLY
         self._catalog = catalog
         self._compile = compile_schema
         self._validate = compile_schema(SCHEMA)
@@ -330,7 +330,7 @@ class RemoteAgent:
             asked = str(arguments[CONTEXT])
             arguments = {name: arguments[name] for name in arguments if name != CONTEXT}
         conversation = Conversation()
-        if not self._is_seed:  # there messages have no member for it
+        if not self._is_skill_only:  # there messages have no member for it
             conversation = self._conversations.find(call, asked)
         return await self._done(work, self._parts(call, arguments), conversation)
 
@@ -347,7 +347,7 @@ class RemoteAgent:
     def _parts(self, call: Call, arguments: Mapping[str, Any]) -> list[Part]:
         if call.tool.bridged is not None:
             form = self._forms.get(call.tool.remote_name, AS_DATA)
-            return parts_from_arguments(arguments, AS_DATA if self._is_seed else form)
+            return parts_from_arguments(arguments, AS_DATA if self._is_skill_only else form)
         if len(arguments) == 1 and isinstance(text := arguments.get(MESSAGE), str):  # as most
             return [{"text": text}]
         return [part_from_block(block) for block in blocks_from_arguments(arguments)]
@@ -369,7 +369,7 @@ class RemoteAgent:
     def _result(self, far: RemoteTask, work: Work, conversation: Conversation) -> Result:
         call = work.call
         id = ""
-        if not self._is_seed:
+        if not self._is_skill_only:
             id = self._conversations.keep(call, conversation, far.context)
         handle = "" if far.is_over else encode_handle(far, id)
         if call.tool.bridged is None:

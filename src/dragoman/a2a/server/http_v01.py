@@ -31,7 +31,7 @@ RenderFailure = Callable[[A2aError], tuple[int, dict[str, Any]]]
 
 
 def render_failure(error: A2aError) -> tuple[int, dict[str, Any]]:
-    """The status and the body of an error, as the seed's clients read it."""
+    """The status and the body of an error, as clients of the legacy routes read it."""
     status = 409 if error.reason == "TASK_NOT_CANCELABLE" else error.row.http
     return status, {"error": error.message}
 
@@ -79,7 +79,7 @@ def parse_request(method: str, path: str, body: Any) -> LegacyRequest:
         match, op = _CANCEL.fullmatch(path), operations.CANCEL
     assert match is not None
     request = v01.params_in(op, {"id": unquote(match[1])})
-    return LegacyRequest(op, request, v01.seed_task, _reject_frame)
+    return LegacyRequest(op, request, v01.bare_task, _reject_frame)
 
 
 def parse_bare_request(body: Any) -> LegacyRequest | None:
@@ -125,7 +125,7 @@ def _parse_python_a2a(op: str, body: Any, *, chunks: bool) -> LegacyRequest:
 
 
 def _render_sent(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return v01.seed_task(answer["task"] if "task" in answer else v01.task_of_message(answer))
+    return v01.bare_task(answer["task"] if "task" in answer else v01.task_of_message(answer))
 
 
 def _reject_frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import click
@@ -39,6 +39,20 @@ home_option = click.option(
     callback=_inherit_value,
     help="The hub's home; default $DRAGOMAN_HOME, else ~/.dragoman.",
 )
+
+
+class RenamingChoice(click.Choice[str]):
+    """A choice that still accepts the former names of its values, with a warning on stderr."""
+
+    def __init__(self, choices: Sequence[str], renamed: Mapping[str, str]) -> None:
+        super().__init__(choices)
+        self._renamed = renamed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if (new := self._renamed.get(value)) is not None:
+            click.echo(f'"{value}" is now called "{new}"; the old name still works', err=True)
+            value = new
+        return super().convert(value, param, ctx)
 
 
 def find_user_name() -> str:

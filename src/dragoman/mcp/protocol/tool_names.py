@@ -71,13 +71,13 @@ def other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
     }
     if spelled != canonical:
         names["spelled"] = spelled
-    seed = tool if prefix == "" else alias_name(server if prefix is None else prefix, tool)
-    names |= portable_names(seed, safe, canonical)
+    legacy = tool if prefix == "" else alias_name(server if prefix is None else prefix, tool)
+    names |= portable_names(legacy, safe, canonical)
     if prefix == "":
-        names["dotted"] = names["seed"] = tool
+        names["dotted"] = names["legacy"] = tool
     elif prefix is not None:
         names["dotted"] = spelled_name(prefix, tool)
-        names["seed"] = alias_name(prefix, tool)
+        names["legacy"] = alias_name(prefix, tool)
     return names
 
 

@@ -110,7 +110,7 @@ def names_of(
     if name in taken:
         raise BadTool(f'"{name}" is listed twice')
     others = other_names(target.name, prefix, name)
-    alias = others.pop("seed", "") or alias_name(target.name, name)
+    alias = others.pop("legacy", "") or alias_name(target.name, name)
     return canonical_name(target.name, name), alias, others
 
 

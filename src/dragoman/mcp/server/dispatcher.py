@@ -63,7 +63,7 @@ class Face:
         self,
         hub: Hub,
         key: bytes | None = None,
-        style_of: Callable[[str], str] = lambda client: "seed",
+        style_of: Callable[[str], str] = lambda client: "legacy",
         question_seconds: float = 600.0,
         tasks: Tasks | None = None,
         task_after: float = 5.0,

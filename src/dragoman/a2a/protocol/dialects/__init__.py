@@ -29,8 +29,8 @@ from dragoman.a2a.protocol.dialects.operations import (
     PUSH_LIST,
     PUSH_SET,
     RESPONSE,
-    SEED_03,
     SEND,
+    SKILL_ONLY_03,
     STREAM,
     STREAMING,
     SUBSCRIBE,
@@ -130,7 +130,7 @@ class Dialect(Protocol):
 
 
 BY_VERSION: Mapping[str, Dialect] = {V01: v01, "0.2": v03, V03: v03, V10: v10}
-SPOKEN: Mapping[str, Dialect] = {**BY_VERSION, SEED_03: skill_only}
+SPOKEN: Mapping[str, Dialect] = {**BY_VERSION, SKILL_ONLY_03: skill_only}
 """To others; one of them nobody can ask for."""
 
 NATIVE: Dialect = v10
@@ -148,7 +148,7 @@ SHARED = frozenset(v01.METHODS) & frozenset(v03.METHODS)
 """Methods of both 0.1 and 0.3, whose parameters do not tell which: `choose` says 0.3, and
 `choose_shared` decides by the task."""
 
-_MARKS: Mapping[str, str] = {V01: "type", V03: "kind", SEED_03: "kind"}
+_MARKS: Mapping[str, str] = {V01: "type", V03: "kind", SKILL_ONLY_03: "kind"}
 
 
 def parts_out(version: str, parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

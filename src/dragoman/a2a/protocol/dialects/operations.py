@@ -44,9 +44,9 @@ __all__ = [
     "PUSH_SET",
     "REJECTED",
     "RESPONSE",
-    "SEED_03",
     "SEND",
     "SKILL",
+    "SKILL_ONLY_03",
     "STATES",
     "STREAM",
     "STREAMING",
@@ -67,8 +67,8 @@ __all__ = [
 V01: Final = "0.1"
 V03: Final = "0.3"
 V10: Final = "1.0"
-SEED_03: Final = "0.3 (seed)"
-"""0.3 with the seed's bare way to ask for a skill."""
+SKILL_ONLY_03: Final = "0.3 (skill-only)"
+"""0.3 with bare skill calls."""
 
 SKILL: Final = "urn:dragoman:a2a:skill:v1"
 """The extension by which a message names the skill that it is for: `{"skillId": …}`, and where it

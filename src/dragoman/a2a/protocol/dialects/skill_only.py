@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dragoman.a2a.protocol.dialects import v03
-from dragoman.a2a.protocol.dialects.operations import SEED_03, SEND, Op
+from dragoman.a2a.protocol.dialects.operations import SEND, SKILL_ONLY_03, Op
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.dialects.v03 import (
     METHODS,
@@ -43,7 +43,7 @@ __all__ = [
     "result_out",
 ]
 
-VERSION: Final = SEED_03
+VERSION: Final = SKILL_ONLY_03
 TRAITS: Final = DialectTraits(
     shares_methods=True,
     numbers_skill_calls=True,

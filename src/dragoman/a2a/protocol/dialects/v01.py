@@ -53,6 +53,7 @@ __all__ = [
     "METHODS",
     "TRAITS",
     "VERSION",
+    "bare_task",
     "error_in",
     "error_out",
     "event_in",
@@ -64,7 +65,6 @@ __all__ = [
     "rest_request_out",
     "result_in",
     "result_out",
-    "seed_task",
 ]
 
 VERSION: Final = V01
@@ -95,7 +95,7 @@ STATES_DOWN: Mapping[str, str] = {
     REJECTED: "failed",
     AUTH_REQUIRED: "input-required",
 }
-SEED_STATES: Mapping[str, str] = {
+BARE_STATES: Mapping[str, str] = {
     **STATES_DOWN,
     **{state: "cancelled" for state, said in STATES_DOWN.items() if said == "canceled"},
 }
@@ -252,7 +252,7 @@ def task_out(task: Mapping[str, Any]) -> dict[str, Any]:
     if "history" in task:
         out["history"] = [message_out(message) for message in task["history"]]
     put(out, metadata=task.get("metadata"))
-    out["messages"] = seed_messages(task)
+    out["messages"] = bare_messages(task)
     return out
 
 
@@ -291,18 +291,18 @@ def error_out(error: A2aError) -> dict[str, Any]:
 # --- the seed's bare task -------------------------------------------------------------------------
 
 
-def seed_task(task: Mapping[str, Any]) -> dict[str, Any]:
+def bare_task(task: Mapping[str, Any]) -> dict[str, Any]:
     """A status that is a word, all that was said in `messages`, the artifacts beside it."""
     state = task.get("status", {}).get("state", UNSPECIFIED)
     out: dict[str, Any] = {
         "id": task["id"],
         "sessionId": task.get("contextId") or None,
-        "status": SEED_STATES[state],
-        "messages": seed_messages(task),
+        "status": BARE_STATES[state],
+        "messages": bare_messages(task),
         "artifacts": [
             {
                 "name": artifact.get("name") or artifact.get("artifactId", ""),
-                "parts": [seed_part(part) for part in artifact.get("parts", [])],
+                "parts": [bare_part(part) for part in artifact.get("parts", [])],
             }
             for artifact in task.get("artifacts", [])
             if not _is_reply(artifact)
@@ -311,7 +311,7 @@ def seed_task(task: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def seed_messages(task: Mapping[str, Any]) -> list[dict[str, Any]]:
+def bare_messages(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     said = list(task.get("history", []))
     message = task.get("status", {}).get("message")
     if message is not None:
@@ -324,7 +324,7 @@ def seed_messages(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "role": ROLES_OUT.get(each.get("role", ""), "agent"),
-            "parts": [seed_part(part) for part in each.get("parts", [])],
+            "parts": [bare_part(part) for part in each.get("parts", [])],
         }
         for each in said
     ]
@@ -334,7 +334,7 @@ def _is_reply(artifact: Mapping[str, Any]) -> bool:
     return bool(artifact.get("name") == RESPONSE)
 
 
-def seed_part(part: Mapping[str, Any]) -> dict[str, Any]:
+def bare_part(part: Mapping[str, Any]) -> dict[str, Any]:
     if "text" in part:
         return {"type": "text", "text": part["text"]}
     if "data" in part:

@@ -1,5 +1,5 @@
-"""Seed 002 to the letter, on a hub that runs: names, schemas, wire, answers and errors of skills of
-registered agents, as MCP clients of both eras see them."""
+"""Skills of registered agents as documented, on a running hub: names, schemas, wire, answers and
+errors, as MCP clients of both eras see them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class _Answering(BaseHTTPRequestHandler):
 def config_of(agents: Agents) -> str:
     lines = ["[a2a]", "enabled = true", "[bridge]", "timeout_secs = 1"]
     for number, name in enumerate(SKILLS):
-        lines += ["[[a2a.external_agents]]", f"name = {json.dumps(name)}", 'wire = "seed"']
+        lines += ["[[a2a.external_agents]]", f"name = {json.dumps(name)}", 'wire = "skill-only"']
         lines += [f'url = "{agents.url}/{number}"', 'token = "env:AGENT_TOKEN"']
     return "\n".join(lines)
 
@@ -145,7 +145,7 @@ def skills_of(hub: RunningHub) -> dict[str, Any]:
 
 
 @pytest.mark.promise("R1", "R2")
-def test_the_table_of_names_and_the_listing_are_the_seeds(bridge: RunningHub) -> None:
+def test_names_and_listing_are_as_documented(bridge: RunningHub) -> None:
     listed = skills_of(bridge)
     assert sorted(listed) == [
         "code_reviewer.review",
@@ -178,7 +178,7 @@ def test_both_names_go_the_same_way_and_the_record_names_the_canonical_one(
 
 
 @pytest.mark.promise("R3")
-def test_the_body_on_the_wire_is_the_seeds(bridge: RunningHub, agents: Agents) -> None:
+def test_the_body_on_the_wire_is_as_documented(bridge: RunningHub, agents: Agents) -> None:
     bridge.call("vercel_ops.deploy", ARGS)
     ((path, headers, body),) = agents.recorded
     sent = json.loads(body)
@@ -213,7 +213,7 @@ def test_arguments_are_checked_before_anything_leaves(bridge: RunningHub, agents
 
 @pytest.mark.promise("R4")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_the_table_of_answers_is_the_seeds(era: str, bridge: RunningHub, agents: Agents) -> None:
+def test_answers_are_as_documented(era: str, bridge: RunningHub, agents: Agents) -> None:
     def called() -> Any:
         return bridge.call("vercel_ops.deploy", ARGS, era=era)["result"]
 

@@ -1,5 +1,4 @@
-"""What seeds 003 and 004 show of A2A, request by request: paths, bodies, status codes. The names,
-versions and declared capabilities are ours."""
+"""The routes and bodies of the first hubs, request by request: paths, bodies, status codes."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.lasting import until
 from tests.peers import wire
 
-SEED_AGENTS = (
+EXAMPLE_AGENTS = (
     agent_entry(
         "code-reviewer",
         "echo",
@@ -61,7 +60,7 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[Grounds]:
-    with a2a_grounds(SEED_AGENTS, a2a={"listen_path": "/a2a"}) as made:
+    with a2a_grounds(EXAMPLE_AGENTS, a2a={"listen_path": "/a2a"}) as made:
         yield made
 
 
@@ -70,8 +69,8 @@ def served(grounds: Grounds) -> RunningHub:
     return grounds.hub
 
 
-def seed_body(text: str = "Review this code for security issues") -> dict[str, Any]:
-    """The body of `POST /a2a/tasks/send` in both seeds."""
+def bare_body(text: str = "Review this code for security issues") -> dict[str, Any]:
+    """The body of `POST /a2a/tasks/send`."""
     return {
         "jsonrpc": "2.0",
         "id": 1,
@@ -93,7 +92,7 @@ def data_body(*todo: Any) -> dict[str, Any]:
 
 @pytest.mark.promise("I1", "I2")
 @pytest.mark.parametrize("path", ["/.well-known/agent.json", "/.well-known/agent-card.json"])
-def test_the_card_of_the_first_agent_has_all_that_the_seed_shows(
+def test_the_card_of_the_first_agent_has_all_documented_members(
     served: RunningHub, path: str
 ) -> None:
     card = served.api(path)
@@ -116,7 +115,7 @@ def test_the_card_of_the_first_agent_has_all_that_the_seed_shows(
 
 
 @pytest.mark.promise("I2")
-def test_a_client_of_the_first_dialect_gets_the_seeds_card_to_its_keys(served: RunningHub) -> None:
+def test_a_client_of_the_first_dialect_gets_the_card_of_0_1_to_its_keys(served: RunningHub) -> None:
     card = served.get("/.well-known/agent.json", {"A2A-Version": "0.1"}).json()
     assert list(card) == [
         "name",
@@ -160,8 +159,8 @@ def test_the_list_of_cards_says_why_it_is_not_given(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J2")
-def test_the_bare_task_is_the_seeds_to_the_letter(served: RunningHub) -> None:
-    answer = wire.post(f"{served.url}/a2a/tasks/send", seed_body())
+def test_the_bare_task_is_exactly_as_documented(served: RunningHub) -> None:
+    answer = wire.post(f"{served.url}/a2a/tasks/send", bare_body())
     assert answer.status == 200 and answer.headers["content-type"] == "application/json"
     task = answer.json()
     assert UUID.fullmatch(task["id"])
@@ -178,8 +177,8 @@ def test_the_bare_task_is_the_seeds_to_the_letter(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("J2")
-def test_the_clients_request_of_the_seed_is_taken_too(served: RunningHub) -> None:
-    body = seed_body("Analyze this dataset...")
+def test_the_documented_client_request_is_taken_too(served: RunningHub) -> None:
+    body = bare_body("Analyze this dataset...")
     body["params"]["sessionId"] = "session-123"
     task = served.post("/a2a/tasks/send", body)
     assert task["sessionId"] == "session-123" and task["status"] == "completed"
@@ -190,8 +189,8 @@ def test_the_clients_request_of_the_seed_is_taken_too(served: RunningHub) -> Non
 
 @pytest.mark.promise("J2")
 def test_a_session_is_the_context_of_the_newer_dialects(served: RunningHub) -> None:
-    first = served.post("/a2a/tasks/send", seed_body("one"))
-    second = served.post("/a2a/tasks/send", seed_body("two"))
+    first = served.post("/a2a/tasks/send", bare_body("one"))
+    second = served.post("/a2a/tasks/send", bare_body("two"))
     assert first["id"] != second["id"]
     found = Caller(served).ask("list", {"contextId": "optional-session-id"}).value
     assert {first["id"], second["id"]} <= {task["id"] for task in found["tasks"]}
@@ -227,7 +226,7 @@ def test_an_unknown_task_is_404_by_every_path(served: RunningHub) -> None:
 
 
 @pytest.mark.promise("K1", "K4")
-def test_every_state_and_part_has_the_seeds_words(grounds: Grounds) -> None:
+def test_every_state_and_part_has_its_bare_form(grounds: Grounds) -> None:
     hub = grounds.hub
     failed = hub.post("/a2a/actor/tasks/send", data_body(["fail", "no disk"]))
     assert failed["status"] == "failed"
@@ -257,7 +256,7 @@ def test_every_state_and_part_has_the_seeds_words(grounds: Grounds) -> None:
 
 
 @pytest.mark.promise("K4")
-def test_the_seeds_file_and_data_parts_reach_the_agent(served: RunningHub) -> None:
+def test_bare_file_and_data_parts_reach_the_agent(served: RunningHub) -> None:
     parts = [
         {"type": "text", "text": "see"},
         {"type": "file", "name": "a.txt", "mime_type": "text/x-log", "data": "aGVsbG8="},
@@ -274,7 +273,7 @@ def test_the_seeds_file_and_data_parts_reach_the_agent(served: RunningHub) -> No
 
 
 @pytest.mark.promise("J3", "J4")
-def test_a_task_has_the_seeds_shape_without_a_version_and_the_newer_with_one(
+def test_a_task_has_the_bare_shape_without_a_version_and_the_newer_with_one(
     served: RunningHub,
 ) -> None:
     task = Caller(served).send("hello")
@@ -321,13 +320,13 @@ def test_without_the_setting_every_path_is_404_and_says_which_setting(
 
 
 @pytest.mark.promise("M1")
-def test_the_seeds_table_loads_and_agents_that_are_not_there_delay_nothing(
+def test_the_documented_table_loads_and_agents_that_are_not_there_delay_nothing(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
-    (short_tmp / "seed").mkdir()
-    (short_tmp / "seed" / "config.toml").write_text(TABLE, encoding="utf-8")
+    (short_tmp / "checked").mkdir()
+    (short_tmp / "checked" / "config.toml").write_text(TABLE, encoding="utf-8")
     checked = subprocess.run(
-        [*DRAGOMAN, "config", "check", "--home", str(short_tmp / "seed")],
+        [*DRAGOMAN, "config", "check", "--home", str(short_tmp / "checked")],
         capture_output=True,
         check=False,
     )
@@ -349,7 +348,7 @@ def test_another_listen_path_is_honoured_by_routes_and_cards(
     assert running.api("/.well-known/agent.json")["url"] == f"{running.url}/agents/here"
     cards = running.api("/agents/here/agents")["agents"]
     assert cards[1]["url"] == f"{running.url}/agents/here/actor"
-    task = running.post("/agents/here/tasks/send", seed_body())
+    task = running.post("/agents/here/tasks/send", bare_body())
     assert task["status"] == "completed"
     message = wire.request(1, "SendMessage", V10.params("hi"))
     assert "result" in wire.post(f"{running.url}/agents/here/mirror", message).json()
