@@ -429,10 +429,11 @@ async def _answer_one(
     running: MutableMapping[Any, Callable[[], Any]] | None,
     fields: Mapping[bytes, bytes],
 ) -> bytes | None:
-    if isinstance(message, dict) and message.get("method") == "initialize":
+    is_request = isinstance(message, dict) and "id" in message and "method" in message
+    if is_request and message["method"] == "initialize":
         problem = "initialize must not be part of a batch; send it by itself"
         return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
-    if version_named(message) is not None and "id" in message:
+    if is_request and version_named(message) is not None:
         # Its headers have to say what it is, and nobody has looked at those.
         problem = "2026-07-28 has no batches; send this request by itself"
         return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
