@@ -18,7 +18,7 @@ from dragoman.core.question_handles import Handles
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.protocol.revisions import (
     NAMES,
     R2024,
@@ -30,8 +30,8 @@ from dragoman.mcp.protocol.revisions import (
     Revision,
 )
 from dragoman.mcp.server import client_questions
-from dragoman.mcp.server.client_questions import features_of
-from dragoman.mcp.server.dispatcher import Face, Peer, answer_batch
+from dragoman.mcp.server.client_questions import parse_capabilities
+from dragoman.mcp.server.dispatcher import ClientState, McpServer, answer_batch
 from dragoman.wire import rpc
 from permissive_hub import build_permissive_hub
 
@@ -87,14 +87,14 @@ class Curious:
         return Result(content=content)
 
 
-def curious(*rounds: dict[str, Question], seconds: float = 5.0) -> tuple[Face, Curious]:
+def curious(*rounds: dict[str, Question], seconds: float = 5.0) -> tuple[McpServer, Curious]:
     target = Curious(*rounds)
     stage = Questions(Handles(b"k" * 32, 60))
     hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [stage])
     for kind, alias in ((TOOL, "mcp_curious_t"), (PROMPT, "mcp_curious_p"), (RESOURCE, "a:b")):
         tool = Tool(name=f"curious.{alias}", alias=alias, kind=kind, remote_name="x", target=target)
         hub.catalogs[kind].offer("curious", [tool])
-    return Face(hub, question_seconds=seconds), target
+    return McpServer(hub, question_seconds=seconds), target
 
 
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
@@ -116,7 +116,7 @@ def text_of(result: dict[str, Any]) -> Any:
 
 
 async def modern(
-    face: Face,
+    face: McpServer,
     method: str,
     params: dict[str, Any],
     able: Any = ALL_ABLE,
@@ -124,7 +124,7 @@ async def modern(
 ) -> Any:
     meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": able}
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
-    answer = await face.answer(message, Peer(principal, "test", EVERYTHING, R2607))
+    answer = await face.answer(message, ClientState(principal, "test", EVERYTHING, R2607))
     assert answer is not None
     return json.loads(answer)
 
@@ -267,14 +267,14 @@ class Client:
 
     def __init__(
         self,
-        face: Face,
+        face: McpServer,
         revision: Revision,
         able: Any = ALL_ABLE,
         reply: Callable[[Any], Any] = dict,
     ) -> None:
         self.face = face
-        self.peer = Peer(OWNER, "test", EVERYTHING, revision, client="session")
-        self.peer.features = features_of(able, revision)
+        self.peer = ClientState(OWNER, "test", EVERYTHING, revision, client="session")
+        self.peer.features = parse_capabilities(able, revision)
         self.heard: list[Any] = []
         self.asked = asyncio.Event()
         self.reply = reply
@@ -339,7 +339,7 @@ async def test_a_client_that_shakes_hands_is_asked_in_its_own_words_or_told_what
     else:
         assert answer["error"]["code"] == -32603
         assert QUESTIONS[kind].body["message"] in answer["error"]["message"]
-    assert not client.peer.asked
+    assert not client.peer.pending
 
 
 async def test_several_questions_are_asked_together_and_in_rounds() -> None:
@@ -432,24 +432,24 @@ async def test_what_a_client_declares_is_kept_as_far_as_its_revision_has_it(
     revision: Revision,
 ) -> None:
     face, _ = curious()
-    peer = Peer(OWNER, "test", EVERYTHING, client="s")
+    peer = ClientState(OWNER, "test", EVERYTHING, client="s")
     params = {
         "protocolVersion": NAMES[revision],
         "capabilities": {**ALL_ABLE, "experimental": {"x": {}}},
         "clientInfo": {"name": "n" * 1000},
     }
     await face.answer(json.loads(rpc.request(1, "initialize", params)), peer)
-    kept = {"roots": {"listChanged": True}, "experimental": {"x": {}}, **WAITS}
+    kept = {"roots": {"listChanged": True}, "experimental": {"x": {}}, **TASKS_ONLY}
     kept["sampling"] = ALL_ABLE["sampling"] if revision == R2511 else {}
     if revision >= R2506:
         kept["elicitation"] = ALL_ABLE["elicitation"] if revision == R2511 else {}
-    assert (peer.features, peer.info) == (kept, "n" * 200)
+    assert (peer.features, peer.client_name) == (kept, "n" * 200)
 
 
 @pytest.mark.promise("N1")
 @pytest.mark.parametrize("able", [None, [], "x", {"roots": {}, "x": "y" * 20_000}])
 def test_capabilities_that_are_none_or_too_many_are_not_kept(able: Any) -> None:
-    assert features_of(able, R2511) == {}
+    assert parse_capabilities(able, R2511) == {}
 
 
 # --- clients that do not answer as hoped
@@ -500,7 +500,7 @@ async def test_a_question_that_is_not_answered_in_time_is_withdrawn() -> None:
     first, _, last = client.heard
     assert last["method"] == "notifications/cancelled"
     assert last["params"]["requestId"] == first["id"]
-    assert not client.peer.asked and len(target.calls) == 1
+    assert not client.peer.pending and len(target.calls) == 1
     late = {"jsonrpc": "2.0", "id": first["id"], "result": ANSWERS[FORM]}
     assert face.begin(late, client.peer) is None
 
@@ -517,7 +517,7 @@ async def test_a_call_that_is_cancelled_takes_its_questions_back() -> None:
     asked, cancelled = client.heard
     assert cancelled["method"] == "notifications/cancelled"
     assert cancelled["params"]["requestId"] == asked["id"]
-    assert not client.peer.asked
+    assert not client.peer.pending
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late", "refused", "left", "unsent"])
@@ -539,9 +539,9 @@ async def test_a_server_whose_question_nobody_will_answer_is_told_if_it_understa
             call.cancel() if how == "cancelled" else face.leave(client.peer)
         await asyncio.gather(call, return_exceptions=True)
         async with asyncio.timeout(5):
-            await asyncio.gather(*face.calling._endings)
+            await asyncio.gather(*face.call_handler._endings)
         assert len(target.calls) == (2 if understands else 1)
-        client.peer.left = False
+        client.peer.closed = False
     last = target.calls[-1]
     assert (last.handle, last.answers) == ("1", None)
 
@@ -564,7 +564,7 @@ async def test_a_question_that_cannot_be_sent_fails_the_call_at_once() -> None:
     client.deaf = True
     result = (await client.ask(*REQUESTS[0]))["result"]
     assert result["isError"] is True and "could not be asked" in result["content"][0]["text"]
-    assert not client.peer.asked
+    assert not client.peer.pending
 
 
 @pytest.mark.promise("N1")
@@ -579,13 +579,13 @@ async def test_a_client_has_only_so_many_questions_open(monkeypatch: pytest.Monk
 async def test_nobody_answers_for_another() -> None:
     face, _ = curious({"q": QUESTIONS[FORM]})
     client = Client(face, R2511, reply=lambda _: None)
-    other = Peer(OWNER, "test", EVERYTHING, R2511, client="other")
+    other = ClientState(OWNER, "test", EVERYTHING, R2511, client="other")
     call = asyncio.ensure_future(client.ask(*REQUESTS[0]))
     async with asyncio.timeout(5):
         await client.asked.wait()
     stolen = {"jsonrpc": "2.0", "id": client.heard[0]["id"], "result": ANSWERS[FORM]}
     face.begin(stolen, other)
-    assert client.peer.asked
+    assert client.peer.pending
     face.begin({**stolen, "result": {"action": "decline"}}, client.peer)
     assert text_of((await call)["result"]) == {"q": {"action": "decline"}}
 

@@ -15,7 +15,7 @@ from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
 from dragoman.core.read_pacing import PER_SECOND, Pace
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
 from dragoman.mcp.client.notifications import RequestListener
-from dragoman.mcp.protocol.framing import TooLarge
+from dragoman.mcp.protocol.framing import OversizedFrame
 
 
 class Far:
@@ -234,8 +234,8 @@ async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits_for_it
     await other
 
 
-def too_large(prefix: bytes, suffix: bytes) -> TooLarge:
-    return TooLarge(prefix, "line", 1_000, suffix)
+def too_large(prefix: bytes, suffix: bytes) -> OversizedFrame:
+    return OversizedFrame(prefix, "line", 1_000, suffix)
 
 
 async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_other() -> None:

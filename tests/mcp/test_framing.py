@@ -12,12 +12,12 @@ from dragoman.mcp.protocol.framing import (
     SUFFIX,
     Deframer,
     Frame,
-    Hopeless,
-    Malformed,
-    TooLarge,
+    MalformedFrame,
+    OversizedFrame,
+    Unrecoverable,
+    find_id,
+    find_id_at_end,
     frame,
-    peek,
-    peek_end,
 )
 
 
@@ -42,7 +42,7 @@ def length(payload: bytes) -> tuple:
 
 
 def malformed(pieces: list[tuple]) -> int:
-    return sum(kind == "Malformed" for kind, *_ in pieces)
+    return sum(kind == "MalformedFrame" for kind, *_ in pieces)
 
 
 @pytest.mark.promise("F4")
@@ -111,13 +111,13 @@ def test_headers_without_a_usable_length_are_reported_and_the_next_line_is_read(
     pieces = whole(headers + b'{"next":1}\n')
 
     assert malformed(pieces) == 1
-    assert pieces[0][0] == "Malformed"
+    assert pieces[0][0] == "MalformedFrame"
     assert pieces[-1] == line(b'{"next":1}')
 
 
 def test_a_length_without_a_body_does_not_swallow_the_json_that_follows_a_header():
     assert [kind for kind, *_ in whole(b'Content-Length: 5\r\n{"next":1}\n')] == [
-        "Malformed",
+        "MalformedFrame",
         "Frame",
     ]
 
@@ -132,7 +132,7 @@ def test_a_line_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
 
     for end in (b"\n", b"\r\n"):
         pieces = whole(fits + end + over + end + b"{}\n", limit=100)
-        assert [kind for kind, *_ in pieces] == ["Frame", "TooLarge", "Frame"]
+        assert [kind for kind, *_ in pieces] == ["Frame", "OversizedFrame", "Frame"]
         assert pieces[0] == line(fits)
         assert pieces[2] == line(b"{}")
 
@@ -143,7 +143,7 @@ def test_a_body_of_exactly_the_limit_is_served_and_one_byte_more_is_not():
 
     pieces = whole(stream, limit=100)
 
-    assert [kind for kind, *_ in pieces] == ["Frame", "TooLarge", "Frame"]
+    assert [kind for kind, *_ in pieces] == ["Frame", "OversizedFrame", "Frame"]
     assert pieces[1][-2] == 101
 
 
@@ -159,10 +159,10 @@ def test_a_message_over_ten_megabytes_is_reported_once_with_its_beginning(framin
         pieces += deframer.feed(stream[at : at + 65536])
 
     large, after = pieces
-    assert isinstance(large, TooLarge)
+    assert isinstance(large, OversizedFrame)
     assert (large.framing, len(large.prefix)) == (framing, PREFIX)
     assert large.size == len(head) + LIMIT + 2
-    assert peek(large.prefix) == (7, False)
+    assert find_id(large.prefix) == (7, False)
     assert isinstance(after, Frame)
     assert after.payload == b"{}"
 
@@ -184,7 +184,7 @@ def test_draining_costs_no_memory_and_little_time():
     assert spent < 2
     assert held < 100_000
     assert peak < 3 * LIMIT
-    assert [type(each) for each in deframer.feed(b"\n{}\n")] == [TooLarge, Frame]
+    assert [type(each) for each in deframer.feed(b"\n{}\n")] == [OversizedFrame, Frame]
 
 
 def test_a_long_line_in_small_pieces_is_searched_once():
@@ -206,7 +206,7 @@ def test_a_long_line_in_small_pieces_is_searched_once():
 def test_a_message_that_is_not_worth_draining_ends_the_reading(stream):
     deframer = Deframer(limit=100, drain_limit=1000)
 
-    assert [type(each) for each in deframer.feed(stream)] == [Hopeless]
+    assert [type(each) for each in deframer.feed(stream)] == [Unrecoverable]
     assert deframer.feed(b"\n{}\n") == []
 
 
@@ -312,7 +312,7 @@ def test_whatever_is_framed_comes_out_as_it_went_in(messages):
     ],
 )
 def test_the_id_is_found_in_the_beginning_of_a_message(prefix, expected):
-    assert peek(prefix) == expected
+    assert find_id(prefix) == expected
 
 
 def test_small_messages_cost_microseconds():
@@ -328,7 +328,7 @@ def test_small_messages_cost_microseconds():
 def test_a_malformed_block_says_what_is_wrong_with_it():
     (piece,) = Deframer().feed(b"Content-Length: five\r\n\r\n")
 
-    assert isinstance(piece, Malformed)
+    assert isinstance(piece, MalformedFrame)
     assert piece.reason == "Content-Length b'five' is not a number of bytes"
 
 
@@ -346,7 +346,7 @@ def test_a_malformed_block_says_what_is_wrong_with_it():
     ],
 )
 def test_the_id_at_the_end_of_a_message_is_found(suffix: bytes, id: object) -> None:
-    assert peek_end(suffix) == id
+    assert find_id_at_end(suffix) == id
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 100_000])
@@ -356,5 +356,5 @@ def test_the_end_of_a_message_that_is_too_large_is_kept(size: int) -> None:
     deframer, pieces = Deframer(1_000, 10_000), []
     for at in range(0, len(data), size):
         pieces += deframer.feed(data[at : at + size])
-    large = [piece for piece in pieces if isinstance(piece, TooLarge)]
+    large = [piece for piece in pieces if isinstance(piece, OversizedFrame)]
     assert [piece.suffix for piece in large] == [message[-SUFFIX:]] * 2

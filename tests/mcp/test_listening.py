@@ -22,7 +22,7 @@ from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.server_logs import ServerLogs
 from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, R2607, SERVER_KEY, Revision
 from dragoman.mcp.server import subscriptions
-from dragoman.mcp.server.dispatcher import Face, Peer
+from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.wire import rpc
 from permissive_hub import build_permissive_hub
 
@@ -58,14 +58,14 @@ def offered(kind: str, name: str, target: Any) -> Tool:
     return Tool(name=f"watch.{name}", alias=name, kind=kind, remote_name=name, target=target)
 
 
-def watched(*uris: str) -> tuple[Face, Watchable]:
+def watched(*uris: str) -> tuple[McpServer, Watchable]:
     target, hub = Watchable(), build_permissive_hub(Catalog(review=admit_all), Bus(), [])
     names = uris or ("a:1", "a:2", "a:secret", "a:dull", "file:///d")
     hub.catalogs[RESOURCE].offer("watch", [offered(RESOURCE, uri, target) for uri in names])
-    return Face(hub), target
+    return McpServer(hub), target
 
 
-class Told(Peer):
+class Told(ClientState):
     """A client of the old era that keeps what it is told."""
 
     __slots__ = ("new", "told")
@@ -75,7 +75,7 @@ class Told(Peer):
         self.told: list[Any] = []
         self.new = asyncio.Event()
 
-    def tell(self, message: bytes) -> None:
+    def notify(self, message: bytes) -> None:
         self.told.append(json.loads(message))
         self.new.set()
 
@@ -83,8 +83,10 @@ class Told(Peer):
 class Listener:
     """A client of the new era and its one request to listen."""
 
-    def __init__(self, face: Face, id: Any = "l1", peer: Peer | None = None, **wanted: Any) -> None:
-        self.peer = peer or Peer(OWNER, "test", EVERYTHING, R2607)
+    def __init__(
+        self, face: McpServer, id: Any = "l1", peer: ClientState | None = None, **wanted: Any
+    ) -> None:
+        self.peer = peer or ClientState(OWNER, "test", EVERYTHING, R2607)
         self.told: list[Any] = []
         self.new = asyncio.Event()
         self.deaf = False
@@ -115,7 +117,7 @@ async def told(who: Any, count: int) -> list[Any]:
     return list(who.told)
 
 
-async def ask(face: Face, peer: Peer, method: str, uri: Any) -> Any:
+async def ask(face: McpServer, peer: ClientState, method: str, uri: Any) -> Any:
     answer = await face.answer(json.loads(rpc.request(1, method, {"uri": uri})), peer)
     assert answer is not None
     return json.loads(answer)
@@ -296,7 +298,7 @@ async def test_a_modern_client_hears_of_the_lists_it_asked_for_and_no_others() -
     assert len(nothing.told) == 1
     for one in (everything, prompts, nothing):
         await one.end()
-    assert not face.listening._streams
+    assert not face.subscriptions._streams
 
 
 # --- resources, in sessions
@@ -310,7 +312,7 @@ async def test_a_session_is_told_of_what_it_follows_until_it_does_not(revision: 
     assert (await ask(face, one, "resources/subscribe", "a:1"))["result"] == {}
     assert (await ask(face, other, "resources/subscribe", "watch.a:1"))["result"] == {}
     assert (await ask(face, one, "resources/subscribe", "a:1"))["result"] == {}
-    assert one.following == {"watch.a:1": "a:1"}
+    assert one.subscribed == {"watch.a:1": "a:1"}
     face.hub.bus.emit(ResourceUpdated("watch.a:1"))
     face.hub.bus.emit(ResourceUpdated("watch.a:2"))
     updated = {"jsonrpc": "2.0", "method": "notifications/resources/updated"}
@@ -333,7 +335,7 @@ async def test_what_may_not_be_followed_is_not() -> None:
         answer = await ask(face, peer, "resources/subscribe", uri)
         assert answer["error"]["code"] == code
         face.hub.bus.emit(ResourceUpdated(f"watch.{uri}"))
-    assert not peer.told and not peer.following and not face.listening._followers
+    assert not peer.told and not peer.subscribed and not face.subscriptions._followers
 
 
 async def test_without_a_session_nothing_is_followed() -> None:
@@ -372,7 +374,7 @@ async def test_a_session_that_ends_follows_nothing_and_is_said_to_be_gone_once()
     assert target.calls[-1] == ("a:2", False, "one")  # it came too late
     face.hub.bus.emit(ResourceUpdated("watch.a:1"))
     face.hub.bus.emit(ResourceUpdated("watch.a:2"))
-    assert not peer.told and not face.listening._followers
+    assert not peer.told and not face.subscriptions._followers
 
 
 async def test_who_follows_a_folder_hears_of_what_is_in_it_unless_somebody_follows_just_that() -> (
@@ -410,9 +412,9 @@ async def test_a_modern_client_hears_of_the_resources_that_it_may_follow() -> No
     target.calls.clear()
     await listener.end()
     async with asyncio.timeout(5):
-        await asyncio.gather(*face.listening._work)
+        await asyncio.gather(*face.subscriptions._work)
     assert target.calls == [("a:1", False, ""), ("a:2", False, "")]
-    assert not face.listening._followers
+    assert not face.subscriptions._followers
 
 
 async def test_what_changes_before_the_acknowledgement_is_told_after_it() -> None:
@@ -420,7 +422,7 @@ async def test_what_changes_before_the_acknowledgement_is_told_after_it() -> Non
     target.hold = asyncio.Event()
     listener = Listener(face, toolsListChanged=True, resourceSubscriptions=["a:1", "a:2"])
     async with asyncio.timeout(5):
-        while "watch.a:1" not in face.listening._followers:
+        while "watch.a:1" not in face.subscriptions._followers:
             await asyncio.sleep(0)
     for _ in range(2):
         face.hub.bus.emit(ResourceUpdated("watch.a:1"))
@@ -446,7 +448,7 @@ async def test_a_stream_ends_with_its_result_when_the_hub_goes_down(id: Any) -> 
     assert answer["result"]["_meta"][ID] == id
     assert SERVER_KEY in answer["result"]["_meta"]
     face.hub.catalog.offer("more", [offered(TOOL, "t", target)])
-    assert face.listening._telling is None and len(listener.told) == 1
+    assert face.subscriptions._telling is None and len(listener.told) == 1
     late = json.loads(await Listener(face, toolsListChanged=True).work)
     assert late["error"]["code"] == 42900
 
@@ -473,16 +475,18 @@ async def test_who_does_not_say_what_to_listen_for_is_refused(params: Any) -> No
     face, _ = watched()
     meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
     message = json.loads(rpc.request(1, "subscriptions/listen", {**params, "_meta": meta}))
-    answer = await face.answer(message, Peer(OWNER, "test", EVERYTHING, R2607), lambda _: True)
+    answer = await face.answer(
+        message, ClientState(OWNER, "test", EVERYTHING, R2607), lambda _: True
+    )
     assert answer is not None and json.loads(answer)["error"]["code"] == -32602
     message["params"]["notifications"] = {}
-    answer = await face.answer(message, Peer(OWNER, "test", EVERYTHING, R2607))
+    answer = await face.answer(message, ClientState(OWNER, "test", EVERYTHING, R2607))
     assert answer is not None and b"text/event-stream" in answer
 
 
 async def test_a_view_hides_resources_from_those_who_listen_too() -> None:
     face, target = watched()
-    peer = Peer(OWNER, "test", View(("watch.a:1",)), R2607)
+    peer = ClientState(OWNER, "test", View(("watch.a:1",)), R2607)
     listener = Listener(face, peer=peer, resourceSubscriptions=["a:1", "a:2"])
     (first,) = await told(listener, 1)
     assert first["params"]["notifications"] == {"resourceSubscriptions": ["a:1"]}
@@ -506,7 +510,7 @@ async def test_a_client_that_reads_again_is_told_what_it_missed(
     for _ in range(3):
         for name in ("a:1", "a:2", "file:///d"):
             face.hub.bus.emit(ResourceUpdated(f"watch.{name}"))
-    (stream,) = face.listening._streams
+    (stream,) = face.subscriptions._streams
     assert stream.late is not None and len(stream.late) == 2
     listener.deaf = False
     got = await told(listener, 3)
@@ -521,14 +525,14 @@ async def test_a_client_that_does_not_even_get_the_acknowledgement_is_let_go() -
     listener = Listener(face, toolsListChanged=True)
     listener.deaf = True
     assert json.loads(await listener.work)["error"]["code"] == -32603
-    assert not face.listening._streams and listener.peer.listens == 0
+    assert not face.subscriptions._streams and listener.peer.listens == 0
 
 
 @pytest.mark.promise("N1")
 async def test_one_connection_listens_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "MAX_LISTENS", 2)
     face, _ = watched()
-    peer = Peer(OWNER, "test", EVERYTHING, R2607)
+    peer = ClientState(OWNER, "test", EVERYTHING, R2607)
     some = [Listener(face, id, peer, toolsListChanged=True) for id in range(3)]
     assert json.loads(await some[2].work)["error"]["code"] == 42900
     await some[0].end()

@@ -17,7 +17,7 @@ from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.revisions import ORDERED, R2506, R2511, R2607, Revision
 from dragoman.mcp.server import list_pages
-from dragoman.mcp.server.dispatcher import Face, Peer
+from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.wire import rpc
 from permissive_hub import build_permissive_hub
 
@@ -71,9 +71,11 @@ def full_hub() -> Hub:
     )
 
 
-async def ask(face: Face, method: str, revision: Revision, info: str = "", **params: Any) -> Any:
-    peer = Peer(OWNER, "test", params.pop("view", EVERYTHING), revision)
-    peer.info = info
+async def ask(
+    face: McpServer, method: str, revision: Revision, info: str = "", **params: Any
+) -> Any:
+    peer = ClientState(OWNER, "test", params.pop("view", EVERYTHING), revision)
+    peer.client_name = info
     if revision == R2607:
         client = {"io.modelcontextprotocol/clientInfo": {"name": info, "version": "1"}}
         params["_meta"] = {**MODERN_META, **(client if info else {})}
@@ -88,7 +90,7 @@ async def ask(face: Face, method: str, revision: Revision, info: str = "", **par
 async def test_every_list_is_in_order_and_has_the_members_of_the_revision(
     method: str, member: str, named: str, revision: Revision
 ) -> None:
-    result = (await ask(Face(full_hub()), method, revision))["result"]
+    result = (await ask(McpServer(full_hub()), method, revision))["result"]
     entries = [entry[named] for entry in result[member]]
     assert len(entries) == 2 and entries == sorted(entries)
     modern = {"ttlMs", "cacheScope", "resultType", "_meta"}
@@ -98,7 +100,7 @@ async def test_every_list_is_in_order_and_has_the_members_of_the_revision(
 
 
 async def test_resources_and_templates_keep_the_address_that_their_server_gave_them() -> None:
-    face = Face(full_hub())
+    face = McpServer(full_hub())
     listed = (await ask(face, "resources/list", R2511))["result"]["resources"]
     assert [one["uri"] for one in listed] == ["note://a", "note://b"]
     listed = (await ask(face, "resources/templates/list", R2511))["result"]["resourceTemplates"]
@@ -108,7 +110,7 @@ async def test_resources_and_templates_keep_the_address_that_their_server_gave_t
 async def test_a_resource_that_two_servers_have_has_its_full_name_in_the_list_of_the_second() -> (
     None
 ):
-    face = Face(hub_with(offered("one", RESOURCE, "a:b"), offered("two", RESOURCE, "a:b")))
+    face = McpServer(hub_with(offered("one", RESOURCE, "a:b"), offered("two", RESOURCE, "a:b")))
     listed = (await ask(face, "resources/list", R2511))["result"]["resources"]
     assert "a:b" in [one["uri"] for one in listed]
     assert {one["uri"] for one in listed} & {"one.a:b", "two.a:b"}
@@ -121,7 +123,7 @@ async def test_a_resource_without_a_name_is_called_by_its_address() -> None:
         name=tool.name, alias="a:b", kind=RESOURCE, remote_name="a:b", definition=nameless,
         target=tool.target,
     )  # fmt: skip
-    (one,) = (await ask(Face(hub_with(bare)), "resources/list", R2511))["result"]["resources"]
+    (one,) = (await ask(McpServer(hub_with(bare)), "resources/list", R2511))["result"]["resources"]
     assert one["name"] == one["uri"] == "a:b"
 
 
@@ -131,7 +133,7 @@ async def test_names_are_written_in_the_style_of_the_client(
     method: str, revision: Revision
 ) -> None:
     styles = {"Robot": "safe", "Dotty": "dotted"}
-    face = Face(full_hub(), style_of=lambda client: styles.get(client, "legacy"))
+    face = McpServer(full_hub(), style_of=lambda client: styles.get(client, "legacy"))
     member = method.partition("/")[0]
     for info, expected in (
         ("Robot", ["desk_a", "desk_b"]),
@@ -144,8 +146,10 @@ async def test_names_are_written_in_the_style_of_the_client(
 
 
 async def test_what_a_client_called_itself_counts_from_the_handshake_on() -> None:
-    face = Face(full_hub(), style_of=lambda client: "dotted" if client == "Dotty" else "legacy")
-    peer = Peer(OWNER, "test", EVERYTHING)
+    face = McpServer(
+        full_hub(), style_of=lambda client: "dotted" if client == "Dotty" else "legacy"
+    )
+    peer = ClientState(OWNER, "test", EVERYTHING)
     params = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "Dotty"}}
     await face.answer(json.loads(rpc.request(1, "initialize", params)), peer)
     answer = await face.answer(json.loads(rpc.request(2, "tools/list", {})), peer)
@@ -159,14 +163,14 @@ async def test_a_view_shows_of_every_kind_what_it_includes(
     method: str, member: str, named: str
 ) -> None:
     view = View(("desk.a", "desk.note://a*"))
-    listed = (await ask(Face(full_hub()), method, R2511, view=view))["result"][member]
+    listed = (await ask(McpServer(full_hub()), method, R2511, view=view))["result"][member]
     assert len(listed) == 1 and "a" in listed[0][named]
 
 
 # --- cursors
 
 
-async def cursor_of(face: Face, method: str) -> str:
+async def cursor_of(face: McpServer, method: str) -> str:
     result = (await ask(face, method, R2511))["result"]
     return str(result["nextCursor"])
 
@@ -177,7 +181,7 @@ async def test_pages_of_every_list_go_on_where_the_last_one_ended(
     monkeypatch: pytest.MonkeyPatch, method: str, member: str, named: str, revision: Revision
 ) -> None:
     monkeypatch.setattr(list_pages, "PAGE_BYTES", 10)
-    face = Face(full_hub(), b"k" * 32)
+    face = McpServer(full_hub(), b"k" * 32)
     first = (await ask(face, method, revision))["result"]
     second = (await ask(face, method, revision, cursor=first["nextCursor"]))["result"]
     assert [len(first[member]), len(second[member])] == [1, 1]
@@ -190,9 +194,9 @@ async def test_a_cursor_is_good_for_its_list_and_its_hub_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(list_pages, "PAGE_BYTES", 10)
-    face = Face(full_hub(), b"k" * 32)
+    face = McpServer(full_hub(), b"k" * 32)
     cursor = await cursor_of(face, "tools/list")
-    after_restart = Face(full_hub(), b"k" * 32)
+    after_restart = McpServer(full_hub(), b"k" * 32)
     assert "result" in await ask(after_restart, "tools/list", R2511, cursor=cursor)
     raw = base64.urlsafe_b64decode(cursor)
     forged = [
@@ -204,22 +208,22 @@ async def test_a_cursor_is_good_for_its_list_and_its_hub_alone(
         assert answer["error"]["code"] == -32602
     for other, method in (
         (face, "prompts/list"),
-        (Face(full_hub(), b"x" * 32), "tools/list"),
-        (Face(full_hub()), "tools/list"),
+        (McpServer(full_hub(), b"x" * 32), "tools/list"),
+        (McpServer(full_hub()), "tools/list"),
     ):
         answer = await ask(other, method, R2511, cursor=cursor)
         assert answer["error"]["code"] == -32602
 
 
 async def test_an_empty_cursor_is_one_and_none_of_ours() -> None:
-    answer = await ask(Face(full_hub()), "prompts/list", R2511, cursor="")
+    answer = await ask(McpServer(full_hub()), "prompts/list", R2511, cursor="")
     assert answer["error"]["code"] == -32602
-    assert "result" in await ask(Face(full_hub()), "prompts/list", R2511, cursor=None)
+    assert "result" in await ask(McpServer(full_hub()), "prompts/list", R2511, cursor=None)
 
 
 async def test_only_so_many_forms_of_a_list_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(list_pages, "MAX_KEPT", 3)
-    face = Face(full_hub())
+    face = McpServer(full_hub())
     for number in range(20):
         await ask(face, "tools/list", R2511, view=View((f"desk.{number}",)))
         assert len(face.lists._kept[TOOL]) <= 4

@@ -13,7 +13,12 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import NotFound
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.core.tool_identity import MAX_NAME, fold_id, fold_name, identity_of
-from dragoman.mcp.protocol.tool_names import alias_name, canonical_name, other_names, safe_name
+from dragoman.mcp.protocol.tool_names import (
+    build_alias,
+    build_canonical_name,
+    build_other_names,
+    build_safe_name,
+)
 
 pytestmark = pytest.mark.promise("B3")
 
@@ -32,7 +37,7 @@ def test_a_tool_is_named_after_its_server_in_lower_case_with_underscores(
     server: str, tool: str, name: str
 ) -> None:
     assert format_mcp_tool_name(server, tool) == name
-    assert alias_name(server, tool) == name
+    assert build_alias(server, tool) == name
     assert is_mcp_tool(name)
 
 
@@ -69,15 +74,15 @@ ODD = ["do thing", "do/thing", "été", "x" * 300, "🦉", "a:b", "a\nb"]
 
 @pytest.mark.parametrize("tool", ODD)
 def test_names_have_only_characters_and_lengths_that_every_revision_takes(tool: str) -> None:
-    for name in (canonical_name("my-server", tool), alias_name("my-server", tool)):
+    for name in (build_canonical_name("my-server", tool), build_alias("my-server", tool)):
         assert re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", name)
 
 
 def test_names_that_are_cut_stay_apart() -> None:
     one, other = "x" * 200 + "1", "x" * 200 + "2"
-    assert canonical_name("s", one) != canonical_name("s", other)
-    assert alias_name("s", one) != alias_name("s", other)
-    assert len(canonical_name("s", one)) == MAX_NAME
+    assert build_canonical_name("s", one) != build_canonical_name("s", other)
+    assert build_alias("s", one) != build_alias("s", other)
+    assert len(build_canonical_name("s", one)) == MAX_NAME
 
 
 FOLDED = [
@@ -99,28 +104,30 @@ FOLDED = [
 def test_every_spelling_of_a_name_folds_to_one(name: str, folded: str) -> None:
     assert fold_name(name) == folded
     assert fold_name(folded) == folded
-    assert canonical_name("My-Server", name) == identity_of("My-Server", name)
+    assert build_canonical_name("My-Server", name) == identity_of("My-Server", name)
     assert fold_id(f"My-Server.{name}") == f"My-Server.{folded}"
 
 
 def test_names_without_ascii_letters_stay_apart_in_every_style() -> None:
     one, other = "读取文件", "写入文件"
     assert fold_name(one) != fold_name(other)
-    assert canonical_name("s", one) != canonical_name("s", other)
-    assert alias_name("s", one) != alias_name("s", other)
+    assert build_canonical_name("s", one) != build_canonical_name("s", other)
+    assert build_alias("s", one) != build_alias("s", other)
     for style in ("dotted", "safe", "safe!"):
-        assert other_names("s", None, one)[style] != other_names("s", None, other)[style]
-    for name in (canonical_name("s", one), alias_name("s", one)):
+        assert (
+            build_other_names("s", None, one)[style] != build_other_names("s", None, other)[style]
+        )
+    for name in (build_canonical_name("s", one), build_alias("s", one)):
         assert re.fullmatch(r"[A-Za-z0-9_.]+", name)
 
 
 def test_spellings_of_a_long_name_are_one_identity_too() -> None:
-    assert canonical_name("s", "x" * 200) == canonical_name("s", "X" * 200)
-    assert fold_id(canonical_name("s", "x" * 200)) == canonical_name("s", "x" * 200)
+    assert build_canonical_name("s", "x" * 200) == build_canonical_name("s", "X" * 200)
+    assert fold_id(build_canonical_name("s", "x" * 200)) == build_canonical_name("s", "x" * 200)
 
 
 def test_each_style_of_naming_has_a_name_of_its_own_and_a_prefix_takes_the_servers_place() -> None:
-    assert other_names("Git-Hub", None, "create.issue") == {
+    assert build_other_names("Git-Hub", None, "create.issue") == {
         "dotted": "Git-Hub.create.issue",
         "spelled": "Git-Hub.create.issue",
         "safe": "Git-Hub_create_issue",
@@ -128,25 +135,27 @@ def test_each_style_of_naming_has_a_name_of_its_own_and_a_prefix_takes_the_serve
         "portable": "Git-Hub_create_issue",
         "portable!": "Git-Hub_create_issue_" + digest("Git-Hub.create_issue"),
     }
-    assert "portable" not in other_names("github", None, "create_issue"), "the usual one will do"
-    prefixed = other_names("github", "gh", "Create-Issue")
+    assert "portable" not in build_other_names("github", None, "create_issue"), (
+        "the usual one will do"
+    )
+    prefixed = build_other_names("github", "gh", "Create-Issue")
     assert prefixed["spelled"] == "github.Create-Issue"
     assert prefixed["dotted"] == "gh.Create-Issue"
     assert prefixed["legacy"] == "mcp_gh_create_issue"
     assert prefixed["safe"] == "gh_Create-Issue"
-    untouched = other_names("github", "", "create issue")
+    untouched = build_other_names("github", "", "create issue")
     assert untouched["dotted"] == untouched["legacy"] == "create issue"
     assert untouched["safe"] == "create_issue"
 
 
 def test_a_safe_name_is_one_that_every_models_api_takes() -> None:
     for server, tool in [("s" * 64, "t" * 128), ("a", "é ü"), ("x.y", "z/1:2"), ("", "t" * 64)]:
-        names = other_names(server, server, tool)
+        names = build_other_names(server, server, tool)
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe!"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names["portable!"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names.get("portable", names["legacy"])), names
-    assert safe_name("s", "t" * 100) != safe_name("s", "t" * 101)
+    assert build_safe_name("s", "t" * 100) != build_safe_name("s", "t" * 101)
 
 
 def test_in_a_catalog_every_form_is_accepted_and_a_shared_safe_name_is_told_apart() -> None:
@@ -169,8 +178,8 @@ def digest(text: str) -> str:
 
 
 def made(server: str, tool: str) -> Tool:
-    canonical = canonical_name(server, tool)
+    canonical = build_canonical_name(server, tool)
     return Tool(
-        name=canonical, alias=alias_name(server, tool), remote_name=tool,
-        other_names=other_names(server, None, tool), target=Nowhere(NotFound("-")),
+        name=canonical, alias=build_alias(server, tool), remote_name=tool,
+        other_names=build_other_names(server, None, tool), target=Nowhere(NotFound("-")),
     )  # fmt: skip

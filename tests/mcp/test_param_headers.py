@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dragoman.mcp.protocol.mirrored_headers import (
-    agrees,
-    header_params,
-    header_text,
-    header_value,
-    values,
+    build_param_headers,
+    decode_value,
+    encode_value,
+    find_mirrored_params,
+    is_equal,
 )
 
 
@@ -35,15 +35,15 @@ TEXTS = [
 
 @pytest.mark.parametrize(("text", "header"), TEXTS)
 def test_what_a_header_cannot_hold_travels_as_base64_and_comes_back(text: str, header: str) -> None:
-    assert header_value(text) == header
-    assert header_text(header) == text
+    assert encode_value(text) == header
+    assert decode_value(header) == text
 
 
 @pytest.mark.parametrize(
     "header", ["=?base64?!!?=", "=?base64?YQ?=", "=?base64?YR==?=", "=?base64?/w==?="]
 )
 def test_marks_around_what_is_no_base64_of_text_hold_nothing(header: str) -> None:
-    assert header_text(header) is None
+    assert decode_value(header) is None
 
 
 def test_marked_arguments_become_headers_wherever_properties_alone_lead_to_them() -> None:
@@ -55,21 +55,23 @@ def test_marked_arguments_become_headers_wherever_properties_alone_lead_to_them(
     )
     schema["properties"]["x-mcp-header"] = {"type": "string"}  # an argument of that name
 
-    params = header_params(schema)
+    params = find_mirrored_params(schema)
 
     assert params == {
         "mcp-param-region": ("region",),
         "mcp-param-n": ("where", "n"),
         "mcp-param-method": ("on",),
     }
-    assert values(params, {"region": "é", "where": {"n": -7}, "on": False, "plain": 1.5}) == {
+    assert build_param_headers(
+        params, {"region": "é", "where": {"n": -7}, "on": False, "plain": 1.5}
+    ) == {
         "mcp-param-region": "=?base64?w6k=?=",
         "mcp-param-n": "-7",
         "mcp-param-method": "false",
     }
-    assert values(params, {"region": None, "where": "elsewhere"}) == {}
-    assert values(params, {"where": {"n": 42.0}}) == {"mcp-param-n": "42"}
-    assert header_params({"type": "object"}) == {}
+    assert build_param_headers(params, {"region": None, "where": "elsewhere"}) == {}
+    assert build_param_headers(params, {"where": {"n": 42.0}}) == {"mcp-param-n": "42"}
+    assert find_mirrored_params({"type": "object"}) == {}
 
 
 TEXT = {"type": "string", "x-mcp-header": "A"}
@@ -102,7 +104,7 @@ TEXT = {"type": "string", "x-mcp-header": "A"}
 )
 def test_a_mark_that_breaks_the_rules_makes_the_tool_unusable(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="x-mcp-header"):
-        header_params(schema)
+        find_mirrored_params(schema)
 
 
 def test_a_schema_nested_without_end_costs_no_stack() -> None:
@@ -110,7 +112,7 @@ def test_a_schema_nested_without_end_costs_no_stack() -> None:
     for _ in range(5_000):
         schema = {"type": "object", "properties": {"a": schema}}
 
-    assert len(header_params(schema)["mcp-param-a"]) == 5_001
+    assert len(find_mirrored_params(schema)["mcp-param-a"]) == 5_001
 
 
 @pytest.mark.parametrize(
@@ -134,4 +136,4 @@ def test_a_schema_nested_without_end_costs_no_stack() -> None:
 def test_numbers_agree_as_numbers_and_all_else_to_the_letter(
     text: str, value: Any, agreed: bool
 ) -> None:
-    assert agrees(text, value) is agreed
+    assert is_equal(text, value) is agreed

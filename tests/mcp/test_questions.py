@@ -8,11 +8,11 @@ import pytest
 
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Question
 from dragoman.mcp.protocol.elicitation import (
-    addresses_of,
-    answer_for,
-    askable,
+    build_answer,
     is_answerable,
-    question_of,
+    question_from_request,
+    questions_from_url_error,
+    select_askable,
 )
 from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, Revision
 
@@ -53,7 +53,7 @@ ALL: dict[str, Any] = {
 def test_a_session_declares_what_its_client_can_be_asked_in_the_words_of_the_revision(
     features: dict[str, Any], revision: Revision, declared: dict[str, Any]
 ) -> None:
-    assert askable(features, revision) == declared
+    assert select_askable(features, revision) == declared
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_session_declares_what_its_client_can_be_asked_in_the_words_of_the_rev
 def test_a_request_of_a_server_becomes_a_question_in_the_newest_words(
     method: Any, params: Any, question: Question | None
 ) -> None:
-    assert question_of(method, params) == question
+    assert question_from_request(method, params) == question
 
 
 def test_a_question_with_tools_is_for_models_that_use_them() -> None:
@@ -89,12 +89,12 @@ def test_a_question_with_tools_is_for_models_that_use_them() -> None:
 def test_an_answer_of_several_blocks_is_cut_to_one_for_a_server_that_knows_one() -> None:
     question = Question(SAMPLING, {})
     several = {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "x"}]}
-    assert answer_for(question, several, R2511) == several
-    assert answer_for(question, several, R2506) == {
+    assert build_answer(question, several, R2511) == several
+    assert build_answer(question, several, R2506) == {
         "role": "assistant",
         "content": {"type": "text", "text": "a"},
     }
-    assert answer_for(question, "none", R2511) is None
+    assert build_answer(question, "none", R2511) is None
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_an_answer_of_several_blocks_is_cut_to_one_for_a_server_that_knows_one()
     ],
 )
 def test_an_error_without_addresses_asks_nothing(native: Any) -> None:
-    assert addresses_of(native) == {}
+    assert questions_from_url_error(native) == {}

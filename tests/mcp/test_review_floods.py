@@ -17,8 +17,8 @@ from dragoman.core.principal import OWNER
 from dragoman.core.tool import RESOURCE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import R2607
-from dragoman.mcp.server.dispatcher import Face, Peer
-from dragoman.mcp.server.notify_throttle import MAX_PUT_OFF, Turns
+from dragoman.mcp.server.dispatcher import ClientState, McpServer
+from dragoman.mcp.server.notify_throttle import MAX_PUT_OFF, NotifyThrottle
 from permissive_hub import build_permissive_hub
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
@@ -35,27 +35,27 @@ class Server:
         return Result()
 
 
-def face_of(*uris: str) -> Face:
+def face_of(*uris: str) -> McpServer:
     hub, server = build_permissive_hub(Catalog(review=admit_all), Bus(), []), Server()
     tools = [
         Tool(name=f"s.{uri}", alias=uri, remote_name=uri, kind=RESOURCE, target=server)
         for uri in uris
     ]
     hub.catalogs[RESOURCE].offer("s", tools)
-    return Face(hub)
+    return McpServer(hub)
 
 
 class Listeners:
     """Clients of the new era, all told by the same slow wire."""
 
-    def __init__(self, face: Face, count: int, **wanted: Any) -> None:
+    def __init__(self, face: McpServer, count: int, **wanted: Any) -> None:
         self.told: Counter[bytes] = Counter()
         meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": {}}
         params = {"notifications": wanted, "_meta": meta}
         message = {"jsonrpc": "2.0", "method": "subscriptions/listen", "params": params}
         self.work = []
         for number in range(count):
-            peer = Peer(OWNER, "test", EVERYTHING, R2607)
+            peer = ClientState(OWNER, "test", EVERYTHING, R2607)
             begun = face.begin({**message, "id": number}, peer, self.push)
             assert begun is not None and not isinstance(begun, bytes)
             self.work.append(asyncio.ensure_future(begun))
@@ -113,7 +113,7 @@ async def test_a_server_whose_list_never_stays_the_same_leaves_most_of_the_time_
 
 async def test_what_is_put_off_is_bounded_and_nothing_that_is_followed_is_forgotten() -> None:
     told: list[tuple[str, str]] = []
-    turns = Turns(lambda name, followed: told.append((name, followed)))
+    turns = NotifyThrottle(lambda name, followed: told.append((name, followed)))
     turns.take(lambda: _spin(0.2))
     for number in range(3 * MAX_PUT_OFF):
         turns.changed(f"s.d/{number}", "s.d")

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from dragoman.core import errors as e
-from dragoman.mcp.protocol.errors import TABLE, as_error, as_result, understood
+from dragoman.mcp.protocol.errors import TABLE, adapt_error, encode_error, render_error_result
 from dragoman.mcp.protocol.revisions import (
     HANDSHAKE,
     METHODS,
@@ -448,14 +448,14 @@ def test_each_error_is_a_code_or_a_result_as_the_revision_has_it(
 ) -> None:
     error = kind("it did not work")
     error.trace = "0123456789abcdef"
-    shown, expected = as_result(error, revision), CODES[kind][revision]
+    shown, expected = render_error_result(error, revision), CODES[kind][revision]
     if expected == "result":
         assert shown is not None and shown["isError"] is True
         assert shown["content"] == [{"type": "text", "text": "it did not work (trace 01234567)"}]
         assert shown["_meta"]["dragoman.hub/error"]["kind"] == kind.__name__
     else:
         assert shown is None
-        answer = json.loads(as_error(1, error, revision))["error"]
+        answer = json.loads(encode_error(1, error, revision))["error"]
         assert answer["code"] == expected
         assert answer["message"] == "it did not work (trace 01234567)"
         told = {"requiredCapabilities": {}} if kind is e.NeedsInput else {}
@@ -467,7 +467,7 @@ def test_each_error_is_a_code_or_a_result_as_the_revision_has_it(
 @pytest.mark.parametrize("revision", ALL)
 def test_what_a_client_would_need_is_said_in_the_words_of_capabilities(revision: Revision) -> None:
     error = e.NeedsInput("it asks for a form", {"elicitation": {"form": {}}})
-    answer = json.loads(as_error(1, error, revision))["error"]
+    answer = json.loads(encode_error(1, error, revision))["error"]
     assert answer["code"] == (-32021 if revision == R2607 else -32603)
     assert answer["data"]["requiredCapabilities"] == {"elicitation": {"form": {}}}
 
@@ -477,18 +477,18 @@ def test_a_resource_that_is_not_there_has_a_code_of_its_own_until_the_newest(
     revision: Revision,
 ) -> None:
     code = -32602 if revision == R2607 else -32002
-    error = json.loads(as_error(1, e.NotFound("no such"), revision, "a:b"))["error"]
+    error = json.loads(encode_error(1, e.NotFound("no such"), revision, "a:b"))["error"]
     assert (error["code"], error["data"]["uri"]) == (code, "a:b")
     for native in (
         {"code": -32002, "message": "m"},
         {"code": -32002, "message": "m", "data": {"uri": "a:b"}},
         {"code": -32602, "message": "m", "data": {"uri": "a:b"}},
     ):
-        answer = as_error(1, e.WorkFailed("it failed", native), revision, "a:b")
+        answer = encode_error(1, e.WorkFailed("it failed", native), revision, "a:b")
         error = json.loads(answer)["error"]
         assert (error["code"], error["data"]["uri"]) == (code, "a:b")
     other = e.WorkFailed("it failed", {"code": -32602, "message": "m"})
-    assert json.loads(as_error(1, other, revision, "a:b"))["error"]["code"] == -32602
+    assert json.loads(encode_error(1, other, revision, "a:b"))["error"]["code"] == -32602
 
 
 @pytest.mark.parametrize("revision", ALL)
@@ -501,8 +501,8 @@ def test_a_servers_own_error_goes_through_as_it_is(
 ) -> None:
     native = {"code": code, "message": "mine", "data": {"uri": "a:b"}}
     error = e.WorkFailed("it failed", native)
-    assert as_result(error, revision) is None
-    answer = json.loads(as_error("a", error, revision))
+    assert render_error_result(error, revision) is None
+    answer = json.loads(encode_error("a", error, revision))
     assert answer["id"] == "a"
     old = code if isinstance(code, int) else -32603
     assert answer["error"] == {**native, "code": newest if revision == R2607 else old}
@@ -522,23 +522,23 @@ def test_what_a_server_of_another_revision_needs_is_said_so_that_it_is_understoo
     )
     page = e.WorkFailed("x", {"code": -32042, "message": "Go!", "data": {"elicitations": [PAGE]}})
     lacks.trace = page.trace = "t"
-    shown = understood(lacks, revision, {})
+    shown = adapt_error(lacks, revision, {})
     if revision == R2607:
         assert shown is lacks  # its own
     else:
         assert isinstance(shown, e.NeedsInput)
         assert (str(shown), shown.missing, shown.trace) == ("A form!", form, "t")
-    shown = understood(page, revision, able)
+    shown = adapt_error(page, revision, able)
     if revision == R2511:
         assert shown is page
-        shown = understood(page, revision, {"elicitation": {}})
+        shown = adapt_error(page, revision, {"elicitation": {}})
     assert isinstance(shown, e.NeedsInput)
     assert "https://example.com/go" in str(shown) and shown.missing == able
     for other in (e.WorkFailed("x"), e.WorkFailed("x", {"code": 7}), e.Denied("x")):
-        assert understood(other, revision, {}) is other
+        assert adapt_error(other, revision, {}) is other
     for odd in (None, 7, {}, {"requiredCapabilities": 7}, {"elicitations": [7, {}]}):
         for code in (-32021, -32042):
-            understood(e.WorkFailed("x", {"code": code, "data": odd}), revision, {})
+            adapt_error(e.WorkFailed("x", {"code": code, "data": odd}), revision, {})
 
 
 def test_the_oldest_revision_is_number_zero() -> None:

@@ -33,7 +33,7 @@ from dragoman.mcp.protocol.revisions import (
     Revision,
 )
 from dragoman.mcp.server import list_pages
-from dragoman.mcp.server.dispatcher import Face, Peer, answer_batch
+from dragoman.mcp.server.dispatcher import ClientState, McpServer, answer_batch
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
 from permissive_hub import build_permissive_hub
@@ -75,14 +75,14 @@ def tool(name: str, target: Any, **definition: Any) -> Tool:
     )
 
 
-def face(*names: str, **definition: Any) -> Face:
+def face(*names: str, **definition: Any) -> McpServer:
     catalog = Catalog(review=admit_all)
     catalog.offer("desk", [tool(name, Desk(), **definition) for name in names])
-    return Face(build_permissive_hub(catalog, Bus(), []))
+    return McpServer(build_permissive_hub(catalog, Bus(), []))
 
 
-def peer(revision: Revision = R2511, view: View = EVERYTHING) -> Peer:
-    return Peer(OWNER, "test", view, revision)
+def peer(revision: Revision = R2511, view: View = EVERYTHING) -> ClientState:
+    return ClientState(OWNER, "test", view, revision)
 
 
 def params_for(revision: Revision, **params: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def params_for(revision: Revision, **params: Any) -> dict[str, Any]:
 
 
 async def ask(
-    face: Face, method: str, revision: Revision = R2511, view: View = EVERYTHING, **params: Any
+    face: McpServer, method: str, revision: Revision = R2511, view: View = EVERYTHING, **params: Any
 ) -> Any:
     message = rpc.request(1, method, params_for(revision, **params))
     answer = await face.answer(json.loads(message), peer(revision, view))
@@ -116,7 +116,7 @@ async def test_a_list_is_kept_encoded_until_the_catalog_changes() -> None:
     made = face("a", "b")
 
     def pages(revision: Revision = R2511, style: str = "legacy") -> Any:
-        return made.lists.pages(TOOL, OWNER, EVERYTHING, revision, style)
+        return made.lists.build_pages(TOOL, OWNER, EVERYTHING, revision, style)
 
     first = pages()
     assert pages() is first
@@ -212,7 +212,7 @@ async def test_of_tools_that_share_an_alias_the_first_has_it() -> None:
         for name in ("desk.same", "desk.SAME")
     ]
     catalog.offer("desk", shared)
-    made = Face(build_permissive_hub(catalog, Bus(), []))
+    made = McpServer(build_permissive_hub(catalog, Bus(), []))
     listed = await ask(made, "tools/list")
     assert [t["name"] for t in listed["result"]["tools"]] == ["desk.SAME", "mcp_desk_same"]
     for name in ("mcp_desk_same", "desk.same", "desk.SAME"):

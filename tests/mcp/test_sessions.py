@@ -13,9 +13,9 @@ from dragoman.core.question_handles import can_answer
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, Revision
 from dragoman.mcp.server import http_sessions as module
-from dragoman.mcp.server.client_state import Peer
-from dragoman.mcp.server.http_sessions import Session, Sessions
-from dragoman.mcp.server.replay_streams import UNASKED, Kept, Stream
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.http_sessions import HttpSession, HttpSessions
+from dragoman.mcp.server.replay_streams import NOTIFICATIONS, EventStream, ReplayStream
 
 KEY = bytes(range(32))
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.promise("G2")
 
 class Audience:
     def __init__(self) -> None:
-        self.there: list[Peer] = []
+        self.there: list[ClientState] = []
 
-    def join(self, peer: Peer) -> None:
+    def join(self, peer: ClientState) -> None:
         self.there.append(peer)
 
-    def leave(self, peer: Peer) -> None:
+    def leave(self, peer: ClientState) -> None:
         self.there.remove(peer)
 
 
@@ -55,8 +55,8 @@ class Pipe:
         self.ended = True
 
 
-def made(key: bytes = KEY, audience: Audience | None = None) -> Sessions:
-    return Sessions(key, EVERYTHING, audience or Audience())
+def made(key: bytes = KEY, audience: Audience | None = None) -> HttpSessions:
+    return HttpSessions(key, EVERYTHING, audience or Audience())
 
 
 def shaken(
@@ -64,18 +64,20 @@ def shaken(
     revision: Revision,
     features: Mapping[str, Any] | None = None,
     info: str = "",
-) -> Peer:
-    peer = Peer(principal, "mcp-http", EVERYTHING, revision)
+) -> ClientState:
+    peer = ClientState(principal, "mcp-http", EVERYTHING, revision)
     peer.features = features or {}
-    peer.info = info
+    peer.client_name = info
     return peer
 
 
-def open_stream(session: Session) -> Pipe:
+def open_stream(session: HttpSession) -> Pipe:
     pipe = Pipe()
     request = cast(HttpRequest, pipe)
     session.streams.append(
-        Kept(request, session.shelf, UNASKED) if session.resumable else Stream(request)
+        ReplayStream(request, session.replay, NOTIFICATIONS)
+        if session.resumable
+        else EventStream(request)
     )
     return pipe
 
@@ -123,7 +125,7 @@ def test_what_a_client_can_be_asked_and_its_name_outlive_the_hub(features: dict[
         assert can_answer(kind, later.features) == can_answer(kind, features), kind
     sampling = features.get("sampling") or {}
     assert later.features.get("sampling", {}).keys() == sampling.keys()
-    assert (later.info, later.client) == ("Été IDE", first.client)
+    assert (later.client_name, later.client) == ("Été IDE", first.client)
     assert first.client and first.client != first.id
     raised = "3" + ("3f" if first.id[1:3] != "3f" else "00") + first.id[3:]
     assert made().find(raised, ALICE) is None, "nobody gives himself features"
@@ -133,7 +135,7 @@ def test_a_very_long_name_is_cut() -> None:
     session = made().begin(shaken(ALICE, R2511, {}, "é" * 1000))
     assert len(session.id) < 256
     later = made().find(session.id, ALICE)
-    assert later is not None and later.info == "é" * 32
+    assert later is not None and later.client_name == "é" * 32
 
 
 def test_an_id_cannot_be_made_up_or_changed() -> None:
@@ -234,13 +236,13 @@ def test_what_is_said_unasked_goes_to_the_first_open_stream_alone() -> None:
     sessions = made()
     session = sessions.begin(shaken(ALICE, R2511))
     first, second = open_stream(session), open_stream(session)
-    session.tell(b"1")
+    session.notify(b"1")
     first.lost = True
-    session.tell(b"2")
+    session.notify(b"2")
     assert [b"data: 1" in one for one in first.sent] == [True]
     assert [b"data: 2" in one for one in second.sent] == [True]
     second.reads = False
-    session.tell(b"3")
+    session.notify(b"3")
     assert second.ended, "who does not read is cut off, and can come again"
     sessions.close()
     assert first.ended
@@ -253,20 +255,20 @@ def test_what_is_said_while_nobody_listens_waits_a_while_where_streams_can_be_re
     monkeypatch.setattr(module, "monotonic", lambda: now)
     for revision, kept in ((R2024, False), (R2503, True), (R2511, True)):
         session = made().begin(shaken(ALICE, revision))
-        session.tell(b"too old")
+        session.notify(b"too old")
         now += module.UNSENT_SECONDS + 1
         for _ in range(5):
-            session.tell(b"same")
+            session.notify(b"same")
         for number in range(module.MAX_UNSENT - 2):
-            session.tell(b"%d" % number)
+            session.notify(b"%d" % number)
         pipe = open_stream(session)
-        session.catch_up(session.streams[0])
+        session.send_unsent(session.streams[0])
         texts = [one.split(b"data: ")[1].strip() for one in pipe.sent]
         more = [b"%d" % number for number in range(module.MAX_UNSENT - 2)]
         assert texts == ([b"same", *more] if kept else [])
-        session.catch_up(session.streams[0])
+        session.send_unsent(session.streams[0])
         assert len(pipe.sent) == len(texts)
         session.streams.clear()
         for number in range(100):
-            session.tell(b"%d" % number)
+            session.notify(b"%d" % number)
         assert len(session.unsent) == (module.MAX_UNSENT if kept else 0)

@@ -14,7 +14,7 @@ from dragoman.core.errors import BadReply, Denied, TimedOut, Unreachable, WorkFa
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.protocol.revisions import (
     ORDERED,
     R2024,
@@ -25,7 +25,7 @@ from dragoman.mcp.protocol.revisions import (
     SERVER_KEY,
     Revision,
 )
-from dragoman.mcp.server.dispatcher import Face, Peer
+from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.wire import rpc
 from permissive_hub import build_permissive_hub
 
@@ -76,7 +76,7 @@ class Library:
         return Result(content=[TEXT], structured=[1])
 
 
-def library() -> tuple[Face, Library]:
+def library() -> tuple[McpServer, Library]:
     target, hub = Library(), build_permissive_hub(Catalog(review=admit_all), Bus(), [])
 
     def offer(kind: str, *names: str, **definition: Any) -> None:
@@ -97,7 +97,7 @@ def library() -> tuple[Face, Library]:
     offer(PROMPT, "p", *(f"p/{name}" for name in FAILURES))
     offer(RESOURCE, "note://a", *(f"note://{name}" for name in FAILURES))
     offer(TEMPLATE, "note://t/{id}")
-    return Face(hub), target
+    return McpServer(hub), target
 
 
 def params_for(revision: Revision, **params: Any) -> dict[str, Any]:
@@ -107,8 +107,10 @@ def params_for(revision: Revision, **params: Any) -> dict[str, Any]:
     return {**params, "_meta": meta} if meta else params
 
 
-async def ask(face: Face, method: str, revision: Revision, push: Any = None, **params: Any) -> Any:
-    peer = Peer(OWNER, "test", EVERYTHING, revision, client="c")
+async def ask(
+    face: McpServer, method: str, revision: Revision, push: Any = None, **params: Any
+) -> Any:
+    peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
     message = json.loads(rpc.request(1, method, params_for(revision, **params)))
     answer = await face.answer(message, peer, push)
     assert answer is not None
@@ -262,7 +264,7 @@ async def test_what_goes_wrong_with_a_prompt_or_a_resource_is_an_error(
 @pytest.mark.parametrize("revision", ORDERED)
 async def test_what_is_not_there_is_said_with_the_code_of_the_revision(revision: Revision) -> None:
     hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [])
-    answer = await ask(Face(hub), "resources/read", revision, uri="note://nowhere")
+    answer = await ask(McpServer(hub), "resources/read", revision, uri="note://nowhere")
     assert answer["error"]["code"] == (-32602 if revision == R2607 else -32002)
     assert answer["error"]["data"]["uri"] == "note://nowhere"
     face, _ = library()
@@ -326,7 +328,7 @@ SAID = ["debug", "info", "notice", "error"]
 async def notes(revision: Revision, level: str | None, meta: dict[str, Any] | None = None) -> Any:
     """What of the log of a call is pushed; the levels."""
     face, target = library()
-    peer = Peer(OWNER, "test", EVERYTHING, revision, client="c")
+    peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
     if level is not None:
         request = json.loads(rpc.request(1, "logging/setLevel", {"level": level}))
         answer = await face.answer(request, peer)
@@ -404,7 +406,7 @@ async def test_a_call_says_what_its_client_can_be_asked_and_which_it_is(
     method: str, params: dict[str, Any], revision: Revision
 ) -> None:
     face, target = library()
-    peer = Peer(OWNER, "test", EVERYTHING, revision, client="c")
+    peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
     peer.features = {"sampling": {}}
     meta = {"traceparent": "00-1-2-01"}
     message = json.loads(rpc.request(1, method, params_for(revision, meta=meta, **params)))
@@ -414,11 +416,11 @@ async def test_a_call_says_what_its_client_can_be_asked_and_which_it_is(
         if revision == R2607:
             assert target.last.features == {"roots": {}}  # its requests say it
         else:
-            assert target.last.features == ({"sampling": {}} if able else WAITS)
+            assert target.last.features == ({"sampling": {}} if able else TASKS_ONLY)
         assert target.last.client == "c"
         session = "c" if revision < R2607 else ""  # the new era has none
         assert target.last.extra == {"_meta": meta, "session": session}
     peer.client = ""
     await face.answer(message, peer, lambda _: True)
     if revision != R2607:
-        assert target.last.features is WAITS  # its answers would reach nobody
+        assert target.last.features is TASKS_ONLY  # its answers would reach nobody

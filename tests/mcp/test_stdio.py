@@ -21,8 +21,8 @@ from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
 from dragoman.mcp.server import socket_transport
-from dragoman.mcp.server.dispatcher import Face
-from dragoman.mcp.server.socket_transport import UNREAD_BYTES, Connection
+from dragoman.mcp.server.dispatcher import McpServer
+from dragoman.mcp.server.socket_transport import UNREAD_BYTES, SocketConnection
 from dragoman.wire import rpc
 from permissive_hub import build_permissive_hub
 
@@ -51,11 +51,12 @@ async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
     catalog.offer("talkative", [Tool(name="t.t", alias="t", remote_name="t", target=target)])
     settled = loop.create_future()
     settled.set_result(None)
-    face = Face(build_permissive_hub(catalog, Bus(), []))
+    face = McpServer(build_permissive_hub(catalog, Bus(), []))
     ours, theirs = socket.socketpair()
     with theirs:
         transport, connection = await loop.create_connection(
-            lambda: Connection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled), sock=ours
+            lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled),
+            sock=ours,
         )
         params = {"name": "t.t", "_meta": {"progressToken": 1}}
         connection.data_received(rpc.request(1, "tools/call", params) + b"\n")
@@ -99,7 +100,7 @@ def offered(kind: str, name: str, target: Any) -> Tool:
 
 
 class Client:
-    def __init__(self, face: Face, reader: asyncio.StreamReader, writer: Any) -> None:
+    def __init__(self, face: McpServer, reader: asyncio.StreamReader, writer: Any) -> None:
         self.face = face
         self.reader = reader
         self.writer = writer
@@ -137,10 +138,11 @@ async def connected(
     if settled is None:
         settled = loop.create_future()
         settled.set_result(None)
-    face = Face(hub)
+    face = McpServer(hub)
     ours, theirs = socket.socketpair()
     transport, _ = await loop.create_connection(
-        lambda: Connection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled), sock=ours
+        lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled),
+        sock=ours,
     )
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:
@@ -193,7 +195,7 @@ async def test_a_resource_is_followed_over_the_connection_and_no_longer_than_it_
         async with asyncio.timeout(5):
             await gone.wait()
         assert target.last is not None and clients == [target.last.client]
-        assert not client.face.listening._followers
+        assert not client.face.subscriptions._followers
 
 
 @pytest.mark.promise("B12")

@@ -21,7 +21,7 @@ from dragoman.core.tasks import Tasks
 from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
-from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.protocol.revisions import (
     R2024,
     R2503,
@@ -33,7 +33,7 @@ from dragoman.mcp.protocol.revisions import (
     Revision,
 )
 from dragoman.mcp.server import tasks as task_face
-from dragoman.mcp.server.dispatcher import Face, Peer
+from dragoman.mcp.server.dispatcher import ClientState, McpServer
 from dragoman.wire import rpc
 from permissive_hub import build_permissive_hub
 
@@ -89,7 +89,7 @@ class Place:
             tool = Tool(name="worker.t", alias="t", kind=kind, remote_name="t", target=self.worker)
             hub.catalogs[kind].offer("worker", [tool])
         self.tasks = Tasks(**{"most": 100, "most_each": 100, "ttl": 60.0, **bounds})
-        self.face = Face(hub, question_seconds=5, tasks=self.tasks, task_after=after)
+        self.face = McpServer(hub, question_seconds=5, tasks=self.tasks, task_after=after)
 
     async def ask(
         self,
@@ -102,7 +102,7 @@ class Place:
         """A request of the new era."""
         meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": able}
         params["_meta"] = {**meta, **params.get("_meta", {})}
-        peer = Peer(who, "test", EVERYTHING, R2607)
+        peer = ClientState(who, "test", EVERYTHING, R2607)
         answer = await self.face.answer(json.loads(rpc.request(1, method, params)), peer, push)
         assert answer is not None
         return json.loads(answer)
@@ -204,11 +204,11 @@ async def test_clients_that_shake_hands_wait_and_the_hub_knows_tasks_in_their_pl
 ) -> None:
     async with place(after=0.01) as here:
         params = {"name": "t", "task": {}} if revision < R2511 else {"name": "t"}
-        peer = Peer(OWNER, "test", EVERYTHING, revision, client="c")
+        peer = ClientState(OWNER, "test", EVERYTHING, revision, client="c")
         message = json.loads(rpc.request(1, "tools/call", params))
         answer = json.loads(await here.waits(here.face.answer(message, peer)))
         assert text(answer["result"]) == "done"
-        assert here.worker.calls[0].features is WAITS
+        assert here.worker.calls[0].features is TASKS_ONLY
 
 
 async def test_progress_and_notes_are_heard_until_it_is_a_task() -> None:
@@ -365,7 +365,7 @@ async def test_a_task_cancelled_with_an_open_question_lets_its_target_know(
 # --- 2025-11-25
 
 
-class Old(Peer):
+class Old(ClientState):
     """A session of 2025-11-25, and what it was told unasked."""
 
     def __init__(self, here: Place, who: Principal = OWNER, client: str = "c") -> None:
@@ -374,11 +374,11 @@ class Old(Peer):
         self.here = here
         self.told: list[Any] = []
 
-    def tell(self, message: bytes) -> None:
+    def notify(self, message: bytes) -> None:
         self.told.append(json.loads(message))
 
     def push(self, message: bytes) -> bool:
-        self.tell(message)
+        self.notify(message)
         return True
 
     async def ask(self, method: str, **params: Any) -> Any:
@@ -613,7 +613,7 @@ async def test_who_listens_gets_the_questions_and_the_result() -> None:
         assert text(listener.heard[4]["params"]["result"]) == "done"
         listening.cancel()
         await asyncio.wait([listening])
-        assert not here.face.tasks.find_task(Peer(OWNER, "t", EVERYTHING), id)._watchers[1:]
+        assert not here.face.tasks.find_task(ClientState(OWNER, "t", EVERYTHING), id)._watchers[1:]
 
 
 async def test_who_does_not_read_is_told_later_how_it_is_by_then(

@@ -21,8 +21,8 @@ from dragoman.core.tool import Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Trace
 from dragoman.mcp.protocol.revisions import R2511, R2607, TASKS
-from dragoman.mcp.server.dispatcher import Face, Peer
-from dragoman.mcp.server.socket_transport import Connection
+from dragoman.mcp.server.dispatcher import ClientState, McpServer
+from dragoman.mcp.server.socket_transport import SocketConnection
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ID = PARENT[3:35]
@@ -94,14 +94,15 @@ async def by_stdio(here: Place, meta: Mapping[str, Any], headers: Mapping[str, s
 
 @contextlib.asynccontextmanager
 async def on_a_pipe(
-    face: Face,
+    face: McpServer,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     loop = asyncio.get_running_loop()
     settled = loop.create_future()
     settled.set_result(None)
     ours, theirs = socket.socketpair()
     transport, _ = await loop.create_connection(
-        lambda: Connection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled), sock=ours
+        lambda: SocketConnection(face, lambda _: OWNER, lambda: EVERYTHING, set(), settled),
+        sock=ours,
     )
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:
@@ -215,7 +216,7 @@ async def test_a_client_of_the_new_era_answers_in_the_trace_it_was_asked_in(
             if number:  # as a tracing library would: another request, another trace
                 meta["traceparent"] = PARENT.replace(ID, f"{number}e" * 16)
             message = request(number, "tools/call", **params, _meta=meta)
-            raw = await here.face.answer(message, Peer(OWNER, "test", EVERYTHING, R2607))
+            raw = await here.face.answer(message, ClientState(OWNER, "test", EVERYTHING, R2607))
             result = json.loads(raw or b"")["result"]
             if number < 2:
                 params["requestState"] = result["requestState"]
@@ -229,7 +230,7 @@ async def test_a_client_of_the_new_era_answers_in_the_trace_it_was_asked_in(
 async def test_a_client_that_is_asked_meanwhile_has_one_trace() -> None:
     async with place() as here:
         work = curious(here)
-        peer = Peer(OWNER, "test", EVERYTHING, R2511, client="c")
+        peer = ClientState(OWNER, "test", EVERYTHING, R2511, client="c")
         peer.features = {"elicitation": {"form": {}}}
 
         def push(message: bytes) -> bool:
@@ -252,7 +253,7 @@ async def test_a_call_that_has_become_a_task_has_one_trace() -> None:
         here.face.tasks._after = 0.0
         able = {"elicitation": {"form": {}}, "extensions": {TASKS: {}}}
         meta = {META + "protocolVersion": "2026-07-28", META + "clientCapabilities": able}
-        peer = Peer(OWNER, "test", EVERYTHING, R2607)
+        peer = ClientState(OWNER, "test", EVERYTHING, R2607)
 
         async def ask(method: str, **params: Any) -> Any:
             message = request(1, method, **params, _meta={**meta, **brought})

@@ -12,8 +12,8 @@ from dragoman.guards.validate import compile_schema
 from dragoman.mcp.protocol.translate import (
     BadTool,
     mcp_from_result,
-    meta_to_pass,
     result_from_mcp,
+    select_meta,
     tool_from_definition,
 )
 
@@ -153,5 +153,5 @@ def test_meta_is_passed_on_without_what_belongs_to_one_hop() -> None:
         "traceparent": "00-x",
         "example.com/mine": {"a": 1},
     }
-    assert meta_to_pass({"_meta": meta}) == {"traceparent": "00-x", "example.com/mine": {"a": 1}}
-    assert meta_to_pass({}) == meta_to_pass({"_meta": "x"}) == {}
+    assert select_meta({"_meta": meta}) == {"traceparent": "00-x", "example.com/mine": {"a": 1}}
+    assert select_meta({}) == select_meta({"_meta": "x"}) == {}

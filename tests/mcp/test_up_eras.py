@@ -16,7 +16,7 @@ from dragoman.core.events import ListAnnounced
 from dragoman.mcp.client import session_choice
 from dragoman.mcp.client import upstream as upstreams
 from dragoman.mcp.config import ServerEntry
-from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 
 HANDSHAKE: dict[str, Any] = {"revision": "2025-11-25", "features": EVERYTHING_ASKED}
 MODERN: dict[str, Any] = {"revision": "2026-07-28", "features": EVERYTHING_ASKED}
@@ -25,7 +25,7 @@ GREETING = {
     "capabilities": {"tools": {}},
     "serverInfo": {"name": "scripted", "version": "1"},
 }
-NOT_ASKABLE: dict[str, Any] = {"revision": "2025-11-25", "features": WAITS}
+NOT_ASKABLE: dict[str, Any] = {"revision": "2025-11-25", "features": TASKS_ONLY}
 
 
 @pytest.fixture(scope="module")

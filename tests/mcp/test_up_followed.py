@@ -15,7 +15,7 @@ from tests.peers.process import HttpPeer, read_log
 from dragoman.core.errors import BadReply, Full, InvalidInput, NotFound, Unreachable
 from dragoman.core.tool import RESOURCE, SUBSCRIPTION
 from dragoman.mcp.client.resource_subscriptions import ResourceSubscriptions
-from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 
 Peers = Callable[..., HttpPeer]
 WAYS = [
@@ -261,7 +261,7 @@ async def test_a_server_that_declares_no_resources_is_asked_to_tell_of_one(
 async def test_a_client_of_the_handshake_era_hears_what_a_server_of_both_eras_tells_in_that_era(
     short_tmp: Path,
 ) -> None:
-    older: Any = {"client": "a", "revision": "2025-11-25", "features": WAITS}
+    older: Any = {"client": "a", "revision": "2025-11-25", "features": TASKS_ONLY}
     async with ground(short_tmp) as world:
         upstream = await world.add(stdio("m", "matrix_server", "--era", "both"))
         assert upstream.revision == "2026-07-28"

@@ -203,7 +203,7 @@ def received(context: RequestContext) -> dict[str, Any]:
         "accepted": list(configuration.accepted_output_modes),
         "history": configuration.history_length,
         "activated": sorted(context.requested_extensions),
-        "extensions": list(message.extensions),
+        "extensions": list(message.merge_extensions),
         "references": list(message.reference_task_ids),
         "parts": [json_format.MessageToDict(part) for part in message.parts],
     }

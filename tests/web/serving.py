@@ -17,9 +17,9 @@ from dragoman.core.principal import Principal
 from dragoman.core.question_handles import Handles
 from dragoman.core.tool import Tool
 from dragoman.guards.questions import Questions
-from dragoman.mcp.server.dispatcher import Face
-from dragoman.mcp.server.legacy_sse import SseFace
-from dragoman.mcp.server.streamable_http import HttpFace
+from dragoman.mcp.server.dispatcher import McpServer
+from dragoman.mcp.server.legacy_sse import LegacySseTransport
+from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
@@ -98,7 +98,13 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 class Place:
     def __init__(
-        self, port: int, listener: Listener, face: Face, http: HttpFace, sse: SseFace, work: Work
+        self,
+        port: int,
+        listener: Listener,
+        face: McpServer,
+        http: StreamableHttpTransport,
+        sse: LegacySseTransport,
+        work: Work,
     ) -> None:
         self.port = port
         self.listener = listener
@@ -237,8 +243,8 @@ async def place(
         ],
     )
     hub = build_permissive_hub(catalog, Bus(), [Questions(Handles(bytes(32), 60))])
-    face = Face(hub)
-    http, sse = HttpFace(face, bytes(32)), SseFace(face)
+    face = McpServer(hub)
+    http, sse = StreamableHttpTransport(face, bytes(32)), LegacySseTransport(face)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)

@@ -17,7 +17,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import METHODS, R2511, R2607
-from dragoman.mcp.server.socket_transport import Connection
+from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.wire import rpc
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -77,7 +77,9 @@ async def test_every_method_over_a_connection() -> None:
     async with place() as here:
         ours, theirs = socket.socketpair()
         transport, _ = await loop.create_connection(
-            lambda: Connection(here.face, lambda _: OWNER, lambda: EVERYTHING, set(), settled),
+            lambda: SocketConnection(
+                here.face, lambda _: OWNER, lambda: EVERYTHING, set(), settled
+            ),
             sock=ours,
         )
         reader, writer = await asyncio.open_connection(sock=theirs)

@@ -18,8 +18,8 @@ from dragoman.core.errors import HubError, leaves
 from dragoman.core.principal import LOCAL
 from dragoman.core.tool import Tool
 from dragoman.mcp.server import replay_streams
-from dragoman.mcp.server.dispatcher import Face
-from dragoman.mcp.server.streamable_http import HttpFace
+from dragoman.mcp.server.dispatcher import McpServer
+from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
 from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
@@ -74,7 +74,7 @@ class Slow:
 
 class Place:
     def __init__(
-        self, made: Listener, port: int, sources: Plain, slow: Slow, face: HttpFace
+        self, made: Listener, port: int, sources: Plain, slow: Slow, face: StreamableHttpTransport
     ) -> None:
         self.listener = made
         self.port = port
@@ -121,7 +121,7 @@ async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[P
     )
     catalog.offer("slow", [tool])
     hub = build_permissive_hub(catalog, Bus(), [])
-    face = HttpFace(Face(hub), bytes(32))
+    face = StreamableHttpTransport(McpServer(hub), bytes(32))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     app = App(
@@ -550,7 +550,7 @@ async def test_a_client_that_does_not_read_its_stream_is_cut_off(
             assert session is not None
             told = 0
             while session.streams and told < 10_000:
-                session.tell(b"x" * 5_000)  # at once, so that nothing can be read in between
+                session.notify(b"x" * 5_000)  # at once, so that nothing can be read in between
                 told += 1
                 if told % 1_000 == 0:
                     await asyncio.sleep(0)

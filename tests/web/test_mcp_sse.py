@@ -152,7 +152,7 @@ async def test_a_client_is_asked_and_told_on_its_stream() -> None:
         answer = {"action": "accept", "content": {"name": "Ada"}}
         said = await client.ask({"jsonrpc": "2.0", "id": asked["id"], "result": answer})
         assert json.loads(said["result"]["content"][0]["text"]) == answer
-        await until(lambda: bool(here.face.listening._joined))
+        await until(lambda: bool(here.face.subscriptions._joined))
         here.face.hub.catalog.withdraw("work")
         told = await client.stream.message()
         assert told["method"] == "notifications/tools/list_changed"
@@ -162,9 +162,9 @@ async def test_a_client_is_told_nothing_before_it_is_ready() -> None:
     async with place() as here:
         client = await Client.of(here)
         await client.ask(request(0, "initialize", protocolVersion="2024-11-05"))
-        assert not here.face.listening._joined
+        assert not here.face.subscriptions._joined
         await client.say(notification("notifications/initialized"))
-        await until(lambda: bool(here.face.listening._joined))
+        await until(lambda: bool(here.face.subscriptions._joined))
 
 
 @pytest.mark.promise("B12")
@@ -187,7 +187,7 @@ async def test_a_call_is_cancelled_by_saying_so_and_by_leaving() -> None:
         client.stream.reset()
         await asyncio.wait_for(here.work.cancelled.wait(), 5)
         await until(lambda: len(here.sse) == 0)
-        assert not here.face.listening._joined
+        assert not here.face.subscriptions._joined
         assert (await client.say(request(1, "ping"))).status == 404
 
 
@@ -237,15 +237,15 @@ async def test_who_does_not_read_is_not_served_and_what_was_to_be_told_comes_lat
         big = b'{"jsonrpc":"2.0","method":"notifications/x","params":"%b"}' % (b"x" * 10_000)
         told = 0
         while inside.request.reads and told < 10_000:
-            inside.tell(big)
+            inside.notify(big)
             told += 1
         assert told < 10_000
         refused = await client.say(request(1, "ping"))
         assert refused.status == 503 and b"does not read" in await refused.body()
-        inside.tell(b'{"jsonrpc":"2.0","method":"notifications/last"}')
+        inside.notify(b'{"jsonrpc":"2.0","method":"notifications/last"}')
         for _ in range(told):
             assert (await client.stream.message())["method"] == "notifications/x"
-        inside.beat()
+        inside.send_keepalive()
         assert (await client.stream.message())["method"] == "notifications/last"
         assert (await client.ask(request(1, "ping")))["result"] == {}
 

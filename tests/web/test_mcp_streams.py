@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.web.serving import BOB, Answer, call, modern, notification, place, request
 
-from dragoman.mcp.protocol.elicitation import WAITS
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server import http_sessions, replay_streams, streamable_http
 from dragoman.wire.sse import ServerEvent
 
@@ -91,7 +91,7 @@ async def test_only_the_newest_of_the_old_get_an_event_without_data(version: str
         assert all(bool(event.id) == (version != "2024-11-05") for event in events)
         assert (answer.retry is not None) == (version == "2025-11-25")
         stream = await here.send("GET", **session)
-        here.http.sessions._open[session["Mcp_Session_Id"]].tell(b"7")
+        here.http.sessions._open[session["Mcp_Session_Id"]].notify(b"7")
         first = await stream.event()
         assert first.data == (b"" if version == "2025-11-25" else b"7")
         stream.close()
@@ -131,8 +131,8 @@ async def test_a_quick_call_is_plain_json_and_nothing_is_kept_of_it() -> None:
         answer = await here.send("POST", message=call(), **session)
         assert (await answer.json())["result"]["content"][0]["text"] == "done"
         found = here.http.sessions._open[session["Mcp_Session_Id"]]
-        assert found.shelf.streams == {} and found.running == {}
-        assert here.http.beats._timer is None
+        assert found.replay.streams == {} and found.running == {}
+        assert here.http.keepalive._timer is None
 
 
 # --- whose it is
@@ -167,18 +167,18 @@ async def test_what_was_said_unasked_can_be_had_again_on_its_stream_alone() -> N
         first = await here.send("GET", **session)
         primed = await first.event()
         await until(lambda: bool(peer.streams))
-        peer.tell(b"1")
+        peer.notify(b"1")
         seen = await first.event()
         assert seen.data == b"1"
-        peer.tell(b"2")  # and this is lost
+        peer.notify(b"2")  # and this is lost
         first.reset()
         await until(lambda: not peer.streams)
-        peer.tell(b"3")  # while nobody is there
+        peer.notify(b"3")  # while nobody is there
         second = await here.send("GET", **session, Last_Event_ID=seen.id or "")
         assert [(await second.event()).data for _ in range(2)] == [b"2", b"3"]
         third = await here.send("GET", **session)
         assert (await third.event()).data == b"", "a stream of its own"
-        peer.tell(b"4")
+        peer.notify(b"4")
         assert (await second.event()).data == b"4"
         unknown = await here.send("GET", **session, Last_Event_ID="g" + "0" * 16 + "-3")
         assert (await unknown.event()).data == b"", "of before a restart: a new stream"
@@ -198,7 +198,7 @@ async def test_an_idle_stream_that_went_over_to_another_connection_is_still_kept
         second = await here.send("GET", **session, Last_Event_ID=primed)
         assert await first.rest() == []
         await until(lambda: len(peer.streams) == 1)
-        peer.tell(b"1")
+        peer.notify(b"1")
         assert (await second.event()).id == primed.replace("-0", "-1")
         second.reset()
         third = await here.send("GET", **session, Last_Event_ID=primed)
@@ -257,7 +257,7 @@ async def test_a_session_that_ends_leaves_nothing_in_the_store(
             await (await here.send("POST", message=call(id, steps=[1]), **session)).rest()
         store = here.http.sessions._store
         peer = here.http.sessions._open[session["Mcp_Session_Id"]]
-        assert 0 < len(peer.shelf.streams) <= 3 and store.bytes == peer.shelf.bytes > 0
+        assert 0 < len(peer.replay.streams) <= 3 and store.bytes == peer.replay.bytes > 0
         assert (await here.send("DELETE", **session)).status == 200
         await asyncio.wait_for(here.work.cancelled.wait(), 5)
         assert json.loads((await waiting.rest())[-1].data)["error"]["code"] == -32800
@@ -344,15 +344,15 @@ async def test_who_takes_no_stream_or_has_no_session_is_asked_nothing() -> None:
         )
         assert not plain.streams
         await plain.body()
-        assert here.work.calls[-1].features == WAITS
+        assert here.work.calls[-1].features == TASKS_ONLY
         without = await here.send("POST", message=call(asks=True))
         assert not without.streams
         await without.body()
-        assert here.work.calls[-1].features == WAITS and here.work.calls[-1].client == ""
+        assert here.work.calls[-1].features == TASKS_ONLY and here.work.calls[-1].client == ""
         asking = await here.send("POST", message=call(asks=True), **session)
         await asking.message()
         made = here.work.calls[-1]
-        assert made.features == {"elicitation": {}, **WAITS}
+        assert made.features == {"elicitation": {}, **TASKS_ONLY}
         assert made.client and made.client not in ("", session["Mcp_Session_Id"])
         asking.close()
 
@@ -411,13 +411,13 @@ async def test_a_modern_client_listens_until_it_or_the_hub_goes() -> None:
         for one in (stays, leaves):
             assert (await one.message())["method"] == "notifications/subscriptions/acknowledged"
         leaves.reset()
-        await until(lambda: len(here.face.listening._streams) == 1)
+        await until(lambda: len(here.face.subscriptions._streams) == 1)
         here.face.hub.catalog.withdraw("work")
         assert (await stays.message())["method"] == "notifications/tools/list_changed"
         here.face.close()
         (last,) = await stays.rest()
         assert json.loads(last.data)["id"] == "l" and stays.ended
-        assert not here.http.beats._timer or not any(here.http.beats._slots)
+        assert not here.http.keepalive._timer or not any(here.http.keepalive._slots)
 
 
 @pytest.mark.promise("G2")
@@ -438,8 +438,8 @@ async def test_idle_streams_of_all_kinds_are_kept_alive_by_one_timer(
                 for _ in range(3):
                     await one._reader.readuntil(b": keep-alive\n\n")
             one.close()
-        await until(lambda: not any(here.http.beats._slots) and not any(here.sse._beats._slots))
-        await until(lambda: here.http.beats._timer is None)
+        await until(lambda: not any(here.http.keepalive._slots) and not any(here.sse._beats._slots))
+        await until(lambda: here.http.keepalive._timer is None)
 
 
 async def test_what_changes_while_no_stream_is_open_is_told_on_the_next(

@@ -58,12 +58,12 @@ from dragoman.mcp.client.descendants import DESCENDANTS
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import ServerEntry
-from dragoman.mcp.protocol.elicitation import WAITS
-from dragoman.mcp.protocol.tool_names import canonical_name
-from dragoman.mcp.server.dispatcher import Face
-from dragoman.mcp.server.legacy_sse import SseFace
-from dragoman.mcp.server.socket_transport import Connection
-from dragoman.mcp.server.streamable_http import HttpFace
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
+from dragoman.mcp.protocol.tool_names import build_canonical_name
+from dragoman.mcp.server.dispatcher import McpServer
+from dragoman.mcp.server.legacy_sse import LegacySseTransport
+from dragoman.mcp.server.socket_transport import SocketConnection
+from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.net.client import Client
 from dragoman.pins.review import HOLD, OFF, STRICT
 from dragoman.stores.audit.reader import AuditReader, Record
@@ -179,7 +179,7 @@ class Instance:
         told = log.isEnabledFor(logging.INFO)
         self.calls = CallLog(self.bus, OUTPUT.write, OUTPUT.format) if told else None
         self._peers = Peers(DESCENDANTS.find_server, DESCENDANTS.find_socket)
-        self._stdio: set[Connection] = set()
+        self._stdio: set[SocketConnection] = set()
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         self._bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
         self._listeners: list[Listener] = []
@@ -204,7 +204,7 @@ class Instance:
         self.tasks = Tasks(
             most=limits.tasks, most_each=limits.tasks_each, ttl=2 * limits.task_timeout_secs
         )
-        self.face = Face(
+        self.face = McpServer(
             self.hub,
             key,
             lambda client: self.config.mcp.find_style(client),
@@ -218,8 +218,8 @@ class Instance:
                 self.config.mcp.instructions_total_chars,
             ),
         )
-        self.http_face = HttpFace(self.face, key)
-        self.sse_face = SseFace(self.face)
+        self.http_face = StreamableHttpTransport(self.face, key)
+        self.sse_face = LegacySseTransport(self.face)
 
     def _make_agents(self, undo: contextlib.ExitStack) -> None:
         config, guards = self.config, self.guards
@@ -246,7 +246,9 @@ class Instance:
 
     def _namespaces(self) -> dict[str, str]:
         """The targets by what their canonical names begin with."""
-        found = {canonical_name(name, "").rstrip("."): name for name in _configured(self.config)}
+        found = {
+            build_canonical_name(name, "").rstrip("."): name for name in _configured(self.config)
+        }
         agents = getattr(self, "agents", None)  # the hub's own offer their tools while it is made
         if agents is not None and agents.registry is not None:
             for member in agents.registry.list_agents():
@@ -290,8 +292,8 @@ class Instance:
     async def start(self) -> None:
         http_path, mcp_path = home.socket_paths(str(self.place))
         parts = [*self.guards.parts, *self.agents.parts, *self.listeners.parts]
-        parts += [ServersApi(self.hub, self), OffersApi(self.hub, WAITS)]
-        api = Api(self.hub, self, WAITS, parts, OPERATIONS)
+        parts += [ServersApi(self.hub, self), OffersApi(self.hub, TASKS_ONLY)]
+        api = Api(self.hub, self, TASKS_ONLY, parts, OPERATIONS)
         mounts: dict[str, Mounted] = {
             "/mcp": self.http_face,
             "/mcp/": self.http_face,
@@ -352,8 +354,8 @@ class Instance:
         for each in loops:
             self._loops.spawn(each)
 
-    def _connection(self) -> Connection:
-        return Connection(
+    def _connection(self) -> SocketConnection:
+        return SocketConnection(
             self.face,
             self._peers.on_unix,
             lambda: self._stdio_view,

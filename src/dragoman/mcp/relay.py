@@ -36,12 +36,12 @@ from dragoman.home import (
 from dragoman.mcp.protocol.framing import (
     Deframer,
     Frame,
-    Hopeless,
-    Malformed,
-    Message,
+    FramedMessage,
+    MalformedFrame,
+    Unrecoverable,
+    find_id,
+    find_ids,
     frame,
-    ids_in,
-    peek,
 )
 
 TYPE_CHECKING = False
@@ -88,7 +88,7 @@ def _shut(sock: socket.socket) -> None:
         pass
 
 
-class Client:
+class RelayClient:
     """The IDE's end of stdout."""
 
     def __init__(self, fd: int, when_gone: Callable[[], None]) -> None:
@@ -128,7 +128,7 @@ class Relay:
         self.hosted = False
         self._boot = boot
         self._stdin = stdin
-        self._client = Client(stdout, self.end)
+        self._client = RelayClient(stdout, self.end)
         self._woken, self._wakes = os.pipe()
         os.set_blocking(self._wakes, False)
         # Held while something is sent and while the connection changes, never while stdout blocks.
@@ -137,7 +137,7 @@ class Relay:
         self._hello: dict[str, Any] | None = None  # the params of the client's `initialize`
         self._own_id = f"relay-{os.urandom(8).hex()}"
         self._initialized = False
-        self._waiting: deque[Message] = deque()
+        self._waiting: deque[FramedMessage] = deque()
         self._waiting_bytes = 0
         self._in_flight: dict[Id, tuple[str, Framing]] = {}
         self._asked: dict[Id, None] = {}  # by the hub, and not answered by the client
@@ -228,26 +228,26 @@ class Relay:
         self._client.framing = framing = piece.framing
         if isinstance(piece, Frame):
             try:
-                message = Message(piece.payload, framing)
+                message = FramedMessage(piece.payload, framing)
             except (ValueError, RecursionError) as error:
                 text = f"the message is not JSON: {str(error)[:200]}"
                 self._client.refuse(None, framing, PARSE_ERROR, text, "InvalidInput")
             else:
                 self._accept(message)
             return
-        if isinstance(piece, Malformed):
+        if isinstance(piece, MalformedFrame):
             self._client.refuse(None, framing, PARSE_ERROR, piece.reason, "InvalidInput")
             return
-        id_, is_answer = peek(piece.prefix)
+        id_, is_answer = find_id(piece.prefix)
         text = "the message is over the limit of 10 MB and was not read; send less at once"
         if not is_answer:
             self._client.refuse(id_, framing, INVALID_REQUEST, text, "InvalidInput")
         elif id_ is not None:  # the hub asked, and waits
             problem = {"code": INVALID_REQUEST, "message": text}
-            self._accept(Message(_encode(id=id_, error=problem), framing))
-        self._end = self._end or isinstance(piece, Hopeless)
+            self._accept(FramedMessage(_encode(id=id_, error=problem), framing))
+        self._end = self._end or isinstance(piece, Unrecoverable)
 
-    def _accept(self, message: Message) -> None:
+    def _accept(self, message: FramedMessage) -> None:
         if message.answers:
             asked = [id_ for id_ in message.answers if self._asked.pop(id_, self) is None]
             if not asked and not message.requests:
@@ -271,7 +271,7 @@ class Relay:
             elif not (here and self._answer_here()):
                 return
 
-    def _drop(self, message: Message) -> None:
+    def _drop(self, message: FramedMessage) -> None:
         self._waiting.remove(message)
         self._waiting_bytes -= len(message.line)
 
@@ -316,11 +316,11 @@ class Relay:
         except OSError as error:
             _say(f"the instructions of servers could not be kept: {error}")
 
-    def _refuse(self, message: Message, text: str, kind: str) -> None:
+    def _refuse(self, message: FramedMessage, text: str, kind: str) -> None:
         for id_, _ in message.requests:
             self._client.refuse(id_, message.framing, INTERNAL_ERROR, text, kind)
 
-    def _send(self, sock: socket.socket, message: Message) -> bool:
+    def _send(self, sock: socket.socket, message: FramedMessage) -> bool:
         """False where nothing has left: then it may go to the next hub."""
         for id_, method in message.requests:
             self._in_flight[id_] = (method, message.framing)
@@ -441,7 +441,7 @@ class Relay:
 
     def _outgoing(self, piece: Piece) -> bytes:
         if isinstance(piece, Frame):
-            answered, asked = ids_in(piece.payload)
+            answered, asked = find_ids(piece.payload)
             if self._own_id in answered:
                 self._remember(piece.payload)
                 return b""

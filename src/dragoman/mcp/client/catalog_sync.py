@@ -20,8 +20,8 @@ from dragoman.core.unlisted_resources import MAX_URI, listed_address, own_addres
 from dragoman.mcp.client.notification_stream import announces_resources
 from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.client.streamable_http import HttpWire
-from dragoman.mcp.protocol.mirrored_headers import Path, header_params
-from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, names_of, tool_from_definition
+from dragoman.mcp.protocol.mirrored_headers import Path, find_mirrored_params
+from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, build_names, tool_from_definition
 from dragoman.wire.rpc import METHOD_NOT_FOUND
 
 log = logging.getLogger(__name__)
@@ -299,7 +299,7 @@ class CatalogSync:
 
 def _find_header_params(tool: Tool) -> Mapping[str, Path]:
     try:
-        return header_params(tool.definition["inputSchema"])
+        return find_mirrored_params(tool.definition["inputSchema"])
     except ValueError as error:
         raise BadTool(f'"{tool.remote_name}": {error}') from None
 
@@ -315,7 +315,7 @@ def prompt_from_definition(
         for argument in arguments or ()
     ):
         raise BadTool(f'"{name}" has arguments that are no list of named ones')
-    canonical, alias, others = names_of(target, name, taken, prefix)
+    canonical, alias, others = build_names(target, name, taken, prefix)
     return Tool(
         name=canonical,
         alias=alias,

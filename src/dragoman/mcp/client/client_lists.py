@@ -30,7 +30,7 @@ from dragoman.mcp.client.interactive_listing import (
 from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.client.session_choice import SessionChoice
 from dragoman.mcp.client.streamable_http import HttpWire
-from dragoman.mcp.protocol.elicitation import WAITS, askable
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY, select_askable
 from dragoman.mcp.protocol.revisions import R2607
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class ClientLists:
             return Sight(None, PLAIN)
         if self._handshake.session is not None and self._choice.prefers_handshake(viewer):
             return Sight(OWNER, PLAIN)
-        return Sight(None, profile_of(askable(viewer.features, R2607), modern=True))
+        return Sight(None, profile_of(select_askable(viewer.features, R2607), modern=True))
 
     def hidden(self, kind: str, viewer: Viewer) -> frozenset[str]:
         return self._listing.hidden(kind, self.sight_of(viewer))
@@ -118,7 +118,7 @@ class ClientLists:
         shared = self._shared()
         if shared is None:
             return None
-        if not viewer.features or viewer.features is WAITS:  # it can be asked nothing
+        if not viewer.features or viewer.features is TASKS_ONLY:  # it can be asked nothing
             return self._catch_up(kind, viewer) if self._choice.separates else None
         profile = self.sight_of(viewer).profile
         if profile is None or profile == PLAIN or self._listing.knows(profile):
@@ -145,7 +145,7 @@ class ClientLists:
             if declared is not None:
                 lists, asked = await self._personal.read_lists(viewer, declared, self._read)
             else:
-                features = askable(viewer.features, R2607)
+                features = select_askable(viewer.features, R2607)
                 lists = await self._offers.fetch_lists(shared, KINDS, self._timeout, features)
             differs = await self._listing.learn(shared, profile, lists)
         except SessionNotOpened as problem:

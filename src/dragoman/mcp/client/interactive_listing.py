@@ -24,7 +24,7 @@ from dragoman.mcp.client.catalog_sync import (
 )
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.client.session import MAX_ENTRIES, UpstreamSession
-from dragoman.mcp.protocol.elicitation import askable
+from dragoman.mcp.protocol.elicitation import select_askable
 
 ASKED: Mapping[str, Any] = {
     "elicitation": {"form": {}, "url": {}},
@@ -290,7 +290,7 @@ class Listing:
         def heard(method: str, params: Mapping[str, Any]) -> None:
             changed.update(find_changed_kinds(method))
 
-        session = await self._open(askable(ASKED, revision), heard)
+        session = await self._open(select_askable(ASKED, revision), heard)
         try:
             lists = await self._offers.fetch_lists(session, kinds, self._timeout)
             late = changed.intersection(kinds)

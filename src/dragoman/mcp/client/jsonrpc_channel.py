@@ -22,7 +22,7 @@ from dragoman.mcp.client.notifications import (
     RequestListener,
     ServerRequest,
 )
-from dragoman.mcp.protocol.framing import PREFIX, TooLarge, peek, peek_end
+from dragoman.mcp.protocol.framing import PREFIX, OversizedFrame, find_id, find_id_at_end
 from dragoman.mcp.protocol.notifications import (
     ACKNOWLEDGED,
     CANCELLED,
@@ -212,11 +212,11 @@ class JsonRpcChannel:
                 pending.future.set_exception(error())
         self._pending.clear()
 
-    def reject_oversized(self, message: TooLarge, limit: int) -> None:
+    def reject_oversized(self, message: OversizedFrame, limit: int) -> None:
         """A message too large to keep was passed over; who waited for it is told. Some servers
         write the id first, others last."""
-        id = peek(message.prefix)[0]
-        pending = self._find_pending(peek_end(message.suffix) if id is None else id)
+        id = find_id(message.prefix)[0]
+        pending = self._find_pending(find_id_at_end(message.suffix) if id is None else id)
         if pending is None:
             self.report_invalid("a message larger than what is taken")
             return
@@ -253,7 +253,7 @@ class JsonRpcChannel:
 
     def _reject_malformed(self, data: bytes, error: Malformed) -> None:
         """Where it can be told whose answer it was to be, that one need not wait for another."""
-        id, is_answer = peek(data[:PREFIX])
+        id, is_answer = find_id(data[:PREFIX])
         pending = self._find_pending(id) if is_answer else None
         if pending is None:
             self.report_invalid(str(error))

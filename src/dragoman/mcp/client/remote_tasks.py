@@ -33,7 +33,7 @@ from dragoman.core.errors import (
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import unanswerable
 from dragoman.mcp.client.jsonrpc_channel import UnansweredQuestion
-from dragoman.mcp.protocol.elicitation import question_of
+from dragoman.mcp.protocol.elicitation import question_from_request
 from dragoman.mcp.protocol.revisions import RELATED_KEY, TASKS
 
 log = logging.getLogger(__name__)
@@ -260,7 +260,7 @@ class UpstreamTasks:
 
     def _parse_question(self, request: Any) -> Question:
         asked = request if isinstance(request, dict) else {}
-        question = question_of(asked.get("method"), asked.get("params"))
+        question = question_from_request(asked.get("method"), asked.get("params"))
         if question is None:
             method = str(asked.get("method"))[:100]
             raise BadReply(f'server "{self.server}" asks for "{method}", which is unknown')

@@ -19,7 +19,7 @@ from dragoman.core.errors import Full, HubError, TimedOut, Unreachable
 from dragoman.core.ports import Viewer
 from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.config import ServerEntry
-from dragoman.mcp.protocol.elicitation import askable
+from dragoman.mcp.protocol.elicitation import select_askable
 from dragoman.mcp.protocol.revisions import LATEST_HANDSHAKE, MODERN
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class SessionChoice:
                 return None
             if monotonic() - self._failed_at < RETRY_SECONDS:
                 return None
-        features = askable(call.features, revision)
+        features = select_askable(call.features, revision)
         if features:
             return features
         alone = self.asks and call.client and call.client not in self.sharing

@@ -14,7 +14,7 @@ from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.question_handles import MAX_QUESTIONS
 from dragoman.mcp.client.notifications import RequestListener, ServerRequest
 from dragoman.mcp.client.suspended_call import REFUSED
-from dragoman.mcp.protocol.elicitation import answer_for, is_answerable, question_of
+from dragoman.mcp.protocol.elicitation import build_answer, is_answerable, question_from_request
 from dragoman.mcp.protocol.revisions import LATEST_HANDSHAKE
 
 ANSWER_SECONDS = 60.0
@@ -57,7 +57,7 @@ class SessionQuestions:
 
     def _ask(self, asked: ServerRequest) -> bool:
         self.has_asked = True
-        question = question_of(asked.method, asked.params)
+        question = question_from_request(asked.method, asked.params)
         if question is None or not is_answerable(question, self._features):
             return False
         if len(self._held) + len(self._answering) >= MAX_QUESTIONS:
@@ -82,7 +82,7 @@ class SessionQuestions:
         if isinstance(answer, Refusal):
             asked.refuse(answer.code, answer.message, answer.data)
             return
-        result = answer_for(question, answer, self.revision)
+        result = build_answer(question, answer, self.revision)
         if result is None:
             asked.refuse(REFUSED, "the question was not answered")
         else:

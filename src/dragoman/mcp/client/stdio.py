@@ -11,7 +11,7 @@ from dragoman.core.read_pacing import Pace
 from dragoman.mcp.client.child_process import ChildProcess, OutputRing
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
 from dragoman.mcp.client.notifications import NotificationSink, RequestListener
-from dragoman.mcp.protocol.framing import Deframer, Frame, Hopeless, TooLarge
+from dragoman.mcp.protocol.framing import Deframer, Frame, OversizedFrame, Unrecoverable
 from dragoman.wire.json import MAX_BYTES
 
 DRAIN_BYTES = 64 * 1024 * 1024
@@ -72,14 +72,14 @@ class StdioWire:
     def _received(self, data: bytes) -> None:
         before, spent = self._duplex.unsolicited, self._duplex.spent
         for frame in self._deframer.feed(data):
-            if isinstance(frame, Hopeless):
+            if isinstance(frame, Unrecoverable):
                 self._lose(f"it sent a message of more than {DRAIN_BYTES} bytes")
                 if self._child is not None:
                     self._child.kill()
                 return
             if isinstance(frame, Frame):
                 self._duplex.receive(frame.payload)
-            elif isinstance(frame, TooLarge):
+            elif isinstance(frame, OversizedFrame):
                 self._duplex.reject_oversized(frame, MAX_BYTES)
             else:
                 self._duplex.report_invalid(frame.reason)

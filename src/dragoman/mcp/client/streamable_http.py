@@ -32,7 +32,7 @@ from dragoman.mcp.client.notifications import (
     RequestListener,
     ServerRequest,
 )
-from dragoman.mcp.protocol.mirrored_headers import NAMED, header_value
+from dragoman.mcp.protocol.mirrored_headers import NAMED, encode_value
 from dragoman.mcp.protocol.notifications import (
     ACKNOWLEDGED,
     CANCELLED,
@@ -279,7 +279,7 @@ class HttpWire:
         if self.revision == R2607:
             headers["mcp-method"] = method
             if name is not None:
-                headers["mcp-name"] = header_value(name)
+                headers["mcp-name"] = encode_value(name)
         elif self.session is not None:
             headers[SESSION] = self.session
         if name is not None and (len(name) > LONGEST_KEPT or NAMED.get(method) == "taskId"):

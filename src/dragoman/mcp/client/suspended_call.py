@@ -17,7 +17,7 @@ from dragoman.core.call import ROOTS, Call, Lasting, Progress, Question, Refusal
 from dragoman.core.errors import TimedOut
 from dragoman.core.question_handles import MAX_QUESTIONS
 from dragoman.mcp.client.notifications import RequestListener, ServerRequest, listener_from_call
-from dragoman.mcp.protocol.elicitation import answer_for, is_answerable, question_of
+from dragoman.mcp.protocol.elicitation import build_answer, is_answerable, question_from_request
 from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class SuspendedCall:
             if isinstance(answer, Refusal):
                 open.asked.refuse(answer.code, answer.message, answer.data)
                 continue
-            result = answer_for(open.question, answer, self._revision)
+            result = build_answer(open.question, answer, self._revision)
             if result is None:
                 open.asked.refuse(REFUSED, "the question was not answered")
             else:
@@ -196,7 +196,7 @@ class SuspendedCall:
     # --- by the server -------------------------------------------------------------------------
 
     def _ask(self, asked: ServerRequest) -> bool:
-        question = question_of(asked.method, asked.params)
+        question = question_from_request(asked.method, asked.params)
         if question is None or self._ended or len(self._open) >= MAX_QUESTIONS:
             return False
         if not is_answerable(question, self._features):

@@ -44,21 +44,21 @@ from dragoman.mcp.protocol.elicitation import (
     NO_STATE,
     PARKED,
     STATE,
-    WAITS,
-    addresses_of,
-    question_of,
-    questions_of,
-    with_waiting,
+    TASKS_ONLY,
+    add_task_support,
+    question_from_request,
+    questions_from_result,
+    questions_from_url_error,
 )
-from dragoman.mcp.protocol.mirrored_headers import HEADER_MISMATCH, values
+from dragoman.mcp.protocol.mirrored_headers import HEADER_MISMATCH, build_param_headers
 from dragoman.mcp.protocol.revisions import MODERN, NAMES, R2503, R2511, unwrap_result
 from dragoman.mcp.protocol.translate import (
     METHODS,
     NO_COMPLETIONS,
+    build_unknown_result_error,
     request_from_call,
     result_from_mcp,
-    result_of_kind,
-    unknown_result,
+    result_from_reply,
 )
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Calls:
         if call.handle is not None and is_task_handle(call.handle):
             return self._tasks.resume(call, self._asker(call), self._finish)
         # Most calls are of somebody who can be asked nothing.
-        if call.handle is None and (not call.features or call.features is WAITS):
+        if call.handle is None and (not call.features or call.features is TASKS_ONLY):
             choice = self._choice
             if session.modern:
                 if not call.client or call.revision in MODERN:
@@ -127,7 +127,7 @@ class Calls:
         try:
             if (
                 call.wanted is NO_UPDATES
-                and (not call.features or (call.features is WAITS and not self.lasts))
+                and (not call.features or (call.features is TASKS_ONLY and not self.lasts))
                 and call.handle is None
                 and call.answers is None
                 and not self._offers.mirrored
@@ -266,7 +266,7 @@ class Calls:
         """A server of 2025-11-25 that wants URLs visited first says so in an error. Clients of that
         revision get the error as it is. Others who can be asked are asked, and the call is made
         again once they have answered. For all the rest it stays an error."""
-        questions = addresses_of(error.native) if can_answer(URL, call.features) else {}
+        questions = questions_from_url_error(error.native) if can_answer(URL, call.features) else {}
         if questions and call.revision == NAMES[R2511]:
             self.url_elicitations.note(call.client, error.native)
         elif questions:
@@ -276,7 +276,7 @@ class Calls:
     def _unanswered(self, call: Call, error: UnansweredQuestion) -> HubError:
         """What to say of a call whose question could not be answered: what was asked. Who can be
         asked was not, since the shared session declares nothing."""
-        question = question_of(error.asked.method, error.asked.params)
+        question = question_from_request(error.asked.method, error.asked.params)
         problem = unanswerable({"": question}, call) if question is not None else None
         if problem is not None:
             return problem
@@ -305,7 +305,7 @@ class Calls:
     def _asker(self, call: Call, apart: UpstreamSession | None = None) -> Ask:
         """Sends the requests by which a task is followed, over whatever connection there is, or
         over the session that the task was made on where that is not the one that all share."""
-        features = with_waiting(call.features)
+        features = add_task_support(call.features)
         carried = call.trace.carried()
 
         async def ask(method: str, params: dict[str, Any], timeout: float) -> tuple[Any, int]:
@@ -342,7 +342,7 @@ class Calls:
             if call.handle is not None:
                 _continue(params, call)
         mirrored = self._mirrored(call) if session.modern else None
-        return listener, values(mirrored, call.arguments) if mirrored else None, meta
+        return listener, build_param_headers(mirrored, call.arguments) if mirrored else None, meta
 
     def _mirrored(self, call: Call) -> Mapping[str, tuple[str, ...]] | None:
         """Which of the arguments are sent as headers as well."""
@@ -360,16 +360,16 @@ class Calls:
                 if session is None or not session.modern:
                     value = unwrap_result(value, tool.definition.get("outputSchema"))
                 return result_from_mcp(value, size, self._server)
-            return result_of_kind(tool, value, size, self._server)
+            return result_from_reply(tool, value, size, self._server)
         if session is None or not session.modern:
-            raise unknown_result(kind, self._server)
+            raise build_unknown_result_error(kind, self._server)
         if kind == "input_required":
             if tool.kind not in _MAY_ASK:
                 raise BadReply(f'server "{self._server}" asks for input where it may not')
-            questions, handle = questions_of(value, self._server)
+            questions, handle = questions_from_result(value, self._server)
             return Result(questions=questions, handle=handle)
         if kind == "task" or not session.find_shared_extensions(call.features):
-            raise unknown_result(kind, self._server)
+            raise build_unknown_result_error(kind, self._server)
         return Result(extra=value, size=size)  # of an extension that both ends know
 
 

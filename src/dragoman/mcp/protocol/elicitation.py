@@ -24,7 +24,7 @@ NO_STATE, STATE, PARKED, AGAIN = "none:", "state:", "parked:", "again:"
 """How the handle begins that is given out with questions: what the continuing call then does."""
 
 
-def question_of(method: Any, params: Any) -> Question | None:
+def question_from_request(method: Any, params: Any) -> Question | None:
     """A server's request in the words of the newest revision; None for what is no question."""
     params = params if isinstance(params, dict) else {}
     if method == "roots/list":
@@ -39,7 +39,7 @@ def question_of(method: Any, params: Any) -> Question | None:
     return Question(FORM, body)
 
 
-def questions_of(value: Mapping[str, Any], server: str) -> tuple[dict[str, Question], str]:
+def questions_from_result(value: Mapping[str, Any], server: str) -> tuple[dict[str, Question], str]:
     """What an `InputRequiredResult` asks, and the handle to give out with it."""
     requests, state = value.get("inputRequests"), value.get("requestState")
     if not isinstance(requests, dict | None) or not isinstance(state, str | None):
@@ -49,14 +49,14 @@ def questions_of(value: Mapping[str, Any], server: str) -> tuple[dict[str, Quest
     questions = {}
     for key, request in (requests or {}).items():
         asked = request if isinstance(request, dict) else {}
-        question = question_of(asked.get("method"), asked.get("params"))
+        question = question_from_request(asked.get("method"), asked.get("params"))
         if question is None:
             raise BadReply(f'server "{server}" asks for "{str(asked.get("method"))[:100]}"')
         questions[key] = question
     return questions, NO_STATE if state is None else STATE + state
 
 
-def addresses_of(native: Mapping[str, Any] | None) -> dict[str, Question]:
+def questions_from_url_error(native: Mapping[str, Any] | None) -> dict[str, Question]:
     """The addresses that an error of a 2025-11-25 server wants visited first, if it is that one."""
     if native is None or native.get("code") != URL_REQUIRED:
         return {}
@@ -65,7 +65,7 @@ def addresses_of(native: Mapping[str, Any] | None) -> dict[str, Question]:
     questions = {}
     for number, params in enumerate(wanted[:MAX_QUESTIONS] if isinstance(wanted, list) else []):
         if isinstance(params, dict) and isinstance(params.get("url"), str):
-            question = question_of("elicitation/create", {**params, "mode": "url"})
+            question = question_from_request("elicitation/create", {**params, "mode": "url"})
             if question is not None:
                 questions[f"url-{number + 1}"] = question
     return questions
@@ -79,20 +79,20 @@ def is_answerable(question: Question, features: Mapping[str, Any]) -> bool:
     return question.kind != SAMPLING or not wants_tools or "tools" in features["sampling"]
 
 
-WAITS: Mapping[str, Any] = {"extensions": {TASKS: {}}}
+TASKS_ONLY: Mapping[str, Any] = {"extensions": {TASKS: {}}}
 """What is passed on of a client that shakes hands and can be asked nothing."""
 
 
-def with_waiting(features: Mapping[str, Any]) -> Mapping[str, Any]:
+def add_task_support(features: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same, of one that can: the hub waits in its place for what servers make tasks of."""
     if not features:
-        return WAITS
+        return TASKS_ONLY
     extensions = features.get("extensions")
     known = extensions if isinstance(extensions, dict) else {}
     return {**features, "extensions": {**known, TASKS: {}}}
 
 
-def askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]:
+def select_askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]:
     """What a session of a client's own declares: the features to be asked by that a server of
     `revision` knows, in its words. Empty where the client can be asked nothing there."""
     declared: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def askable(features: Mapping[str, Any], revision: int) -> dict[str, Any]:
     return declared
 
 
-def answer_for(question: Question, answer: Any, revision: int) -> dict[str, Any] | None:
+def build_answer(question: Question, answer: Any, revision: int) -> dict[str, Any] | None:
     """The result that a server of `revision` is sent; None for an answer that is none."""
     if not isinstance(answer, dict):
         return None

@@ -32,7 +32,7 @@ from dragoman.core.errors import (
     WorkFailed,
 )
 from dragoman.core.question_handles import NEEDS, can_answer
-from dragoman.mcp.protocol.elicitation import URL_REQUIRED, addresses_of
+from dragoman.mcp.protocol.elicitation import URL_REQUIRED, questions_from_url_error
 from dragoman.mcp.protocol.revisions import R2024, R2511, R2607
 from dragoman.wire import rpc
 
@@ -46,7 +46,7 @@ RESOURCE_NOT_FOUND = -32002
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ErrorRow:
     result_since: int
     """The first revision whose clients get a result with `isError`, which a model can read."""
     legacy: int = rpc.INTERNAL_ERROR
@@ -59,31 +59,31 @@ class Row:
     """Whether `[bridge] errors` has a say; its results have the code in `_meta`."""
 
 
-TABLE: dict[type[HubError], Row] = {
-    Denied: Row(NEVER, legacy=-32003, modern=40300),
-    AuthorizationError: Row(R2607, legacy=-32003, bridge=True),
+TABLE: dict[type[HubError], ErrorRow] = {
+    Denied: ErrorRow(NEVER, legacy=-32003, modern=40300),
+    AuthorizationError: ErrorRow(R2607, legacy=-32003, bridge=True),
     # A model that reads why can do something else.
-    TooDeep: Row(R2024),
-    Looping: Row(R2024),
-    Quarantined: Row(R2024),
-    Full: Row(NEVER, legacy=-32000, modern=42900),
-    NotFound: Row(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
-    AmbiguousName: Row(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
+    TooDeep: ErrorRow(R2024),
+    Looping: ErrorRow(R2024),
+    Quarantined: ErrorRow(R2024),
+    Full: ErrorRow(NEVER, legacy=-32000, modern=42900),
+    NotFound: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
+    AmbiguousName: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
     # 2025-11-25, SEP-1303: a model should see what was wrong with its arguments
-    InvalidInput: Row(R2511, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
-    Unreachable: Row(R2024),
-    TimedOut: Row(R2024),
-    BadReply: Row(R2024),
-    WorkFailed: Row(R2024),
+    InvalidInput: ErrorRow(R2511, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
+    Unreachable: ErrorRow(R2024),
+    TimedOut: ErrorRow(R2024),
+    BadReply: ErrorRow(R2024),
+    WorkFailed: ErrorRow(R2024),
     # The bridge's own codes, which 2026-07-28 reserves: from then on they stand in the result.
-    RemoteA2ATimeoutError: Row(R2607, legacy=-32201, bridge=True),
-    RemoteA2ATransportError: Row(R2607, legacy=-32202, bridge=True),
-    RemoteA2AInvalidResponseError: Row(R2607, legacy=-32203, bridge=True),
-    RemoteA2ATaskFailedError: Row(R2607, legacy=-32204, bridge=True),
-    Declined: Row(R2024),
+    RemoteA2ATimeoutError: ErrorRow(R2607, legacy=-32201, bridge=True),
+    RemoteA2ATransportError: ErrorRow(R2607, legacy=-32202, bridge=True),
+    RemoteA2AInvalidResponseError: ErrorRow(R2607, legacy=-32203, bridge=True),
+    RemoteA2ATaskFailedError: ErrorRow(R2607, legacy=-32204, bridge=True),
+    Declined: ErrorRow(R2024),
     # 2026-07-28: MissingRequiredClientCapability; older clients' models read what was asked
-    NeedsInput: Row(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
-    ConfigError: Row(NEVER),
+    NeedsInput: ErrorRow(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
+    ConfigError: ErrorRow(NEVER),
 }
 
 
@@ -91,15 +91,15 @@ GIVEN_UP = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTERNAL_E
 """Codes of older servers that 2026-07-28 must not see, and what stands for them there."""
 
 
-def row_of(error: HubError) -> Row:
+def find_row(error: HubError) -> ErrorRow:
     return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
 
 
-def words(error: HubError) -> str:
+def render_message(error: HubError) -> str:
     return f"{error} (trace {error.trace[:8]})" if error.trace else str(error)
 
 
-def understood(error: HubError, revision: int, features: Mapping[str, Any]) -> HubError:
+def adapt_error(error: HubError, revision: int, features: Mapping[str, Any]) -> HubError:
     """The same, for a client that does not know the code in which a server of another revision
     says that it needs something of the client."""
     native = error.native if isinstance(error, WorkFailed) else None
@@ -110,7 +110,7 @@ def understood(error: HubError, revision: int, features: Mapping[str, Any]) -> H
         missing = data.get("requiredCapabilities") if isinstance(data, dict) else None
         needs = NeedsInput(said, missing if isinstance(missing, dict) else None)
     elif code == URL_REQUIRED and not (revision == R2511 and can_answer(URL, features)):
-        asked = "; ".join(question.words for question in addresses_of(native).values())
+        asked = "; ".join(question.words for question in questions_from_url_error(native).values())
         needs = NeedsInput(f"{said}: {asked}", dict(NEEDS[URL]))
     else:
         return error
@@ -118,28 +118,30 @@ def understood(error: HubError, revision: int, features: Mapping[str, Any]) -> H
     return needs
 
 
-def as_result(error: HubError, revision: int, bridge: str = "auto") -> dict[str, Any] | None:
+def render_error_result(
+    error: HubError, revision: int, bridge: str = "auto"
+) -> dict[str, Any] | None:
     """The error as a tool's result, where this client gets one. `bridge` is `[bridge] errors`."""
     if isinstance(error, WorkFailed) and error.native is not None:
         return None  # the server's own error goes through as it is
-    row = row_of(error)
+    row = find_row(error)
     shown = row.result_since <= revision <= row.result_until
     if row.bridge and bridge != "auto":
         shown = bridge == "result"
     if not shown:
         return None
     return {
-        "content": [{"type": "text", "text": words(error)}],
+        "content": [{"type": "text", "text": render_message(error)}],
         "isError": True,
         "_meta": {ERROR_KEY: _kind(error) | ({"code": row.legacy} if row.bridge else {})},
     }
 
 
-def as_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = None) -> bytes:
+def encode_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = None) -> bytes:
     """The error as a JSON-RPC error; `uri` is that of the resource which was asked for."""
     if isinstance(error, WorkFailed) and error.native is not None:
         return _as_native(id, error, error.native, revision, uri)
-    row = row_of(error)
+    row = find_row(error)
     code = row.modern if revision >= R2607 and not row.bridge else row.legacy
     data = _kind(error)
     if isinstance(error, NotFound) and uri is not None:
@@ -147,7 +149,7 @@ def as_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = None)
         code = code if revision >= R2607 else RESOURCE_NOT_FOUND
     if isinstance(error, NeedsInput):
         data["requiredCapabilities"] = error.missing
-    return rpc.error(id, code, words(error), data)
+    return rpc.error(id, code, render_message(error), data)
 
 
 def _as_native(
@@ -172,7 +174,7 @@ def _kind(error: HubError) -> dict[str, Any]:
     return {"kind": error.kind, "trace": error.trace}
 
 
-def answer_crash(id: rpc.Id) -> bytes:
+def encode_crash(id: rpc.Id) -> bytes:
     """The answer to a request that raised what nobody expected; for an `except` block, whose
     exception it logs. Without an answer the client would wait for ever."""
     log.exception("a request crashed")

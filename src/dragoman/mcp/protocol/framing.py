@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Framing: TypeAlias = Literal["line", "length"]
     Id: TypeAlias = str | int
-    Piece: TypeAlias = "Frame | TooLarge | Malformed | Hopeless"
+    Piece: TypeAlias = "Frame | OversizedFrame | MalformedFrame | Unrecoverable"
 
 LINE: Framing = "line"
 LENGTH: Framing = "length"
@@ -45,7 +45,7 @@ class Frame:
         return f"Frame({self.payload[:80]!r}, {self.framing!r})"
 
 
-class TooLarge:
+class OversizedFrame:
     """A message over the limit, thrown away; `prefix` is its beginning, for `peek`, and `suffix`
     its end, for `peek_end`."""
 
@@ -58,7 +58,7 @@ class TooLarge:
         self.suffix = suffix
 
 
-class Malformed:
+class MalformedFrame:
     """A header block that says no length; reading went on at the next line."""
 
     __slots__ = ("framing", "reason")
@@ -68,7 +68,7 @@ class Malformed:
         self.framing: Framing = LENGTH
 
 
-class Hopeless:
+class Unrecoverable:
     """A message so large that it is not worth draining; nothing more will be read."""
 
     __slots__ = ("framing", "prefix")
@@ -228,9 +228,9 @@ class Deframer:
         length = self._length
         self._step = Deframer._line
         if self._wrong:
-            out.append(Malformed(self._wrong))
+            out.append(MalformedFrame(self._wrong))
         elif length < 0:
-            out.append(Malformed("the headers have no Content-Length"))
+            out.append(MalformedFrame("the headers have no Content-Length"))
         elif length > self._drain_limit:
             self._give_up(b"", LENGTH, out)
         elif length > self._limit:
@@ -243,7 +243,7 @@ class Deframer:
         return after
 
     def _resync(self, at: int, out: list[Piece]) -> int:
-        out.append(Malformed(self._wrong or "a line among the headers is none"))
+        out.append(MalformedFrame(self._wrong or "a line among the headers is none"))
         self._step = Deframer._line
         return at
 
@@ -262,7 +262,7 @@ class Deframer:
         self._left -= end - at
         self._note_end(buf, at, end)
         if not self._left:
-            out.append(TooLarge(self._prefix, LENGTH, self._length, self._take_suffix()))
+            out.append(OversizedFrame(self._prefix, LENGTH, self._length, self._take_suffix()))
             self._step = Deframer._line
         return end
 
@@ -285,7 +285,7 @@ class Deframer:
             self._give_up(b"", LENGTH, out)
         elif newline >= 0:
             self._step = Deframer._line
-            out.append(Malformed(f"the headers are over {HEADER_LIMIT} bytes"))
+            out.append(MalformedFrame(f"the headers are over {HEADER_LIMIT} bytes"))
             return newline + 1
         return end
 
@@ -293,7 +293,7 @@ class Deframer:
         if size > self._drain_limit:
             self._give_up(prefix, LINE, out)
         else:
-            out.append(TooLarge(prefix, LINE, size, self._take_suffix()))
+            out.append(OversizedFrame(prefix, LINE, size, self._take_suffix()))
 
     def _note_end(self, buf: bytes | bytearray, at: int, end: int) -> None:
         """One byte more than is needed: the last may be the carriage return of a line's end."""
@@ -304,7 +304,7 @@ class Deframer:
         return suffix.removeprefix(_BOM).removesuffix(b"\r")[-SUFFIX:]
 
     def _give_up(self, prefix: bytes, framing: Framing, out: list[Piece]) -> None:
-        out.append(Hopeless(prefix, framing))
+        out.append(Unrecoverable(prefix, framing))
         self._step = Deframer._nothing
 
     def _nothing(self, buf: bytes | bytearray, at: int, out: list[Piece]) -> int:
@@ -316,7 +316,7 @@ class Deframer:
 _TOKEN = re.compile(rb'[\s,:]*("(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+(?=[\s{}\[\],:"]))')
 
 
-def peek(prefix: bytes) -> tuple[Id | None, bool]:
+def find_id(prefix: bytes) -> tuple[Id | None, bool]:
     """The id of the message that begins so, where it can be found, and whether it is an answer.
 
     Only a member of the outermost object is its id: arguments may well have members of that name.
@@ -350,7 +350,7 @@ _LAST_ID = re.compile(
 )
 
 
-def peek_end(suffix: bytes) -> Id | None:
+def find_id_at_end(suffix: bytes) -> Id | None:
     """The id of the message that ends so, where its sender writes it last. What stands before the
     last brace is a member of the outermost object."""
     match = _LAST_ID.search(suffix)
@@ -376,7 +376,7 @@ _decode = json.JSONDecoder(parse_constant=_no_constant).decode
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
-class Message:
+class FramedMessage:
     """A client's message as one line, and whom it asks or answers; a batch has no `method`."""
 
     __slots__ = ("answers", "framing", "line", "method", "params", "requests")
@@ -408,7 +408,7 @@ _HEAD = re.compile(
 )
 
 
-def ids_in(payload: bytes) -> tuple[list[Id], list[Id]]:
+def find_ids(payload: bytes) -> tuple[list[Id], list[Id]]:
     """The ids that a message answers, and those it asks by; a large one is not decoded for that."""
     head = _HEAD.match(payload)
     if head is not None:

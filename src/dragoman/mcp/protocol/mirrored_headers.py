@@ -39,7 +39,7 @@ _NAMED = frozenset({"patternProperties", "dependentSchemas", "$defs", "definitio
 Path = tuple[str, ...]
 
 
-def header_params(schema: Any) -> dict[str, Path]:
+def find_mirrored_params(schema: Any) -> dict[str, Path]:
     """Which headers a tool with this inputSchema wants: the header's name, in lower case, to the
     way to the argument. ValueError says what is wrong with a mark; such a tool must not be used."""
     found: dict[str, Path] = {}
@@ -86,17 +86,17 @@ def _places(root: Any) -> Iterator[tuple[Path | None, dict[str, Any]]]:
                 left.append((None, value))
 
 
-def values(params: Mapping[str, Path], arguments: Mapping[str, Any]) -> dict[str, str]:
+def build_param_headers(params: Mapping[str, Path], arguments: Mapping[str, Any]) -> dict[str, str]:
     """The headers for these arguments, ready to be sent. One that is absent or null has none."""
     headers = {}
     for header, path in params.items():
-        text = text_of(value_at(path, arguments))
+        text = render_value(find_argument(path, arguments))
         if text is not None:
-            headers[header] = header_value(text)
+            headers[header] = encode_value(text)
     return headers
 
 
-def value_at(path: Path, arguments: Mapping[str, Any]) -> Any:
+def find_argument(path: Path, arguments: Mapping[str, Any]) -> Any:
     """What stands there in the arguments; None where nothing does."""
     value: Any = arguments
     for name in path:
@@ -104,7 +104,7 @@ def value_at(path: Path, arguments: Mapping[str, Any]) -> Any:
     return value
 
 
-def text_of(value: Any) -> str | None:
+def render_value(value: Any) -> str | None:
     """A value as a header has it; None for what is not mirrored."""
     if isinstance(value, str):
         return value
@@ -117,9 +117,9 @@ def text_of(value: Any) -> str | None:
     return str(value)
 
 
-def agrees(text: str, value: Any) -> bool:
+def is_equal(text: str, value: Any) -> bool:
     """Whether a header's text, decoded, is that value; numbers are compared as numbers."""
-    wanted = text_of(value)
+    wanted = render_value(value)
     if wanted is None or text == wanted:
         return wanted is not None
     if isinstance(value, str | bool) or len(text) > 400:
@@ -130,7 +130,7 @@ def agrees(text: str, value: Any) -> bool:
         return False
 
 
-def header_value(text: str) -> str:
+def encode_value(text: str) -> str:
     """Text as a header can hold it."""
     if (
         text.isascii()
@@ -142,7 +142,7 @@ def header_value(text: str) -> str:
     return f"{_OPENED}{base64.b64encode(text.encode('utf-8', 'replace')).decode()}{_CLOSED}"
 
 
-def header_text(value: str) -> str | None:
+def decode_value(value: str) -> str | None:
     """The text that a header holds; None for marks around what is no base64 of any text."""
     if not (
         value.startswith(_OPENED)

@@ -35,35 +35,35 @@ def extract_mcp_server(tool_name: str, servers: Iterable[str]) -> str | None:
     return max(fitting, key=len, default=None)
 
 
-def canonical_name(server: str, tool: str) -> str:
+def build_canonical_name(server: str, tool: str) -> str:
     """`server.tool`, the identity of the tool: see `core.identity`."""
     return identity_of(_UNSAFE.sub("_", server), tool)
 
 
-def spelled_name(server: str, tool: str) -> str:
+def build_spelled_name(server: str, tool: str) -> str:
     """`server.tool` as the server spells the tool, in the characters that every revision takes."""
     spelled = f"{server}.{_ascii(tool)}"
     return shorten(_UNSAFE.sub("_", spelled), original=spelled)
 
 
-def alias_name(server: str, tool: str) -> str:
+def build_alias(server: str, tool: str) -> str:
     """`mcp_{server}_{tool}`, in characters and length that every revision takes."""
     name = format_mcp_tool_name(server, _ascii(tool))
     return shorten(_UNSAFE.sub("_", name), original=name)
 
 
-def safe_name(prefix: str, tool: str) -> str:
+def build_safe_name(prefix: str, tool: str) -> str:
     """`prefix_tool` as every model's API takes it."""
     tool = _ascii(tool)
     joined = f"{prefix}_{tool}" if prefix else tool
     return shorten(re.sub(r"[^A-Za-z0-9_-]", "_", joined), MAX_SAFE, joined)
 
 
-def other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
+def build_other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
     """What it is called in each style of naming; `safe!` is its own whatever others are called."""
-    canonical = canonical_name(server, tool)
-    spelled = spelled_name(server, tool)
-    safe = safe_name(server if prefix is None else prefix, tool)
+    canonical = build_canonical_name(server, tool)
+    spelled = build_spelled_name(server, tool)
+    safe = build_safe_name(server if prefix is None else prefix, tool)
     names = {
         "dotted": spelled,
         "safe": safe,
@@ -71,13 +71,13 @@ def other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
     }
     if spelled != canonical:
         names["spelled"] = spelled
-    legacy = tool if prefix == "" else alias_name(server if prefix is None else prefix, tool)
+    legacy = tool if prefix == "" else build_alias(server if prefix is None else prefix, tool)
     names |= portable_names(legacy, safe, canonical)
     if prefix == "":
         names["dotted"] = names["legacy"] = tool
     elif prefix is not None:
-        names["dotted"] = spelled_name(prefix, tool)
-        names["legacy"] = alias_name(prefix, tool)
+        names["dotted"] = build_spelled_name(prefix, tool)
+        names["legacy"] = build_alias(prefix, tool)
     return names
 
 

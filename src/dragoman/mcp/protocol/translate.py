@@ -14,7 +14,7 @@ from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Target, Tool
 from dragoman.core.unlisted_resources import MAX_URI
 from dragoman.mcp.protocol.revisions import R2506
-from dragoman.mcp.protocol.tool_names import alias_name, canonical_name, other_names
+from dragoman.mcp.protocol.tool_names import build_alias, build_canonical_name, build_other_names
 from dragoman.wire.json import encode
 
 MAX_NAME = 256
@@ -50,7 +50,7 @@ def tool_from_definition(
         validate = compile_schema(schema)
     except ValueError as error:
         raise BadTool(f'"{name}" has a bad inputSchema: {error}') from None
-    canonical, alias, others = names_of(target, name, taken, prefix)
+    canonical, alias, others = build_names(target, name, taken, prefix)
     return Tool(
         name=canonical,
         alias=alias,
@@ -60,7 +60,7 @@ def tool_from_definition(
         definition=definition,
         validate=validate,
         destructive=_is_destructive(definition),
-        resources=tuple(uri for _, uri in ui_addresses(definition)),
+        resources=tuple(uri for _, uri in find_ui_addresses(definition)),
         target=target,
     )
 
@@ -70,7 +70,7 @@ UI_PLACES = (("ui", "resourceUri"), ("ui/resourceUri",), ("openai/outputTemplate
 OpenAI's Apps SDK."""
 
 
-def ui_addresses(definition: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+def find_ui_addresses(definition: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Each place in `_meta` that names a resource of the tool's user interface, and the address."""
     for place in UI_PLACES:
         value: Any = definition.get("_meta")
@@ -80,12 +80,14 @@ def ui_addresses(definition: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...
             yield place, value
 
 
-def with_ui_addresses(
+def replace_ui_addresses(
     definition: Mapping[str, Any], readable: Callable[[str], str]
 ) -> Mapping[str, Any]:
     """With the addresses under which clients can read the tool's user interface."""
     changed = [
-        (place, shown) for place, uri in ui_addresses(definition) if (shown := readable(uri)) != uri
+        (place, shown)
+        for place, uri in find_ui_addresses(definition)
+        if (shown := readable(uri)) != uri
     ]
     if not changed:
         return definition
@@ -103,15 +105,15 @@ def _is_destructive(definition: Mapping[str, Any]) -> bool:
     return hints.get("destructiveHint") is True
 
 
-def names_of(
+def build_names(
     target: Target, name: str, taken: Collection[str], prefix: str | None
 ) -> tuple[str, str, dict[str, str]]:
     """What a server's tool or prompt is called here: canonically, by default, and otherwise."""
     if name in taken:
         raise BadTool(f'"{name}" is listed twice')
-    others = other_names(target.name, prefix, name)
-    alias = others.pop("legacy", "") or alias_name(target.name, name)
-    return canonical_name(target.name, name), alias, others
+    others = build_other_names(target.name, prefix, name)
+    alias = others.pop("legacy", "") or build_alias(target.name, name)
+    return build_canonical_name(target.name, name), alias, others
 
 
 METHODS = {
@@ -155,7 +157,7 @@ def result_from_mcp(value: Any, size: int, server: str) -> Result:
         raise BadReply(f'server "{server}" answered a call with no object')
     kind = value.get("resultType", "complete")
     if kind != "complete":
-        raise unknown_result(kind, server)
+        raise build_unknown_result_error(kind, server)
     content = value.get("content", [])
     if not isinstance(content, list):
         raise BadReply(f'server "{server}" answered a call with content that is no list')
@@ -168,14 +170,14 @@ def result_from_mcp(value: Any, size: int, server: str) -> Result:
     )
 
 
-def unknown_result(kind: Any, server: str) -> BadReply:
+def build_unknown_result_error(kind: Any, server: str) -> BadReply:
     return BadReply(
         f'server "{server}" answered a call with a result of type "{str(kind)[:100]}", which this '
         "hub cannot carry on"
     )
 
 
-def result_of_kind(tool: Tool, value: Any, size: int, server: str) -> Result:
+def result_from_reply(tool: Tool, value: Any, size: int, server: str) -> Result:
     """What a server answered to a call of another kind than a tool's."""
     if not isinstance(value, dict):
         raise BadReply(f'server "{server}" answered a call with no object')
@@ -266,7 +268,7 @@ def mcp_from_result(result: Result) -> dict[str, Any]:
     return value
 
 
-def meta_to_pass(params: Mapping[str, Any]) -> dict[str, Any]:
+def select_meta(params: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's `_meta` without what belongs to this hop."""
     meta = params.get("_meta")
     if not isinstance(meta, dict):

@@ -26,8 +26,8 @@ from dragoman.core.hub import Hub
 from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere
 from dragoman.core.tool_filter import View
 from dragoman.core.trace import Carried
-from dragoman.mcp.protocol.elicitation import WAITS
-from dragoman.mcp.protocol.errors import as_error, as_result, understood
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY
+from dragoman.mcp.protocol.errors import adapt_error, encode_error, render_error_result
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     LOG_LEVEL_KEY,
@@ -35,17 +35,17 @@ from dragoman.mcp.protocol.revisions import (
     is_wrapped,
     shape_result,
 )
-from dragoman.mcp.protocol.translate import mcp_from_result, meta_to_pass
+from dragoman.mcp.protocol.translate import mcp_from_result, select_meta
 from dragoman.mcp.server import client_questions, results
-from dragoman.mcp.server.client_state import Peer, Push
-from dragoman.mcp.server.progress import DEFAULT_LEVEL, updates_of
+from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server.progress import DEFAULT_LEVEL, build_updates
 from dragoman.mcp.server.tasks import McpTasks, ToolTask, declares_tasks
 from dragoman.wire import rpc
 
 log = logging.getLogger(__name__)
 
 
-class Calling:
+class CallHandler:
     def __init__(
         self, hub: Hub, question_seconds: float, tasks: McpTasks, bridge_errors: str = "auto"
     ) -> None:
@@ -55,17 +55,17 @@ class Calling:
         self._question_seconds = question_seconds
         self._endings: set[asyncio.Task[None]] = set()
 
-    async def call(
+    async def answer(
         self,
         id: rpc.Id,
         kind: str,
         params: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
         push: Push | None,
         carried: Carried | None,
     ) -> bytes:
-        asked = results.asked_for(kind, params, revision)
+        asked = results.parse_call(kind, params, revision)
         if isinstance(asked, str):
             return rpc.error(id, rpc.INVALID_PARAMS, asked)
         name, arguments = asked
@@ -73,10 +73,10 @@ class Calling:
         if isinstance(said, str):
             return rpc.error(id, rpc.INVALID_PARAMS, said)
         features, level, answers, handle = said
-        updates, wanted = updates_of(params, level, revision, push)
+        updates, wanted = build_updates(params, level, revision, push)
         # Each modern request stands alone, whatever connection it came by.
         session = peer.client if revision.has_sessions else ""
-        extra = {"_meta": meta_to_pass(params), SESSION: session}
+        extra = {"_meta": select_meta(params), SESSION: session}
         try:
             if kind == TOOL and _may_last(params, features, revision):
                 how = _how(kind, peer, revision, carried, extra, updates, wanted, features)
@@ -104,10 +104,10 @@ class Calling:
                     handle=handle,
                 )
             if result.questions is not None:
-                if lack := client_questions.beyond(result.questions, features):
+                if lack := client_questions.find_lack(result.questions, features):
                     raise lack
                 if revision.asks_by_result and kind != COMPLETION:
-                    asks = client_questions.input_required(
+                    asks = client_questions.render_questions(
                         result.questions, result.handle, features
                     )
                     return rpc.result(id, asks)
@@ -115,10 +115,10 @@ class Calling:
                 result = await self._driven(result, name, arguments, how, peer, revision, push)
             if kind == TOOL:
                 return rpc.result(id, self._shown(result, name, peer.view, revision))
-            value = results.shown(kind, result, revision, name, fresh=answers is not None)
+            value = results.render_result(kind, result, revision, name, fresh=answers is not None)
             return rpc.result(id, value)
         except HubError as error:
-            error = understood(error, revision, peer.features)
+            error = adapt_error(error, revision, peer.features)
             return self._failed(id, kind, name, error, revision, handle is not None)
         except Exception:
             log.exception("a call of %r crashed", name)
@@ -132,7 +132,7 @@ class Calling:
         arguments: Mapping[str, Any],
         how: dict[str, Any],
         params: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
         brought: tuple[Mapping[str, Any] | None, str | None],
     ) -> Result | bytes:
@@ -149,7 +149,7 @@ class Calling:
                 return Result()
             again = {**how, "updates": updates, "answers": answers, "handle": handle}
             result = await self.hub.call(task.owner, name, arguments, **again)
-            if lack := client_questions.beyond(result.questions or NOTHING, how["features"]):
+            if lack := client_questions.find_lack(result.questions or NOTHING, how["features"]):
                 raise lack
             return result
 
@@ -170,7 +170,7 @@ class Calling:
         name: str,
         arguments: Mapping[str, Any],
         how: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
         push: Push | None,
     ) -> Result:
@@ -180,7 +180,7 @@ class Calling:
         visited: list[str] = []
         for _ in range(client_questions.ROUNDS):
             questions = result.questions or {}
-            if lack := client_questions.beyond(questions, how["features"]):
+            if lack := client_questions.find_lack(questions, how["features"]):
                 raise lack
             try:
                 answers, went = await client_questions.ask(
@@ -194,7 +194,7 @@ class Calling:
             result = await self.hub.call(peer.principal, name, arguments, **again)
             if result.questions is None:
                 for one in visited:
-                    push(client_questions.complete_elicitation(one))
+                    push(client_questions.encode_elicitation_complete(one))
                 return result
         raise WorkFailed(f'"{name[:200]}" asked {client_questions.ROUNDS} times and is not done')
 
@@ -204,7 +204,7 @@ class Calling:
         name: str,
         arguments: Mapping[str, Any],
         how: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
     ) -> None:
         """Nobody will answer: what waits for that need not any longer. That too is a call, with the
         handle and no answers at all, to a target that says that it understands this."""
@@ -230,16 +230,16 @@ class Calling:
         self, id: rpc.Id, kind: str, name: str, error: HubError, revision: Revision, continued: bool
     ) -> bytes:
         if kind == TOOL:
-            shown = as_result(error, revision, self._bridge_errors)
+            shown = render_error_result(error, revision, self._bridge_errors)
             # A bad handle is no matter for a model: 2026-07-28, MRTR, such state must be rejected.
             if shown is not None and not (continued and isinstance(error, InvalidInput)):
                 return rpc.result(id, shape_result(shown, revision))
-        return as_error(id, error, revision, name if kind == RESOURCE else None)
+        return encode_error(id, error, revision, name if kind == RESOURCE else None)
 
 
 def _how(
     kind: str,
-    peer: Peer,
+    peer: ClientState,
     revision: Revision,
     carried: Carried | None,
     extra: Mapping[str, Any],
@@ -275,13 +275,13 @@ def _may_last(params: Mapping[str, Any], features: Mapping[str, Any], revision: 
 
 
 def _said(
-    params: Mapping[str, Any], peer: Peer, revision: Revision, push: Push | None
+    params: Mapping[str, Any], peer: ClientState, revision: Revision, push: Push | None
 ) -> tuple[Mapping[str, Any], str | None, dict[str, Any] | None, str | None] | str:
     """What a request says beside what it asks for: what its sender can be asked, the log that it
     wants, its answers and their handle; or what is wrong with those."""
     if revision.has_sessions:
         # Its answers come back on the session, as the questions go out before this answer.
-        features = peer.features if push is not None and peer.client else WAITS
+        features = peer.features if push is not None and peer.client else TASKS_ONLY
         return features, peer.log_level or DEFAULT_LEVEL, None, None
     meta = params["_meta"]
     level = meta.get(LOG_LEVEL_KEY)
@@ -289,5 +289,5 @@ def _said(
         return f'"{LOG_LEVEL_KEY}" must be one of {", ".join(LEVELS)}'
     if "inputResponses" not in params and "requestState" not in params:
         return meta[CAPABILITIES_KEY], level, None, None
-    brought = client_questions.brought_with(params)
+    brought = client_questions.parse_answers(params)
     return brought if isinstance(brought, str) else (meta[CAPABILITIES_KEY], level, *brought)

@@ -20,7 +20,7 @@ from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question, Re
 from dragoman.core.errors import Full, NeedsInput, TimedOut
 from dragoman.mcp.protocol.notifications import COMPLETED
 from dragoman.mcp.protocol.revisions import LATEST, SERVER_KEY, Revision, build_server_info
-from dragoman.mcp.server.client_state import Peer, Push
+from dragoman.mcp.server.client_state import ClientState, Push
 from dragoman.wire import rpc
 from dragoman.wire.json import encode
 
@@ -45,7 +45,7 @@ _ACTIONS = ("accept", "decline", "cancel")
 # --- what a client can be asked ------------------------------------------------------------------
 
 
-def features_of(capabilities: Any, revision: Revision) -> Mapping[str, Any]:
+def parse_capabilities(capabilities: Any, revision: Revision) -> Mapping[str, Any]:
     """What a client that shakes hands declared, as far as its revision has words for it."""
     if not isinstance(capabilities, dict) or len(encode(capabilities)) > MAX_FEATURES:
         return NOTHING
@@ -59,7 +59,7 @@ def features_of(capabilities: Any, revision: Revision) -> Mapping[str, Any]:
     return features
 
 
-def beyond(questions: Mapping[str, Question], features: Mapping[str, Any]) -> NeedsInput | None:
+def find_lack(questions: Mapping[str, Question], features: Mapping[str, Any]) -> NeedsInput | None:
     """The error for a client whose model is asked to use tools, and has not said that it can."""
     sampling = features.get("sampling")
     if isinstance(sampling, dict) and isinstance(sampling.get("tools"), dict):
@@ -76,7 +76,7 @@ _WITH_TOOLS = frozenset({"tools", "toolChoice"})
 # --- the new era ---------------------------------------------------------------------------------
 
 
-def input_required(
+def render_questions(
     questions: Mapping[str, Question], handle: str | None, features: Mapping[str, Any]
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"resultType": "input_required", "_meta": _OWN_META}
@@ -93,7 +93,7 @@ def input_required(
 _OWN_META = {SERVER_KEY: build_server_info(LATEST)}
 
 
-def brought_with(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None] | str:
+def parse_answers(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None] | str:
     """The answers and the handle in a request that comes again, or what is wrong with them."""
     answers, handle = params.get("inputResponses", {}), params.get("requestState", "")
     if not isinstance(answers, dict) or not all(isinstance(one, dict) for one in answers.values()):
@@ -106,12 +106,14 @@ def brought_with(params: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]
 # --- the old one ---------------------------------------------------------------------------------
 
 
-class _Request:
+class ClientRequest:
     """A question as a client was asked it."""
 
     __slots__ = ("_peer", "_push", "answer", "completed", "id", "params", "question")
 
-    def __init__(self, question: Question, peer: Peer, revision: Revision, push: Push) -> None:
+    def __init__(
+        self, question: Question, peer: ClientState, revision: Revision, push: Push
+    ) -> None:
         self.question = question
         self.id = token_hex(8)
         self.params = _body(question, revision, peer.features)
@@ -120,7 +122,7 @@ class _Request:
         """Whether the client was told that the elicitation is complete."""
         self._peer = peer
         self._push = push
-        peer.asked[rpc.key_of(self.id)] = self.answer
+        peer.pending[rpc.key_of(self.id)] = self.answer
 
     def send(self) -> None:
         question = self.question
@@ -134,7 +136,7 @@ class _Request:
     def _complete(self, completed: asyncio.Future[None]) -> None:
         if not self.completed and not completed.cancelled():
             self.completed = True
-            self._push(complete_elicitation(self.params["elicitationId"]))
+            self._push(encode_elicitation_complete(self.params["elicitationId"]))
 
     def _withdraw(self, withdrawn: asyncio.Future[None]) -> None:
         self.cancel()
@@ -143,7 +145,7 @@ class _Request:
 
     def cancel(self) -> None:
         """Tells the client so, unless it has answered."""
-        if self._peer.asked.pop(rpc.key_of(self.id), None) is not None:
+        if self._peer.pending.pop(rpc.key_of(self.id), None) is not None:
             params = {"requestId": self.id, "reason": "the answer is not needed any more"}
             self._push(rpc.notification("notifications/cancelled", params))
 
@@ -157,13 +159,17 @@ class _Request:
 _WITHDRAWN: Mapping[str, Any] = {}
 
 
-def complete_elicitation(id: str) -> bytes:
+def encode_elicitation_complete(id: str) -> bytes:
     """Tells a client of 2025-11-25 that what it was sent to an address for is done."""
     return rpc.notification(COMPLETED, {"elicitationId": id})
 
 
 async def ask(
-    questions: Mapping[str, Question], peer: Peer, revision: Revision, push: Push, seconds: float
+    questions: Mapping[str, Question],
+    peer: ClientState,
+    revision: Revision,
+    push: Push,
+    seconds: float,
 ) -> tuple[dict[str, Any], list[str]]:
     """The answers, once all are there; and the elicitations for which the user went elsewhere.
     There is no answer to a question that is withdrawn meanwhile: the client is told to cancel it.
@@ -171,12 +177,12 @@ async def ask(
     if not questions:  # it only wants to be asked again, and not at once
         await asyncio.sleep(AGAIN_SECONDS)
         return {}, []
-    if len(peer.asked) + len(questions) > MAX_ASKED:
+    if len(peer.pending) + len(questions) > MAX_ASKED:
         raise Full(f"this client has {MAX_ASKED} questions to answer first; ask again later")
-    waiting: dict[str, _Request] = {}
+    waiting: dict[str, ClientRequest] = {}
     try:
         for key, question in questions.items():
-            waiting[key] = _Request(question, peer, revision, push)
+            waiting[key] = ClientRequest(question, peer, revision, push)
             waiting[key].send()
         answers: dict[str, Any] = {}
         visited = []
@@ -197,19 +203,19 @@ async def ask(
             request.cancel()
 
 
-def deliver(message: Mapping[str, Any], peer: Peer) -> None:
+def deliver_response(message: Mapping[str, Any], peer: ClientState) -> None:
     """What a client answered to something that was pushed to it."""
-    future = peer.asked.pop(rpc.key_of(message.get("id")), None)
+    future = peer.pending.pop(rpc.key_of(message.get("id")), None)
     if future is not None and not future.done():
         future.set_result(message)
 
 
-def forget(peer: Peer) -> None:
+def drop_pending(peer: ClientState) -> None:
     """The client has gone: nothing that it was asked will be answered."""
-    for future in peer.asked.values():
+    for future in peer.pending.values():
         if not future.done():
             future.set_result(None)
-    peer.asked.clear()
+    peer.pending.clear()
 
 
 def _answer(question: Question, message: Mapping[str, Any] | None) -> dict[str, Any] | Refusal:

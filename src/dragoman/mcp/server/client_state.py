@@ -16,10 +16,20 @@ Push = Callable[[bytes], bool]
 when it could not be sent: a note is then lost, a question has failed."""
 
 
-class Peer:
+class ClientState:
     __slots__ = (
-        "asked", "client", "door", "features", "following", "info", "left", "listens", "log_level",
-        "principal", "revision", "view",
+        "client",
+        "client_name",
+        "closed",
+        "door",
+        "features",
+        "listens",
+        "log_level",
+        "pending",
+        "principal",
+        "revision",
+        "subscribed",
+        "view",
     )  # fmt: skip
 
     def __init__(
@@ -39,22 +49,22 @@ class Peer:
         """Its session, which answers to pushed requests come back on; empty for one without."""
         self.features: Mapping[str, Any] = NOTHING
         """The capabilities it declared at `initialize`, as far as its revision has them."""
-        self.info = ""
+        self.client_name = ""
         """What it calls itself."""
         self.log_level: str | None = None
         """What it said with `logging/setLevel`."""
-        self.following: dict[str, str] = {}
+        self.subscribed: dict[str, str] = {}
         """Canonical names of the resources that it subscribed to, and what it calls each."""
         self.listens = 0
         """How many `subscriptions/listen` of it are open."""
-        self.asked: dict[Any, asyncio.Future[Any]] = {}
+        self.pending: dict[Any, asyncio.Future[Any]] = {}
         """Requests that were pushed to it, by the key of their id, until they are answered."""
-        self.left = False
+        self.closed = False
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         """Whether something that is told now reaches it at once."""
         return False
 
-    def tell(self, message: bytes) -> None:
+    def notify(self, message: bytes) -> None:
         """Sends something unasked, where there is a way to."""

@@ -20,8 +20,8 @@ from dragoman.core.ports import ListRefresher, Viewer
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
 from dragoman.core.trace import carried_in
-from dragoman.mcp.protocol.elicitation import WAITS, with_waiting
-from dragoman.mcp.protocol.errors import answer_crash
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY, add_task_support
+from dragoman.mcp.protocol.errors import encode_crash
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
@@ -35,19 +35,16 @@ from dragoman.mcp.protocol.revisions import (
     build_initialize_result,
 )
 from dragoman.mcp.server import client_questions, list_pages, results
-from dragoman.mcp.server.call_handler import Calling
-from dragoman.mcp.server.client_state import Peer, Push
-from dragoman.mcp.server.header_check import version_named
+from dragoman.mcp.server.call_handler import CallHandler
+from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server.header_check import find_named_version
 from dragoman.mcp.server.introduction import Budget, Introduction
-from dragoman.mcp.server.subscriptions import Listening
+from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
 from dragoman.mcp.server.tasks import McpTasks, build_default_tasks
 from dragoman.wire import rpc
 
-__all__ = ["LIST_CHANGED", "Face", "Peer", "Push", "answer_batch", "revision_of", "unsupported"]
-
 UNSUPPORTED_VERSION = -32022
-LIST_CHANGED = rpc.notification("notifications/tools/list_changed")
 ROOTS_CHANGED = "notifications/roots/list_changed"
 MAX_INFO = 200
 MAX_BATCH = 100
@@ -58,7 +55,7 @@ NO_NAMES: frozenset[str] = frozenset()
 Begun = bytes | Coroutine[Any, Any, bytes] | None
 
 
-class Face:
+class McpServer:
     def __init__(
         self,
         hub: Hub,
@@ -76,25 +73,25 @@ class Face:
         becomes a task, for a client that knows these. `instructions` says how much clients get of
         the instructions of servers."""
         self.hub = hub
-        self.lists = list_pages.Lists(hub, key or os.urandom(32), list_aliases)
+        self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
         self.tasks = McpTasks(
             build_default_tasks() if tasks is None else tasks,
             task_after,
             question_seconds,
             self._permits,
         )
-        self.listening = Listening(hub, self.tasks, self.lists)
-        self.calling = Calling(hub, question_seconds, self.tasks, bridge_errors)
+        self.subscriptions = Subscriptions(hub, self.tasks, self.lists)
+        self.call_handler = CallHandler(hub, question_seconds, self.tasks, bridge_errors)
         self._style_of = style_of
         self._introduction = Introduction(hub, instructions)
 
-    def _permits(self, peer: Peer, action: str, name: str) -> bool:
+    def _permits(self, peer: ClientState, action: str, name: str) -> bool:
         return self.hub.may_task(peer.principal, action, name, peer.view)
 
     async def answer(
         self,
         message: Any,
-        peer: Peer,
+        peer: ClientState,
         push: Push | None = None,
         fields: Mapping[bytes, bytes] = NO_FIELDS,
     ) -> bytes | None:
@@ -105,7 +102,7 @@ class Face:
     def begin(
         self,
         message: Any,
-        peer: Peer,
+        peer: ClientState,
         push: Push | None = None,
         fields: Mapping[bytes, bytes] = NO_FIELDS,
     ) -> Begun:
@@ -119,15 +116,15 @@ class Face:
         try:
             if "id" not in message or "method" not in message:
                 if "method" not in message:
-                    client_questions.deliver(message, peer)
+                    client_questions.deliver_response(message, peer)
                 elif message["method"] == ROOTS_CHANGED and peer.client:
                     self.hub.bus.emit(RootsChanged(peer.client))
                 return None
             id, method = message["id"], message["method"]
             params = message.get("params") or {}
-            revision = revision_of(params, peer)
+            revision = find_revision(params, peer)
             if revision is None:
-                return unsupported(id, params["_meta"][MODERN_KEY])
+                return encode_unsupported(id, params["_meta"][MODERN_KEY])
             if not revision.has_sessions and (problem := _lacking(params)):
                 return rpc.error(id, rpc.INVALID_PARAMS, problem)
             if method not in revision.methods:
@@ -136,10 +133,10 @@ class Face:
             kind = results.METHODS.get(method)
             if kind is not None:
                 carried = carried_in(fields, _beside(params))
-                return self.calling.call(id, kind, params, peer, revision, push, carried)
+                return self.call_handler.answer(id, kind, params, peer, revision, push, carried)
             return self._other(id, method, params, peer, revision, push)
         except Exception:
-            answer = answer_crash(rpc.id_of(message))
+            answer = encode_crash(rpc.id_of(message))
             return answer if "id" in message and "method" in message else None
 
     def _other(
@@ -147,7 +144,7 @@ class Face:
         id: rpc.Id,
         method: str,
         params: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
         push: Push | None,
     ) -> Begun:
@@ -167,11 +164,11 @@ class Face:
         if method == "logging/setLevel":
             return _set_level(id, params, peer)
         if method == "resources/subscribe":
-            return self.listening.follow(id, params, peer, revision)
+            return self.subscriptions.subscribe(id, params, peer, revision)
         if method == "resources/unsubscribe":
-            return self.listening.unfollow(id, params, peer)
+            return self.subscriptions.unsubscribe(id, params, peer)
         if method == "subscriptions/listen":
-            return self.listening.listen(id, params, peer, push)
+            return self.subscriptions.listen(id, params, peer, push)
         if method in TASK_METHODS:
             features = (
                 params["_meta"][CAPABILITIES_KEY] if not revision.has_sessions else peer.features
@@ -179,7 +176,7 @@ class Face:
             return self.tasks.handle(id, method, params, peer, revision, features, push)
         return rpc.result(id, {})  # ping
 
-    def _introduce(self, id: rpc.Id, result: dict[str, Any], peer: Peer) -> Begun:
+    def _introduce(self, id: rpc.Id, result: dict[str, Any], peer: ClientState) -> Begun:
         """Adds what the servers behind the hub say of themselves."""
         startup = self.hub.startup
         if startup is not None and not startup.is_settled:
@@ -187,19 +184,19 @@ class Face:
         return rpc.result(id, self._with_servers(result, peer))
 
     async def _introduce_when_settled(
-        self, startup: Startup, id: rpc.Id, result: dict[str, Any], peer: Peer
+        self, startup: Startup, id: rpc.Id, result: dict[str, Any], peer: ClientState
     ) -> bytes:
         """A client reads instructions once, so they are worth the wait that its first list takes
         anyway."""
         await startup.wait()
         return rpc.result(id, self._with_servers(result, peer))
 
-    def _with_servers(self, result: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    def _with_servers(self, result: dict[str, Any], peer: ClientState) -> dict[str, Any]:
         seen_by = peer.principal, peer.view, peer.door
-        if text := self._introduction.instructions(*seen_by):
+        if text := self._introduction.render_instructions(*seen_by):
             result["instructions"] = text
         revision = REVISIONS[result.get("protocolVersion", LATEST.name)]
-        extensions = self._introduction.extensions(*seen_by)
+        extensions = self._introduction.merge_extensions(*seen_by)
         if extensions and revision.has_extensions:
             able = result["capabilities"]
             able["extensions"] = {**extensions, **able.get("extensions", {})}
@@ -211,7 +208,7 @@ class Face:
         id: rpc.Id,
         kind: str,
         params: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
     ) -> bytes:
         """Many clients list once and never again: the first list after a start is worth a wait."""
@@ -224,14 +221,19 @@ class Face:
         id: rpc.Id,
         kind: str,
         params: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
     ) -> bytes:
         await refresher.refresh(kind)
         return await self._list_prepared(id, kind, params, peer, revision)
 
     def _list_to(
-        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: Revision
+        self,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: ClientState,
+        revision: Revision,
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """What this client is listed; what servers list to such clients may have to be found out
         first."""
@@ -246,7 +248,12 @@ class Face:
         return self._list_after(pending, id, kind, params, peer, revision)
 
     async def _list_prepared(
-        self, id: rpc.Id, kind: str, params: Mapping[str, Any], peer: Peer, revision: Revision
+        self,
+        id: rpc.Id,
+        kind: str,
+        params: Mapping[str, Any],
+        peer: ClientState,
+        revision: Revision,
     ) -> bytes:
         begun = self._list_to(id, kind, params, peer, revision)
         return begun if isinstance(begun, bytes) else await begun
@@ -257,7 +264,7 @@ class Face:
         id: rpc.Id,
         kind: str,
         params: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
     ) -> bytes:
         await pending
@@ -271,14 +278,14 @@ class Face:
         id: rpc.Id,
         kind: str,
         params: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
         hidden: frozenset[str],
     ) -> bytes:
-        style = self._style_of(peer.info if revision.has_sessions else _name_in(params))
+        style = self._style_of(peer.client_name if revision.has_sessions else _name_in(params))
         cursor = params.get("cursor")
         caller, view = peer.principal, peer.view
-        page = self.lists.page(kind, cursor, caller, view, revision, style, peer.door, hidden)
+        page = self.lists.find_page(kind, cursor, caller, view, revision, style, peer.door, hidden)
         if page is None:
             return rpc.error(id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here')
         return rpc.result_encoded(id, page)
@@ -287,19 +294,19 @@ class Face:
 
     def is_reachable(self, client: str) -> bool:
         """Whether the client of that session can be asked something now."""
-        peer = self.listening.find(client)
-        return peer is not None and peer.reachable and not peer.left
+        peer = self.subscriptions.find(client)
+        return peer is not None and peer.is_reachable and not peer.closed
 
     async def ask_client(
         self, client: str, question: Question, seconds: float
     ) -> Mapping[str, Any] | Refusal | None:
         """What the client answers; None if it does not."""
-        peer = self.listening.find(client)
+        peer = self.subscriptions.find(client)
         if peer is None:
             return None
 
         def push(message: bytes) -> bool:
-            peer.tell(message)
+            peer.notify(message)
             return True
 
         try:
@@ -312,23 +319,23 @@ class Face:
 
     # --- sessions ----------------------------------------------------------------------------
 
-    def join(self, peer: Peer) -> None:
+    def join(self, peer: ClientState) -> None:
         """A client that shakes hands is ready: from now on it is told of changes (`peer.tell`)."""
-        self.listening.join(peer)
+        self.subscriptions.join(peer)
 
-    def leave(self, peer: Peer) -> None:
+    def leave(self, peer: ClientState) -> None:
         """The session is over, joined or not: what was kept for it goes."""
-        self.listening.leave(peer)
+        self.subscriptions.leave(peer)
 
     def close(self) -> None:
         """Ends every `subscriptions/listen` with its result; nothing is told any more."""
-        self.listening.close()
+        self.subscriptions.close()
 
 
 # --- requests -----------------------------------------------------------------------------------
 
 
-def revision_of(params: Mapping[str, Any], peer: Peer) -> Revision | None:
+def find_revision(params: Mapping[str, Any], peer: ClientState) -> Revision | None:
     """The revision a request is of; None for one that is unknown."""
     meta = params.get("_meta")
     version = meta.get(MODERN_KEY) if isinstance(meta, dict) else None
@@ -352,14 +359,14 @@ def _lacking(params: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _viewer_of(params: Mapping[str, Any], peer: Peer, revision: Revision) -> Viewer:
-    features: Mapping[str, Any] = peer.features if peer.client else WAITS
+def _viewer_of(params: Mapping[str, Any], peer: ClientState, revision: Revision) -> Viewer:
+    features: Mapping[str, Any] = peer.features if peer.client else TASKS_ONLY
     if not revision.has_sessions:
         features = params["_meta"][CAPABILITIES_KEY]
     return Viewer(peer.principal, peer.client, peer.door, revision.name, features)
 
 
-def unsupported(id: rpc.Id, requested: Any) -> bytes:
+def encode_unsupported(id: rpc.Id, requested: Any) -> bytes:
     requested = str(requested)[:40]
     return rpc.error(
         id,
@@ -369,13 +376,13 @@ def unsupported(id: rpc.Id, requested: Any) -> bytes:
     )
 
 
-def _shaken(params: Mapping[str, Any], peer: Peer) -> dict[str, Any]:
+def _shaken(params: Mapping[str, Any], peer: ClientState) -> dict[str, Any]:
     """The answer to `initialize`, and what is kept of it."""
     result = build_initialize_result(params)
     peer.revision = REVISIONS[result["protocolVersion"]]
-    features = client_questions.features_of(params.get("capabilities"), peer.revision)
-    peer.features = with_waiting(features)
-    peer.info = _named(params.get("clientInfo"))
+    features = client_questions.parse_capabilities(params.get("capabilities"), peer.revision)
+    peer.features = add_task_support(features)
+    peer.client_name = _named(params.get("clientInfo"))
     return result
 
 
@@ -389,7 +396,7 @@ def _named(client: Any) -> str:
     return name[:MAX_INFO] if isinstance(name, str) else ""
 
 
-def _set_level(id: rpc.Id, params: Mapping[str, Any], peer: Peer) -> bytes:
+def _set_level(id: rpc.Id, params: Mapping[str, Any], peer: ClientState) -> bytes:
     level = params.get("level")
     if level not in LEVELS:
         return rpc.error(id, rpc.INVALID_PARAMS, f'"level" must be one of {", ".join(LEVELS)}')
@@ -401,9 +408,9 @@ def _set_level(id: rpc.Id, params: Mapping[str, Any], peer: Peer) -> bytes:
 
 
 async def answer_batch(
-    face: Face,
+    face: McpServer,
     messages: list[Any],
-    peer: Peer,
+    peer: ClientState,
     push: Push | None = None,
     running: MutableMapping[Any, Callable[[], Any]] | None = None,
     fields: Mapping[bytes, bytes] = NO_FIELDS,
@@ -422,9 +429,9 @@ async def answer_batch(
 
 
 async def _answer_one(
-    face: Face,
+    face: McpServer,
     message: Any,
-    peer: Peer,
+    peer: ClientState,
     push: Push | None,
     running: MutableMapping[Any, Callable[[], Any]] | None,
     fields: Mapping[bytes, bytes],
@@ -433,7 +440,7 @@ async def _answer_one(
     if is_request and message["method"] == "initialize":
         problem = "initialize must not be part of a batch; send it by itself"
         return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
-    if is_request and version_named(message) is not None:
+    if is_request and find_named_version(message) is not None:
         # Its headers have to say what it is, and nobody has looked at those.
         problem = "2026-07-28 has no batches; send this request by itself"
         return rpc.error(rpc.id_of(message), rpc.INVALID_REQUEST, problem)
@@ -444,7 +451,7 @@ async def _answer_one(
         try:
             return await begun
         except Exception:
-            return answer_crash(message["id"])
+            return encode_crash(message["id"])
     key = rpc.key_of(message["id"])
     if key in running:
         begun.close()
@@ -462,4 +469,4 @@ async def _answer_one(
     try:
         return task.result()
     except Exception:
-        return answer_crash(message["id"])
+        return encode_crash(message["id"])

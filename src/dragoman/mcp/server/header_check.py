@@ -14,23 +14,23 @@ from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.mirrored_headers import (
     NAMED,
     Path,
-    agrees,
-    header_params,
-    header_text,
-    text_of,
-    value_at,
+    decode_value,
+    find_argument,
+    find_mirrored_params,
+    is_equal,
+    render_value,
 )
 from dragoman.mcp.protocol.revisions import MODERN_KEY
 
 
-def version_named(message: Any) -> Any:
+def find_named_version(message: Any) -> Any:
     """The revision that a message says it is of."""
     params = message.get("params") if isinstance(message, dict) else None
     meta = params.get("_meta") if isinstance(params, dict) else None
     return meta.get(MODERN_KEY) if isinstance(meta, dict) else None
 
 
-class Headers:
+class HeaderCheck:
     """What clients must say in headers, for one hub's tools."""
 
     def __init__(self, hub: Hub) -> None:
@@ -39,7 +39,7 @@ class Headers:
         self._params: dict[str | tuple[View, str], dict[str, Path]] = {}
         """Which arguments of a tool have a header of their own."""
 
-    def disagreement(
+    def find_mismatch(
         self, message: Any, fields: Mapping[bytes, bytes], version: str, named: Any, view: View
     ) -> str | None:
         """What a header says other than the body; `named` is the revision that this names."""
@@ -80,7 +80,7 @@ class Headers:
             if isinstance(tool.target, Nowhere):
                 return {}  # and not kept: there are any number of wrong names
             try:
-                found = header_params(tool.definition.get("inputSchema"))
+                found = find_mirrored_params(tool.definition.get("inputSchema"))
             except ValueError:
                 found = {}
             self._params[key] = found
@@ -101,7 +101,7 @@ def _says(sent: bytes | None, name: str | None) -> bool:
 
 def _text(sent: bytes) -> str | None:
     """What a header says; None for what it must not hold."""
-    return header_text(sent.decode("ascii")) if sent.isascii() else None
+    return decode_value(sent.decode("ascii")) if sent.isascii() else None
 
 
 def _unlike(
@@ -112,12 +112,12 @@ def _unlike(
         arguments = {}
     for header, path in mirrored.items():
         sent = fields.get(header.encode())
-        value = value_at(path, arguments)
+        value = find_argument(path, arguments)
         if sent is None:
-            if text_of(value) is not None:
+            if render_value(value) is not None:
                 return f'{header} is missing, and "{".".join(path)}" has a value'
             continue
         text = _text(sent)
-        if text is None or not agrees(text, value):
+        if text is None or not is_equal(text, value):
             return f'{header} and "{".".join(path)}" must be the same'
     return None

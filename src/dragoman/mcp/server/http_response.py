@@ -11,11 +11,18 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
-from dragoman.mcp.protocol.errors import answer_crash
+from dragoman.mcp.protocol.errors import encode_crash
 from dragoman.mcp.protocol.revisions import Revision
-from dragoman.mcp.server.client_state import Peer
-from dragoman.mcp.server.http_sessions import Session
-from dragoman.mcp.server.replay_streams import ASKED, Beating, Beats, Headers, Kept, Stream
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.http_sessions import HttpSession
+from dragoman.mcp.server.replay_streams import (
+    RESPONSE,
+    EventStream,
+    Headers,
+    Keepalive,
+    KeepaliveMember,
+    ReplayStream,
+)
 from dragoman.wire import rpc
 
 CANCELLED = -32800
@@ -26,7 +33,7 @@ _ERROR = re.compile(
 """How an error begins that `wire.rpc` has encoded."""
 
 
-class Answering:
+class HttpResponder:
     """One request's answer.
 
     What is answered soon and says nothing before starts no task and no stream. What takes long is
@@ -39,17 +46,19 @@ class Answering:
         "peer", "request", "stream", "why",
     )  # fmt: skip
 
-    def __init__(self, peer: Peer, accept: bytes, request: HttpRequest, beats: Beats) -> None:
+    def __init__(
+        self, peer: ClientState, accept: bytes, request: HttpRequest, beats: Keepalive
+    ) -> None:
         self.peer = peer
         self.request = request
         self.may_stream = b"event-stream" in accept or b"*" in accept
         self.must_stream = b"json" not in accept and b"*" not in accept
-        self.stream: Stream | None = None
+        self.stream: EventStream | None = None
         self.cancelled = False
         self.why = "the request was cancelled"
         self._left = False
         self._beats = beats
-        self._beat: set[Beating] | None = None
+        self._beat: set[KeepaliveMember] | None = None
         """With whom it is kept alive; None until it is watched."""
         self._task: asyncio.Task[Any] | None = None
         """What is at work for it."""
@@ -70,7 +79,7 @@ class Answering:
             self._task.uncancel()
             answer = rpc.error(id, CANCELLED, self.why)
         except Exception:
-            answer = answer_crash(id)
+            answer = encode_crash(id)
         finally:
             self._task = None
             self._beats.watched.end(self._due)
@@ -100,7 +109,7 @@ class Answering:
             if self.request.lost:
                 return False  # and it has no id to come again with
             self._start(None)
-        return self.stream is not None and self.stream.say(message)
+        return self.stream is not None and self.stream.send(message)
 
     async def finish(self, answer: bytes | None, headers: Headers | None = None) -> None:
         """Sends the answer; None is that of a notification."""
@@ -133,25 +142,25 @@ class Answering:
             self._left = True
             self._task.cancel()
 
-    def beat(self) -> None:
+    def send_keepalive(self) -> None:
         if self.stream is None and self.may_stream:
             self._start(None)
         if self.stream is not None:
-            self.stream.beat()
+            self.stream.send_keepalive()
 
     def _start(self, headers: Headers | None) -> None:
         peer = self.peer
-        if isinstance(peer, Session) and peer.resumable:
-            self.stream = Kept(self.request, peer.shelf, ASKED)
+        if isinstance(peer, HttpSession) and peer.resumable:
+            self.stream = ReplayStream(self.request, peer.replay, RESPONSE)
         else:
-            self.stream = Stream(self.request)
+            self.stream = EventStream(self.request)
         self.stream.open(headers, primed=_primed(peer))
         if self._task is not None:
             self._watch()
 
 
-def _primed(peer: Peer) -> bool:
-    return isinstance(peer, Session) and peer.primed
+def _primed(peer: ClientState) -> bool:
+    return isinstance(peer, HttpSession) and peer.primed
 
 
 def status_of(answer: bytes, revision: Revision) -> int:

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from dragoman.core.access import WhyEnded
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
-from dragoman.mcp.protocol.elicitation import with_waiting
+from dragoman.mcp.protocol.elicitation import add_task_support
 from dragoman.mcp.protocol.revisions import ORDERED, Revision
-from dragoman.mcp.server.client_state import Peer
-from dragoman.mcp.server.replay_streams import Shelf, Store, Stream
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.replay_streams import EventStream, ReplayBuffer, ReplayStore
 
 MAX_SESSIONS = 10_000
 IDLE_SECONDS = 1_800
@@ -42,23 +42,23 @@ _PASSED_OVER = 16
 """So many sessions that are in use are passed over before one of them has to go."""
 
 
-Order = OrderedDict[str, "Session"]
+Order = OrderedDict[str, "HttpSession"]
 """By their ids, the one that was used longest ago first."""
 
 
-class Session(Peer):
-    __slots__ = ("id", "running", "shelf", "siblings", "streams", "unsent", "used")
+class HttpSession(ClientState):
+    __slots__ = ("id", "replay", "running", "siblings", "streams", "unsent", "used")
 
     def __init__(
-        self, id: str, principal: Principal, view: View, revision: Revision, store: Store
+        self, id: str, principal: Principal, view: View, revision: Revision, store: ReplayStore
     ) -> None:
         # What others know it by is no part of what proves that one is it.
         super().__init__(principal, "mcp-http", view, revision, client=id[3:_NONCE])
         self.id = id
         self.used = monotonic()
-        self.streams: list[Stream] = []
+        self.streams: list[EventStream] = []
         """Its open GET streams."""
-        self.shelf = Shelf(store)
+        self.replay = ReplayBuffer(store)
         self.running: dict[Any, Callable[[], None]] = {}
         """Each request under way by its id, and how to cancel it."""
         self.unsent: list[tuple[float, bytes]] = []
@@ -75,47 +75,47 @@ class Session(Peer):
         return self.revision.has_priming_events
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         return any(not stream.request.lost for stream in self.streams)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return bool(self.streams or self.running)
 
-    def tell(self, message: bytes) -> None:
+    def notify(self, message: bytes) -> None:
         """To one stream only (2025-11-25, multiple connections): the first that is open."""
         for stream in tuple(self.streams):
             if stream.request.lost:
                 continue
-            if stream.say(message):
+            if stream.send(message):
                 return
             stream.end()  # its client does not read
         if self.resumable and all(message != waiting for _, waiting in self.unsent):
             self.unsent.append((monotonic(), message))
             del self.unsent[:-MAX_UNSENT]
 
-    def catch_up(self, stream: Stream) -> None:
+    def send_unsent(self, stream: EventStream) -> None:
         """What was said while no stream was open."""
         unsent, self.unsent = self.unsent, []
         for since, message in unsent:
             if monotonic() - since < UNSENT_SECONDS:
-                stream.say(message)
+                stream.send(message)
 
 
 class Audience(Protocol):
     """Who tells sessions of what has changed."""
 
-    def join(self, peer: Peer) -> None: ...
+    def join(self, peer: ClientState) -> None: ...
 
-    def leave(self, peer: Peer) -> None: ...
+    def leave(self, peer: ClientState) -> None: ...
 
 
-class Sessions:
+class HttpSessions:
     def __init__(self, key: bytes, view: View, audience: Audience) -> None:
         self._key = key
         self._view = view
         self._audience = audience
-        self._store = Store()
+        self._store = ReplayStore()
         self._open: Order = OrderedDict()
         self._of: dict[Principal, Order] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -123,17 +123,17 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, peer: Peer) -> Session:
+    def begin(self, peer: ClientState) -> HttpSession:
         """The session of a client that has just shaken hands."""
-        nonce = f"{int(peer.revision)}{packed(peer.features):02x}{token_hex(16)}"
-        name = peer.info.encode("utf-8", "replace")[:MAX_NAME].hex()
+        nonce = f"{int(peer.revision)}{pack_capabilities(peer.features):02x}{token_hex(16)}"
+        name = peer.client_name.encode("utf-8", "replace")[:MAX_NAME].hex()
         id = nonce + self._seal(nonce + name, peer.principal) + name
-        session = Session(id, peer.principal, self._view, peer.revision, self._store)
+        session = HttpSession(id, peer.principal, self._view, peer.revision, self._store)
         session.features = peer.features
-        session.info = peer.info
+        session.client_name = peer.client_name
         return self._keep(session)
 
-    def find(self, id: str, principal: Principal) -> Session | None:
+    def find(self, id: str, principal: Principal) -> HttpSession | None:
         """The caller's own session; one of before a restart is taken up again."""
         session = self._open.get(id)
         if session is not None:
@@ -150,12 +150,12 @@ class Sessions:
             return None
         if id[0] not in _REVISIONS:
             return None
-        session = Session(id, principal, self._view, ORDERED[int(id[0])], self._store)
-        session.features = with_waiting(unpacked(int(id[1:3], 16)))
-        session.info = bytes.fromhex(name).decode("utf-8", "ignore")
+        session = HttpSession(id, principal, self._view, ORDERED[int(id[0])], self._store)
+        session.features = add_task_support(unpack_capabilities(int(id[1:3], 16)))
+        session.client_name = bytes.fromhex(name).decode("utf-8", "ignore")
         return self._keep(session)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: HttpSession) -> None:
         """Its client has said so, and wants no answers any more."""
         for cancel in tuple(session.running.values()):
             cancel()
@@ -176,7 +176,7 @@ class Sessions:
             for stream in tuple(session.streams):
                 stream.end()
 
-    def _keep(self, session: Session) -> Session:
+    def _keep(self, session: HttpSession) -> HttpSession:
         self._open[session.id] = session
         session.siblings = self._of.setdefault(session.principal, session.siblings)
         session.siblings[session.id] = session
@@ -186,7 +186,7 @@ class Sessions:
 
     def _make_room(self) -> None:
         while monotonic() - (oldest := next(iter(self._open.values()))).used > IDLE_SECONDS:
-            if oldest.busy:
+            if oldest.is_busy:
                 oldest.used = monotonic()
                 self._open.move_to_end(oldest.id)
             else:
@@ -194,9 +194,9 @@ class Sessions:
         while len(self._open) > MAX_SESSIONS:  # whoever has the most has one less
             most = max(self._of.values(), key=len)
             some = list(islice(most.values(), min(_PASSED_OVER, max(1, len(most) - 1))))
-            self._drop(next((one for one in some if not one.busy), some[0]))
+            self._drop(next((one for one in some if not one.is_busy), some[0]))
 
-    def _drop(self, session: Session) -> None:
+    def _drop(self, session: HttpSession) -> None:
         if self._open.pop(session.id, None) is None:
             return
         del session.siblings[session.id]
@@ -204,7 +204,7 @@ class Sessions:
             del self._of[session.principal]
         for stream in tuple(session.streams):
             stream.end()
-        session.shelf.clear(all=True)
+        session.replay.clear(all=True)
         self._audience.leave(session)
 
     def _seal(self, sealed: str, principal: Principal) -> str:
@@ -219,7 +219,7 @@ _FORM, _URL, _SAMPLING, _SAMPLING_TOOLS, _SAMPLING_CONTEXT, _ROOTS, _ROOTS_CHANG
 )
 
 
-def packed(features: Mapping[str, Any]) -> int:
+def pack_capabilities(features: Mapping[str, Any]) -> int:
     elicitation, sampling = features.get("elicitation"), features.get("sampling")
     roots = features.get("roots")
     bits = _ROOTS if isinstance(roots, dict) else 0
@@ -236,7 +236,7 @@ def packed(features: Mapping[str, Any]) -> int:
     return bits
 
 
-def unpacked(bits: int) -> dict[str, Any]:
+def unpack_capabilities(bits: int) -> dict[str, Any]:
     features: dict[str, Any] = {}
     if bits & (_FORM | _URL):
         ways = {"form": _FORM, "url": _URL}

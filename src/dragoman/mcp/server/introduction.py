@@ -50,16 +50,16 @@ class Introduction:
         self._kept: dict[Hashable, tuple[Sequence[Target], str]] = {}
         self._kept_of: Hashable = None
 
-    def instructions(self, caller: Principal, view: View, door: str) -> str:
+    def render_instructions(self, caller: Principal, view: View, door: str) -> str:
         """Of all servers that the caller may see something of; empty where there are none."""
         return self._find(caller, view, door)[1]
 
-    def extensions(self, caller: Principal, view: View, door: str) -> dict[str, Any]:
+    def merge_extensions(self, caller: Principal, view: View, door: str) -> dict[str, Any]:
         """What those servers declare, as far as the hub can carry it. Where two servers disagree
         about the settings of an extension, there are none."""
         found: dict[str, Any] = {}
         for target in self._find(caller, view, door)[0]:
-            for name, settings in extensions_of(target).items():
+            for name, settings in find_extensions(target).items():
                 if name not in found and len(found) >= MAX_EXTENSIONS:
                     continue
                 found[name] = settings if found.get(name, settings) == settings else {}
@@ -121,7 +121,7 @@ def _quote_headings(text: str) -> str:
     )
 
 
-def extensions_of(target: Target) -> dict[str, Any]:
+def find_extensions(target: Target) -> dict[str, Any]:
     """What a server declares that the hub can carry; its own tasks are the hub's affair."""
     declared = getattr(target, "extensions", None)
     if not isinstance(declared, Mapping):

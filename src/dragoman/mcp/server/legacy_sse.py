@@ -17,12 +17,12 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.mcp.protocol.errors import answer_crash
-from dragoman.mcp.server.client_state import Peer
-from dragoman.mcp.server.dispatcher import Face, answer_batch
-from dragoman.mcp.server.header_check import version_named
-from dragoman.mcp.server.replay_streams import STREAM_HEADERS, Beats
-from dragoman.mcp.server.streamable_http import not_allowed, refuse, taken
+from dragoman.mcp.protocol.errors import encode_crash
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer, answer_batch
+from dragoman.mcp.server.header_check import find_named_version
+from dragoman.mcp.server.replay_streams import STREAM_HEADERS, Keepalive
+from dragoman.mcp.server.streamable_http import parse_message, refuse, refuse_method
 from dragoman.wire import rpc, sse
 
 MAX_CLIENTS = 5_000
@@ -34,7 +34,7 @@ MAX_LATE = 64
 MESSAGES = "/messages/"
 
 
-class Client(Peer):
+class SseClient(ClientState):
     """One open stream, and what is under way for it."""
 
     __slots__ = ("_ended", "_late", "closing", "request", "running")
@@ -47,7 +47,7 @@ class Client(Peer):
         self._ended: asyncio.Future[None] = request.loop.create_future()
         self._late: dict[bytes, None] = {}
 
-    async def lasts(self) -> None:
+    async def wait_closed(self) -> None:
         self.request.gone.add_done_callback(lambda _: self._end())
         await self._ended
 
@@ -76,14 +76,14 @@ class Client(Peer):
         return self.request.send(sse.event(message, name="message"))
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         return True
 
-    def tell(self, message: bytes) -> None:
+    def notify(self, message: bytes) -> None:
         if (self._late or not self.push(message)) and len(self._late) < MAX_LATE:
             self._late[message] = None
 
-    def beat(self) -> None:
+    def send_keepalive(self) -> None:
         while self._late and self.push(next(iter(self._late))):
             del self._late[next(iter(self._late))]
         self.request.send(sse.KEEPALIVE)
@@ -99,7 +99,7 @@ class Client(Peer):
             try:
                 answer = await work
             except Exception:
-                answer = answer_crash(key[1] if isinstance(key, tuple) else None)
+                answer = encode_crash(key[1] if isinstance(key, tuple) else None)
             self._done(key, task)  # first: whoever has the answer may use the id again
             await self.answer(answer)
 
@@ -122,11 +122,11 @@ class Client(Peer):
             task.cancel()
 
 
-class SseFace:
-    def __init__(self, face: Face) -> None:
-        self.face = face
-        self._beats = Beats()
-        self._clients: dict[str, Client] = {}
+class LegacySseTransport:
+    def __init__(self, face: McpServer) -> None:
+        self.server = face
+        self._beats = Keepalive()
+        self._clients: dict[str, SseClient] = {}
         self._closed = False
 
     def __len__(self) -> int:
@@ -150,16 +150,16 @@ class SseFace:
     async def open(self, request: HttpRequest, principal: Principal) -> None:
         accept = request.fields.get(b"accept", b"*/*").lower()
         if request.method != "GET":
-            not_allowed(request, "use GET; messages go where its first event says", b"GET")
+            refuse_method(request, "use GET; messages go where its first event says", b"GET")
         elif b"event-stream" not in accept and b"*" not in accept:
             refuse(request, 406, "accept text/event-stream")
         elif self._closed or len(self._clients) >= MAX_CLIENTS:
             problem = "too many clients are here, or the hub is going down; try again shortly"
             refuse(request, 503, problem)
         else:
-            await self._serve(Client(request, principal))
+            await self._serve(SseClient(request, principal))
 
-    async def _serve(self, client: Client) -> None:
+    async def _serve(self, client: SseClient) -> None:
         id = token_hex(16)
         request = client.request
         self._clients[id] = client
@@ -167,23 +167,23 @@ class SseFace:
         try:
             request.start(200, STREAM_HEADERS)
             request.send(sse.event(f"{MESSAGES}?session_id={id}".encode(), name="endpoint"))
-            await client.lasts()
+            await client.wait_closed()
         finally:
             beats.discard(client)
             del self._clients[id]
             for task in tuple(client.running.values()):
                 task.cancel()
-            self.face.leave(client)
+            self.server.leave(client)
 
     async def post(self, request: HttpRequest, principal: Principal) -> None:
         if request.method != "POST":
-            not_allowed(request, "use POST", b"POST")
+            refuse_method(request, "use POST", b"POST")
             return
         client = self._clients.get(_session_id(request.query))
         if client is None or client.principal != principal:
             refuse(request, 404, "there is no such session; open a new one with GET /sse")
             return
-        message = taken(request, b"*/*")
+        message = parse_message(request, b"*/*")
         if message is None:
             return
         if len(client.running) >= MAX_RUNNING or not client.request.reads:
@@ -194,18 +194,18 @@ class SseFace:
         request.reply(202, [(b"content-type", b"text/plain")], b"Accepted")
         await self._take(message, client, fields)
 
-    async def _take(self, message: Any, client: Client, fields: Mapping[bytes, bytes]) -> None:
+    async def _take(self, message: Any, client: SseClient, fields: Mapping[bytes, bytes]) -> None:
         items = message if isinstance(message, list) else [message]
-        if any(version_named(item) is not None for item in items):
+        if any(find_named_version(item) is not None for item in items):
             await client.answer(_too_new(message))
             return
         for item in items:
             self._hear(item, client)
         if isinstance(message, list):
-            batch = answer_batch(self.face, message, client, client.push, fields=fields)
+            batch = answer_batch(self.server, message, client, client.push, fields=fields)
             client.run(object(), batch)
             return
-        begun = self.face.begin(message, client, client.push, fields)
+        begun = self.server.begin(message, client, client.push, fields)
         if begun is None or isinstance(begun, bytes):
             await client.answer(begun)
             return
@@ -217,13 +217,13 @@ class SseFace:
             return
         client.run(key, begun)
 
-    def _hear(self, message: Any, client: Client) -> None:
+    def _hear(self, message: Any, client: SseClient) -> None:
         """What is a matter of the connection and not of the face."""
         if isinstance(message, dict) and "id" not in message:
             if message.get("method") == "notifications/cancelled":
                 client.cancel(rpc.cancelled_by(message))
             elif message.get("method") == "notifications/initialized":
-                self.face.join(client)
+                self.server.join(client)
 
 
 def _session_id(query: bytes) -> str:

@@ -26,7 +26,7 @@ from dragoman.mcp.protocol.revisions import (
     shape_resource,
     shape_tool,
 )
-from dragoman.mcp.protocol.translate import with_ui_addresses
+from dragoman.mcp.protocol.translate import replace_ui_addresses
 from dragoman.wire.json import encode
 
 PAGE_BYTES = 8 * 1024 * 1024
@@ -63,7 +63,7 @@ Sight = tuple[Principal, str, View]
 """Who looks, by which door, at what."""
 
 
-class Lists:
+class ListPages:
     def __init__(self, hub: Hub, key: bytes, aliases: bool = False) -> None:
         """`aliases`: whether what has an alias is listed by that too."""
         self._hub = hub
@@ -80,7 +80,7 @@ class Lists:
         self._refers = -1, False
         """At which version of the catalog it was found out whether tools name resources."""
 
-    def page(
+    def find_page(
         self,
         kind: str,
         cursor: Any,
@@ -93,7 +93,7 @@ class Lists:
     ) -> bytes | None:
         """The encoded result; None for a cursor that is none of ours. `hidden` are canonical names
         that this client is not shown."""
-        pages = self.pages(kind, caller, view, revision, style, door, hidden)
+        pages = self.build_pages(kind, caller, view, revision, style, door, hidden)
         if cursor is None:
             return pages[0][1]
         after = self._opened(cursor, kind)
@@ -101,7 +101,7 @@ class Lists:
             return None
         return next((page for last, page in pages if last > after), pages[-1][1])
 
-    def pages(
+    def build_pages(
         self,
         kind: str,
         caller: Principal,
@@ -146,7 +146,7 @@ class Lists:
             return catalog.version
         return tuple(one.version for one in self._hub.catalogs.values())
 
-    def differs(self, kind: str, caller: Principal, door: str, view: View) -> bool:
+    def has_changed(self, kind: str, caller: Principal, door: str, view: View) -> bool:
         """Whether it would see something else than the last time, which at first was nothing."""
         before = self._sights[kind].get((caller, door, view), ())
         tools = self._hub.tools(caller, view, kind, door)
@@ -162,7 +162,7 @@ class Lists:
     def _shown(self, tool: Tool, shown: str, kind: str, revision: Revision) -> dict[str, Any]:
         said = tool.definition
         if tool.resources:
-            said = with_ui_addresses(said, partial(self._hub.readable_address, tool.target))
+            said = replace_ui_addresses(said, partial(self._hub.readable_address, tool.target))
         definition = {"name": shown, **said, _NAMED[kind]: shown}
         if tool.description:
             definition["description"] = tool.description

@@ -18,7 +18,7 @@ OWED = 0.5
 MAX_PUT_OFF = 1_100
 
 
-class Turns:
+class NotifyThrottle:
     def __init__(self, tell: Callable[[str, str], None]) -> None:
         """`tell` is given what has changed, and the followed one that it is or is a part of."""
         self._tell = tell

@@ -37,7 +37,7 @@ def is_wanted(note: Note, level: str) -> bool:
     return _GRAVITY.get(note.level, -1) >= _GRAVITY[level]
 
 
-def updates_of(
+def build_updates(
     params: Mapping[str, Any], level: str | None, revision: Revision, push: Push | None
 ) -> tuple[Updates, Wanted]:
     """Where the updates of a call go, and which are wanted: what was asked for can be pushed."""

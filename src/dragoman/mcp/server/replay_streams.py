@@ -37,7 +37,7 @@ KEEP_SECONDS = 300.0
 EVENT_COST = 300
 """What keeping an event takes beside its bytes, with its share of the stream."""
 
-ASKED, UNASKED = "p", "g"
+RESPONSE, NOTIFICATIONS = "p", "g"
 """How a stream's id begins: that of a request's answer, or one for what is said unasked."""
 
 STREAM_HEADERS: Headers = [
@@ -47,7 +47,7 @@ STREAM_HEADERS: Headers = [
 ]
 
 
-class Stream:
+class EventStream:
     """Events to a client, over the connection of one request."""
 
     __slots__ = ("_ended", "request")
@@ -59,7 +59,7 @@ class Stream:
     def open(self, headers: Headers | None = None, *, primed: bool = False) -> None:
         self.request.start(200, [*STREAM_HEADERS, *(headers or ())])
 
-    def say(self, message: bytes) -> bool:
+    def send(self, message: bytes) -> bool:
         """Never waits; False when it could not be sent."""
         return self.request.send(sse.event(message, name="message"))
 
@@ -69,10 +69,10 @@ class Stream:
             await self.request.write(sse.event(answer, name="message"))
         self.request.end()
 
-    def beat(self) -> None:
+    def send_keepalive(self) -> None:
         self.request.send(sse.KEEPALIVE)
 
-    async def lasts(self, request: HttpRequest) -> None:
+    async def wait_closed(self, request: HttpRequest) -> None:
         """Until the client goes, or the stream ends or goes on over another connection."""
         ended = self._ended = request.loop.create_future()
         request.gone.add_done_callback(lambda _: _settle(ended))
@@ -89,19 +89,19 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Kept(Stream):
+class ReplayStream(EventStream):
     """A stream that can be taken up again."""
 
-    __slots__ = ("events", "first", "id", "over", "shelf")
+    __slots__ = ("buffer", "events", "first", "id", "is_finished")
 
-    def __init__(self, request: HttpRequest, shelf: Shelf, kind: str) -> None:
+    def __init__(self, request: HttpRequest, shelf: ReplayBuffer, kind: str) -> None:
         super().__init__(request)
         self.id = kind + token_hex(8)
         self.first = 1
         """The number of the first event that is kept."""
         self.events: list[bytes] = []
-        self.over = False
-        self.shelf = shelf
+        self.is_finished = False
+        self.buffer = shelf
         shelf.add(self)
 
     def open(self, headers: Headers | None = None, *, primed: bool = False) -> None:
@@ -110,31 +110,31 @@ class Kept(Stream):
         if primed:
             self.request.send(b"id: %b-0\nretry: %d\ndata: \n\n" % (self.id.encode(), RETRY_MS))
 
-    def say(self, message: bytes) -> bool:
+    def send(self, message: bytes) -> bool:
         """What a client that has gone did not get is there when it comes again."""
         data = self._event(message)
         if not self.request.lost and not self.request.send(data):
             return False
-        self.shelf.keep(self, data)
+        self.buffer.keep(self, data)
         return True
 
     async def finish(self, answer: bytes | None) -> None:
-        request, self.over = self.request, True
+        request, self.is_finished = self.request, True
         if answer is not None:
             data = self._event(answer)
-            self.shelf.keep(self, data)
+            self.buffer.keep(self, data)
             await request.write(data)
-        self.shelf.tidy(self)
+        self.buffer.drop_if_empty(self)
         request.end()
         self.end()
 
-    def take_up(self, request: HttpRequest, number: int) -> None:
+    def resume(self, request: HttpRequest, number: int) -> None:
         """Goes on over the connection of `request` (its head has been sent) with what came after
         the event of that number; the one before, if it is still there, ends."""
         missed = b"".join(self.events[max(0, number + 1 - self.first) :])
         if missed:
             request.send(missed)
-        if self.over:
+        if self.is_finished:
             request.end()
             return
         self.end()
@@ -145,19 +145,19 @@ class Kept(Stream):
         return sse.event(message, name="message", id=f"{self.id}-{number}")
 
 
-class Shelf:
+class ReplayBuffer:
     """What one session can have again."""
 
     __slots__ = ("bytes", "count", "store", "streams", "touched")
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ReplayStore) -> None:
         self.store = store
-        self.streams: dict[str, Kept] = {}
+        self.streams: dict[str, ReplayStream] = {}
         self.bytes = 0
         self.count = 0
         self.touched = 0.0
 
-    def find(self, last: str) -> tuple[Kept, int] | None:
+    def find(self, last: str) -> tuple[ReplayStream, int] | None:
         """The stream of an event with that id, and the event's number."""
         self.store.sweep()
         id, _, number = last.rpartition("-")
@@ -166,14 +166,14 @@ class Shelf:
             return None
         return stream, int(number)
 
-    def add(self, stream: Kept) -> None:
+    def add(self, stream: ReplayStream) -> None:
         if len(self.streams) >= MAX_STREAMS:
             kept = self.streams.values()
-            over = (one for one in kept if one.over or one.request.lost)
+            over = (one for one in kept if one.is_finished or one.request.lost)
             self.drop(next(over, next(iter(kept))))
         self.streams[stream.id] = stream
 
-    def keep(self, stream: Kept, data: bytes) -> None:
+    def keep(self, stream: ReplayStream, data: bytes) -> None:
         if stream.id not in self.streams:
             stream.first += 1  # nobody can ask for it; the number has been used all the same
             return
@@ -183,12 +183,12 @@ class Shelf:
             self._forget_one()
         self.store.touch(self)
 
-    def tidy(self, stream: Kept) -> None:
+    def drop_if_empty(self, stream: ReplayStream) -> None:
         """A stream that is over and has nothing to give is none."""
         if not stream.events:
             self.streams.pop(stream.id, None)
 
-    def drop(self, stream: Kept) -> None:
+    def drop(self, stream: ReplayStream) -> None:
         if self.streams.pop(stream.id, None) is not None:
             self._count(-len(stream.events), -sum(map(_cost, stream.events)))
             stream.first += len(stream.events)
@@ -198,7 +198,7 @@ class Shelf:
         """Forgets the events, and the streams of which nothing more can come or, for a session
         that has ended, all of them."""
         for stream in tuple(self.streams.values()):
-            live = not stream.over
+            live = not stream.is_finished
             self.drop(stream)
             if live and not all:
                 self.streams[stream.id] = stream
@@ -208,8 +208,8 @@ class Shelf:
         oldest = next(one for one in self.streams.values() if one.events)
         self._count(-1, -_cost(oldest.events.pop(0)))
         oldest.first += 1
-        if oldest.over:
-            self.tidy(oldest)
+        if oldest.is_finished:
+            self.drop_if_empty(oldest)
 
     def _count(self, events: int, size: int) -> None:
         self.count += events
@@ -217,14 +217,14 @@ class Shelf:
         self.store.bytes += size
 
 
-class Store:
+class ReplayStore:
     """All shelves that hold something, the one that was used longest ago first."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._shelves: OrderedDict[Shelf, None] = OrderedDict()
+        self._shelves: OrderedDict[ReplayBuffer, None] = OrderedDict()
 
-    def touch(self, shelf: Shelf) -> None:
+    def touch(self, shelf: ReplayBuffer) -> None:
         shelf.touched = monotonic()
         self._shelves[shelf] = None
         self._shelves.move_to_end(shelf)
@@ -238,7 +238,7 @@ class Store:
                 return
             oldest.clear()
 
-    def forget(self, shelf: Shelf) -> None:
+    def forget(self, shelf: ReplayBuffer) -> None:
         self._shelves.pop(shelf, None)
 
 
@@ -246,11 +246,11 @@ def _cost(event: bytes) -> int:
     return len(event) + EVENT_COST
 
 
-class Beating(Protocol):
-    def beat(self) -> None: ...
+class KeepaliveMember(Protocol):
+    def send_keepalive(self) -> None: ...
 
 
-class Beat:
+class StreamKeepalive:
     """Keeps one connection's stream alive."""
 
     __slots__ = ("_request",)
@@ -258,21 +258,21 @@ class Beat:
     def __init__(self, request: HttpRequest) -> None:
         self._request = request
 
-    def beat(self) -> None:
+    def send_keepalive(self) -> None:
         self._request.send(sse.KEEPALIVE)
 
 
-class Beats:
+class Keepalive:
     """Keeps idle streams alive with a comment now and then: one timer for all of them, which sees
     to a part of them each time."""
 
     def __init__(self) -> None:
-        self._slots: list[set[Beating]] = [set() for _ in range(SLOTS)]
+        self._slots: list[set[KeepaliveMember]] = [set() for _ in range(SLOTS)]
         self._at = 0
         self._timer: asyncio.TimerHandle | None = None
         self.watched = Deadlines(WATCH_AFTER)
 
-    def add(self, one: Beating, loop: asyncio.AbstractEventLoop) -> set[Beating]:
+    def add(self, one: KeepaliveMember, loop: asyncio.AbstractEventLoop) -> set[KeepaliveMember]:
         """Whoever leaves takes himself out of the set that is given."""
         if self._timer is None:
             self._timer = loop.call_later(KEEPALIVE_SECONDS / SLOTS, self._tick, loop)
@@ -288,7 +288,7 @@ class Beats:
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._at = (self._at + 1) % SLOTS
         for one in tuple(self._slots[self._at]):
-            one.beat()
+            one.send_keepalive()
         self._timer = None
         if any(self._slots):
             self._timer = loop.call_later(KEEPALIVE_SECONDS / SLOTS, self._tick, loop)

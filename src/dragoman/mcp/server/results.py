@@ -31,7 +31,7 @@ Asked = tuple[str, dict[str, Any]]
 # --- requests ------------------------------------------------------------------------------------
 
 
-def asked_for(kind: str, params: Mapping[str, Any], revision: Revision) -> Asked | str:
+def parse_call(kind: str, params: Mapping[str, Any], revision: Revision) -> Asked | str:
     """What a request asks for, or what is wrong with it."""
     if kind in _NAMED:
         name, arguments = params.get("name"), params.get("arguments")
@@ -72,7 +72,7 @@ def _completion_asked(params: Mapping[str, Any], revision: Revision) -> Asked | 
 # --- results -------------------------------------------------------------------------------------
 
 
-def shown(
+def render_result(
     kind: str, result: Result, revision: Revision, name: str, *, fresh: bool
 ) -> dict[str, Any]:
     """The result of a call of `name`, but for a tool's; `fresh` says that it must not be kept."""

@@ -16,19 +16,19 @@ from dragoman import __version__
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TOOL, Nowhere
 from dragoman.core.tool_filter import View
-from dragoman.mcp.protocol.errors import answer_crash
+from dragoman.mcp.protocol.errors import encode_crash
 from dragoman.mcp.protocol.framing import (
     LINE,
     Deframer,
     Frame,
-    Hopeless,
-    Malformed,
-    TooLarge,
+    MalformedFrame,
+    OversizedFrame,
+    Unrecoverable,
+    find_id,
     frame,
-    peek,
 )
-from dragoman.mcp.server.client_state import Peer, Push
-from dragoman.mcp.server.dispatcher import Face, answer_batch
+from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server.dispatcher import McpServer, answer_batch
 from dragoman.mcp.server.list_pages import METHODS as LISTS
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES, decode, encode, names_twice
@@ -51,7 +51,7 @@ CALLED_BY = {
 }
 
 
-class _Client(Peer):
+class SocketClient(ClientState):
     """The client at the other end."""
 
     __slots__ = ("_tell",)
@@ -61,27 +61,27 @@ class _Client(Peer):
         self._tell = tell
 
     @property
-    def reachable(self) -> bool:
+    def is_reachable(self) -> bool:
         return True
 
-    def tell(self, message: bytes) -> None:
+    def notify(self, message: bytes) -> None:
         self._tell(message)
 
 
-class Connection(asyncio.Protocol):
+class SocketConnection(asyncio.Protocol):
     def __init__(
         self,
-        face: Face,
+        face: McpServer,
         find_peer: Callable[[Any], Principal],
         view: Callable[[], View],
-        register: set[Connection],
+        register: set[SocketConnection],
         settled: asyncio.Future[None],
     ) -> None:
         """`find_peer` tells who is at the other end of a transport; `settled` is done once the
         first list is worth giving."""
-        self.face = face
+        self.server = face
         self._settled = settled
-        self.peer: Peer
+        self.client: ClientState
         self._find_peer = find_peer
         self._view = view
         self._register = register
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.peer = _Client(self._find_peer(transport), self._view(), self._tell)
+        self.client = SocketClient(self._find_peer(transport), self._view(), self._tell)
         self._register.add(self)
         self._write(encode({"dragoman": __version__, "pid": os.getpid()}), LINE)
 
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
             self._telling.cancel()
         for task in tuple(self._running.values()):
             task.cancel()
-        self.face.leave(self.peer)
+        self.server.leave(self.client)
 
     def pause_writing(self) -> None:
         self._hold(1)
@@ -126,17 +126,17 @@ class Connection(asyncio.Protocol):
                 try:
                     self._message(piece.payload, piece.framing)
                 except Exception:  # it would end the connection, with every call on it
-                    id, is_answer = peek(piece.payload)
-                    answer = answer_crash(id)
+                    id, is_answer = find_id(piece.payload)
+                    answer = encode_crash(id)
                     if id is not None and not is_answer:
                         self._write(answer, piece.framing)
-            elif isinstance(piece, TooLarge):
+            elif isinstance(piece, OversizedFrame):
                 problem = f"a message may have {MAX_BYTES} bytes and this one has more"
-                id = peek(piece.prefix)[0]
+                id = find_id(piece.prefix)[0]
                 self._write(rpc.error(id, rpc.INVALID_REQUEST, problem), piece.framing)
-            elif isinstance(piece, Malformed):
+            elif isinstance(piece, MalformedFrame):
                 self._write(rpc.error(None, rpc.PARSE_ERROR, piece.reason), piece.framing)
-            elif isinstance(piece, Hopeless) and self._transport is not None:
+            elif isinstance(piece, Unrecoverable) and self._transport is not None:
                 self._transport.close()
 
     def _write(self, message: bytes, framing: Any) -> bool:
@@ -180,22 +180,22 @@ class Connection(asyncio.Protocol):
             if message.get("method") == "notifications/cancelled":
                 self._cancel(message)
             elif message.get("method") == "notifications/initialized":
-                self.face.join(self.peer)
+                self.server.join(self.client)
 
     def _answer(self, message: Any, framing: Any) -> None:
-        self.peer.view = self._view()
+        self.client.view = self._view()
 
         def push(update: bytes) -> bool:
             return not self._unread() and self._write(update, framing)
 
         if isinstance(message, list):
-            work = answer_batch(self.face, message, self.peer, push, self._in_batches)
+            work = answer_batch(self.server, message, self.client, push, self._in_batches)
             self._run(object(), work, framing)
             return
         if not self._settled.done() and self._too_early(message):
             self._run(rpc.key_of(message["id"]), self._when_settled(message, push), framing)
             return
-        begun = self.face.begin(message, self.peer, push)
+        begun = self.server.begin(message, self.client, push)
         if isinstance(begun, bytes):
             self._write(begun, framing)
         elif begun is not None:
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
         return (called := _called(message)) is not None and self._unknown(*called)
 
     def _unknown(self, name: str, kind: str) -> bool:
-        return isinstance(self.face.hub.find(name, self.peer.view, kind).target, Nowhere)
+        return isinstance(self.server.hub.find(name, self.client.view, kind).target, Nowhere)
 
     async def _when_settled(self, message: Any, push: Push) -> bytes | None:
         called = _called(message)
@@ -221,13 +221,13 @@ class Connection(asyncio.Protocol):
             if called is not None and not known.done() and not self._unknown(*called):
                 known.set_result(None)
 
-        stops = [catalog.on_change(look) for catalog in self.face.hub.catalogs.values()]
+        stops = [catalog.on_change(look) for catalog in self.server.hub.catalogs.values()]
         try:
             await asyncio.wait([self._settled, known], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for stop in stops:
                 stop()
-        return await self.face.answer(message, self.peer, push)
+        return await self.server.answer(message, self.client, push)
 
     def _run(self, key: Any, work: Coroutine[Any, Any, bytes | None], framing: Any) -> None:
         if key in self._running:
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
             try:
                 answer = await work
             except Exception:
-                answer = answer_crash(key[1] if isinstance(key, tuple) else None)
+                answer = encode_crash(key[1] if isinstance(key, tuple) else None)
             self._done(key, task)  # first: whoever has the answer may use the id again
             if answer is not None:
                 self._write(answer, framing)

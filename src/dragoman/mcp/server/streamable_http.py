@@ -13,7 +13,7 @@ from dragoman.core.errors import Full
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.mcp.protocol.errors import answer_crash, as_error
+from dragoman.mcp.protocol.errors import encode_crash, encode_error
 from dragoman.mcp.protocol.mirrored_headers import HEADER_MISMATCH
 from dragoman.mcp.protocol.revisions import (
     ASSUMED,
@@ -24,18 +24,18 @@ from dragoman.mcp.protocol.revisions import (
     REVISIONS,
 )
 from dragoman.mcp.server import http_response
-from dragoman.mcp.server.client_state import Peer
-from dragoman.mcp.server.dispatcher import Face, answer_batch, unsupported
-from dragoman.mcp.server.header_check import Headers, version_named
-from dragoman.mcp.server.http_response import Answering, send_json
-from dragoman.mcp.server.http_sessions import MAX_RUNNING, MAX_STREAMS, Session, Sessions
+from dragoman.mcp.server.client_state import ClientState
+from dragoman.mcp.server.dispatcher import McpServer, answer_batch, encode_unsupported
+from dragoman.mcp.server.header_check import HeaderCheck, find_named_version
+from dragoman.mcp.server.http_response import HttpResponder, send_json
+from dragoman.mcp.server.http_sessions import MAX_RUNNING, MAX_STREAMS, HttpSession, HttpSessions
 from dragoman.mcp.server.replay_streams import (
+    NOTIFICATIONS,
     STREAM_HEADERS,
-    UNASKED,
-    Beat,
-    Beats,
-    Kept,
-    Stream,
+    EventStream,
+    Keepalive,
+    ReplayStream,
+    StreamKeepalive,
 )
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import Malformed, decode, is_compact, names_twice
@@ -44,12 +44,12 @@ PARAMS = (*rpc.PARAMS, b'"uri"', b'"taskId"', b'"inputResponses"', b'"requestSta
 """The parameters that must not be named twice."""
 
 
-class HttpFace:
-    def __init__(self, face: Face, key: bytes) -> None:
-        self.face = face
-        self.sessions = Sessions(key, EVERYTHING, face)
-        self.beats = Beats()
-        self._headers = Headers(face.hub)
+class StreamableHttpTransport:
+    def __init__(self, face: McpServer, key: bytes) -> None:
+        self.server = face
+        self.sessions = HttpSessions(key, EVERYTHING, face)
+        self.keepalive = Keepalive()
+        self._headers = HeaderCheck(face.hub)
         self._closed = False
 
     def close(self) -> None:
@@ -60,8 +60,8 @@ class HttpFace:
 
     def end_callers(self, why_ended: WhyEnded) -> None:
         """Calls end as if their clients had cancelled them, also those whose clients are away."""
-        for one in self.beats.members():
-            if isinstance(one, Answering) and (why := why_ended(one.peer.principal)):
+        for one in self.keepalive.members():
+            if isinstance(one, HttpResponder) and (why := why_ended(one.peer.principal)):
                 one.cancel(why)
         self.sessions.end_callers(why_ended)
 
@@ -76,32 +76,32 @@ class HttpFace:
         elif request.method == "DELETE":
             self._delete(request, principal)
         else:
-            not_allowed(request, "use POST, GET or DELETE", b"POST, GET, DELETE")
+            refuse_method(request, "use POST, GET or DELETE", b"POST, GET, DELETE")
 
     # --- POST --------------------------------------------------------------------------------
 
     async def _post(self, request: HttpRequest, principal: Principal) -> None:
         accept = request.fields.get(b"accept", b"*/*").lower()
-        message = taken(request, accept)
+        message = parse_message(request, accept)
         if message is None:
             return
         try:
             peer = self._peer(request, message, principal)
         except Exception:
-            send_json(request, 500, answer_crash(rpc.id_of(message)))
+            send_json(request, 500, encode_crash(rpc.id_of(message)))
             return
         if peer is None:
             return
-        way = Answering(peer, accept, request, self.beats)
+        way = HttpResponder(peer, accept, request, self.keepalive)
         push = way.push if way.may_stream else None
         if isinstance(message, list):
             for item in message:
                 _cancel(item, peer)
-            running = peer.running if isinstance(peer, Session) else None
-            work = answer_batch(self.face, message, peer, push, running, request.fields)
+            running = peer.running if isinstance(peer, HttpSession) else None
+            work = answer_batch(self.server, message, peer, push, running, request.fields)
             await way.run(work, None)
             return
-        begun = self.face.begin(message, peer, push, request.fields)
+        begun = self.server.begin(message, peer, push, request.fields)
         if begun is None:
             _cancel(message, peer)
             await way.finish(None)
@@ -113,36 +113,36 @@ class HttpFace:
             return
         id = message["id"]
         del message  # it may last
-        if type(peer) is Peer:  # no session that could cancel it
+        if type(peer) is ClientState:  # no session that could cancel it
             await way.run(begun, id)
         else:
             await _run(begun, id, way)
 
-    def _peer(self, request: HttpRequest, message: Any, principal: Principal) -> Peer | None:
+    def _peer(self, request: HttpRequest, message: Any, principal: Principal) -> ClientState | None:
         """Who is asking, in which revision; None when the request was refused."""
         fields = request.fields
         version = fields.get(b"mcp-protocol-version", b"").decode("latin-1")
-        named = version_named(message)
+        named = find_named_version(message)
         if named is not None or version in MODERN:
-            problem = self._headers.disagreement(message, fields, version, named, EVERYTHING)
+            problem = self._headers.find_mismatch(message, fields, version, named, EVERYTHING)
             if problem is None:
-                return Peer(principal, "mcp-http", EVERYTHING, LATEST)
+                return ClientState(principal, "mcp-http", EVERYTHING, LATEST)
             send_json(request, 400, rpc.error(rpc.id_of(message), HEADER_MISMATCH, problem))
             return None
         if version and version not in HANDSHAKE:
-            send_json(request, 400, unsupported(rpc.id_of(message), version))
+            send_json(request, 400, encode_unsupported(rpc.id_of(message), version))
             return None
         sent = fields.get(b"mcp-session-id")
         if sent is None or (isinstance(message, dict) and message.get("method") == "initialize"):
             revision = REVISIONS[version] if version else ASSUMED
-            return Peer(principal, "mcp-http", EVERYTHING, revision)
+            return ClientState(principal, "mcp-http", EVERYTHING, revision)
         session = self.sessions.find(sent.decode("latin-1"), principal)
         if session is None:
             _no_session(request, rpc.id_of(message))
         return session
 
     def _begin_session(
-        self, message: Any, answer: bytes, peer: Peer
+        self, message: Any, answer: bytes, peer: ClientState
     ) -> list[tuple[bytes, bytes]] | None:
         """What goes with the answer to a good `initialize`."""
         if (
@@ -165,8 +165,8 @@ class HttpFace:
             refuse(request, 406, "accept text/event-stream")
             return
         last = request.fields.get(b"last-event-id", b"").decode("latin-1")
-        found = session.shelf.find(last) if session.resumable else None
-        if last and session.resumable and not last.startswith(UNASKED):
+        found = session.replay.find(last) if session.resumable else None
+        if last and session.resumable and not last.startswith(NOTIFICATIONS):
             await _answer_again(request, found)
         elif len(session.streams) >= MAX_STREAMS and not (found and found[0] in session.streams):
             refuse(request, 409, f"a session has at most {MAX_STREAMS} streams")
@@ -176,29 +176,33 @@ class HttpFace:
             await self._stream(session, request, found)
 
     async def _stream(
-        self, session: Session, request: HttpRequest, found: tuple[Kept, int] | None
+        self, session: HttpSession, request: HttpRequest, found: tuple[ReplayStream, int] | None
     ) -> None:
         """What the hub says unasked, until the client or the session goes."""
         if found is not None:
-            stream: Stream = found[0]
+            stream: EventStream = found[0]
             request.start(200, STREAM_HEADERS)
-            found[0].take_up(request, found[1])
+            found[0].resume(request, found[1])
         else:
             kept = session.resumable
-            stream = Kept(request, session.shelf, UNASKED) if kept else Stream(request)
+            stream = (
+                ReplayStream(request, session.replay, NOTIFICATIONS)
+                if kept
+                else EventStream(request)
+            )
             stream.open(primed=session.primed)
-        beat = Beat(request)
-        beats = self.beats.add(beat, request.loop)
+        beat = StreamKeepalive(request)
+        beats = self.keepalive.add(beat, request.loop)
         session.streams.append(stream)
         try:
             request.send(sse.KEEPALIVE)
-            session.catch_up(stream)
-            await stream.lasts(request)
+            session.send_unsent(stream)
+            await stream.wait_closed(request)
         finally:
             beats.discard(beat)
             session.streams.remove(stream)
-            if isinstance(stream, Kept) and stream not in session.streams:
-                session.shelf.tidy(stream)
+            if isinstance(stream, ReplayStream) and stream not in session.streams:
+                session.replay.drop_if_empty(stream)
 
     def _delete(self, request: HttpRequest, principal: Principal) -> None:
         session = self._session(request, principal, "there is no session to end")
@@ -206,15 +210,15 @@ class HttpFace:
             self.sessions.end(session)
             request.reply(200, [], b"")
 
-    def _session(self, request: HttpRequest, principal: Principal, why: str) -> Session | None:
+    def _session(self, request: HttpRequest, principal: Principal, why: str) -> HttpSession | None:
         """The session that is meant; the new era has none, whatever is sent."""
         id = request.fields.get(b"mcp-session-id")
         version = request.fields.get(b"mcp-protocol-version", b"").decode("latin-1")
         if id is None or version in MODERN:
-            not_allowed(request, why, b"POST")
+            refuse_method(request, why, b"POST")
             return None
         if version and version not in HANDSHAKE:
-            send_json(request, 400, unsupported(None, version))
+            send_json(request, 400, encode_unsupported(None, version))
             return None
         session = self.sessions.find(id.decode("latin-1"), principal)
         if session is None:
@@ -222,10 +226,10 @@ class HttpFace:
         return session
 
 
-async def _run(work: Coroutine[Any, Any, bytes | None], id: rpc.Id, way: Answering) -> None:
+async def _run(work: Coroutine[Any, Any, bytes | None], id: rpc.Id, way: HttpResponder) -> None:
     """What its client may cancel."""
     session, key = way.peer, rpc.key_of(id)
-    if not isinstance(session, Session):
+    if not isinstance(session, HttpSession):
         await way.run(work, id)
         return
     if key in session.running:
@@ -236,7 +240,7 @@ async def _run(work: Coroutine[Any, Any, bytes | None], id: rpc.Id, way: Answeri
     if len(session.running) >= MAX_RUNNING:
         work.close()
         problem = Full(f"{MAX_RUNNING} requests of this session are under way; wait for some")
-        await way.finish(as_error(id, problem, session.revision))
+        await way.finish(encode_error(id, problem, session.revision))
         return
     session.running[key] = way.cancel
     try:
@@ -245,22 +249,22 @@ async def _run(work: Coroutine[Any, Any, bytes | None], id: rpc.Id, way: Answeri
         del session.running[key]
 
 
-async def _answer_again(request: HttpRequest, found: tuple[Kept, int] | None) -> None:
+async def _answer_again(request: HttpRequest, found: tuple[ReplayStream, int] | None) -> None:
     """The rest of a request's stream, for a client whose connection broke."""
     if found is None:
         refuse(request, 400, "what came after that event is not kept; send the request again")
         return
     stream, number = found
     request.start(200, STREAM_HEADERS)
-    stream.take_up(request, number)
-    if not stream.over:
-        await stream.lasts(request)
+    stream.resume(request, number)
+    if not stream.is_finished:
+        await stream.wait_closed(request)
 
 
-def _cancel(message: Any, peer: Peer) -> None:
+def _cancel(message: Any, peer: ClientState) -> None:
     """Up to 2025-11-25 a client that hangs up has not cancelled, and one that says so has."""
     if (
-        isinstance(peer, Session)
+        isinstance(peer, HttpSession)
         and isinstance(message, dict)
         and message.get("method") == "notifications/cancelled"
         and "id" not in message
@@ -273,7 +277,7 @@ def _cancel(message: Any, peer: Peer) -> None:
 # --- what is taken ------------------------------------------------------------------------------
 
 
-def taken(request: HttpRequest, accept: bytes) -> Any:
+def parse_message(request: HttpRequest, accept: bytes) -> Any:
     """The message in a POST; None when it was refused."""
     kind = request.fields.get(b"content-type", b"")
     if kind != b"application/json" and not kind.lower().startswith(b"application/json"):
@@ -317,6 +321,6 @@ def _no_session(request: HttpRequest, id: rpc.Id) -> None:
     refuse(request, 404, "there is no such session; begin a new one with initialize", id)
 
 
-def not_allowed(request: HttpRequest, text: str, methods: bytes) -> None:
+def refuse_method(request: HttpRequest, text: str, methods: bytes) -> None:
     headers = [(b"content-type", b"text/plain"), (b"allow", methods)]
     request.reply(405, headers, text.encode() + b"\n")

@@ -30,7 +30,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import View
 from dragoman.core.urls import render_uri
-from dragoman.mcp.protocol.errors import as_error
+from dragoman.mcp.protocol.errors import encode_error
 from dragoman.mcp.protocol.notifications import owner_key
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
@@ -40,11 +40,11 @@ from dragoman.mcp.protocol.revisions import (
     Revision,
     build_server_info,
 )
-from dragoman.mcp.protocol.translate import meta_to_pass
+from dragoman.mcp.protocol.translate import select_meta
 from dragoman.mcp.server import client_questions
-from dragoman.mcp.server.client_state import Peer, Push
-from dragoman.mcp.server.list_pages import Lists
-from dragoman.mcp.server.notify_throttle import Turns
+from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server.list_pages import ListPages
+from dragoman.mcp.server.notify_throttle import NotifyThrottle
 from dragoman.mcp.server.progress import DEFAULT_LEVEL, encode_note, is_wanted
 from dragoman.mcp.server.tasks import (
     McpTasks,
@@ -94,50 +94,60 @@ Seen = tuple[tuple[Tool, ...], int]
 """What a catalog has, and the version of how it is judged."""
 
 
-class Stream:
+class ListenStream:
     """One open `subscriptions/listen`."""
 
-    __slots__ = ("early", "ended", "features", "following", "id", "kinds", "late", "peer", "push")
+    __slots__ = (
+        "client",
+        "early",
+        "ended",
+        "features",
+        "id",
+        "kinds",
+        "late",
+        "push",
+        "subscribed",
+    )
 
-    def __init__(self, id: rpc.Id, peer: Peer, push: Push, kinds: frozenset[str]) -> None:
+    def __init__(self, id: rpc.Id, peer: ClientState, push: Push, kinds: frozenset[str]) -> None:
         self.id = id
-        self.peer = peer
+        self.client = peer
         self.push = push
         self.kinds = kinds
         self.features: Mapping[str, Any] = {}
-        self.following: dict[str, str] = {}
+        self.subscribed: dict[str, str] = {}
         self.ended: asyncio.Future[None] | None = None
         self.early: dict[str, None] | None = {}
         """Addresses of what changed before the acknowledgement, which must come first."""
         self.late: dict[bytes, None] | None = None
         """What could not be sent yet."""
 
-    def message(self, method: str, **params: Any) -> bytes:
+    def encode(self, method: str, **params: Any) -> bytes:
         return rpc.notification(method, {**params, "_meta": {SUBSCRIPTION_KEY: self.id}})
 
-    def tell(self, method: str, params: Mapping[str, Any]) -> bool:
-        return self.push(self.message(method, **params))
+    def send(self, method: str, params: Mapping[str, Any]) -> bool:
+        return self.push(self.encode(method, **params))
 
 
-class Listening:
-    def __init__(self, hub: Hub, tasks: McpTasks, lists: Lists) -> None:
+class Subscriptions:
+    def __init__(self, hub: Hub, tasks: McpTasks, lists: ListPages) -> None:
         self._hub = hub
         self._lists = lists
         self._tasks = tasks
-        self._joined: set[Peer] = set()
-        self._by_client: dict[str, Peer] = {}
-        self._streams: set[Stream] = set()
-        self._followers: dict[str, dict[Peer | Stream, str]] = {}
+        self._joined: set[ClientState] = set()
+        self._by_client: dict[str, ClientState] = {}
+        self._streams: set[ListenStream] = set()
+        self._followers: dict[str, dict[ClientState | ListenStream, str]] = {}
         """Who follows each resource, and what it calls it."""
         self._known: dict[str, Seen] = {}
         """Each list as it was told of last."""
         self._changed: set[str] = set()
         self._telling: asyncio.TimerHandle | None = None
-        self._behind: set[Stream] = set()
+        self._behind: set[ListenStream] = set()
         self._retrying: asyncio.TimerHandle | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._turns = Turns(self._tell_update)
+        self._turns = NotifyThrottle(self._tell_update)
         self._stops = [
             catalog.on_change(partial(self._on_change, kind))
             for kind, catalog in hub.catalogs.items()
@@ -154,24 +164,24 @@ class Listening:
 
     # --- sessions ----------------------------------------------------------------------------
 
-    def join(self, peer: Peer) -> None:
-        if not (self._closed or peer.left):
+    def join(self, peer: ClientState) -> None:
+        if not (self._closed or peer.closed):
             self._look()
             self._joined.add(peer)
             if peer.client:
                 self._by_client[peer.client] = peer
 
-    def find(self, client: str) -> Peer | None:
+    def find(self, client: str) -> ClientState | None:
         """The client of that session, once it has joined."""
         return self._by_client.get(client)
 
-    def leave(self, peer: Peer) -> None:
-        if peer.left:
+    def leave(self, peer: ClientState) -> None:
+        if peer.closed:
             return
-        peer.left = True
+        peer.closed = True
         self._joined.discard(peer)
         self._by_client.pop(peer.client, None)
-        client_questions.forget(peer)
+        client_questions.drop_pending(peer)
         self._forget(peer)
         if peer.client:
             self._hub.bus.emit(ClientGone(peer.client))
@@ -194,8 +204,8 @@ class Listening:
 
     # --- resources/subscribe and /unsubscribe --------------------------------------------------
 
-    async def follow(
-        self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: Revision
+    async def subscribe(
+        self, id: rpc.Id, params: Mapping[str, Any], peer: ClientState, revision: Revision
     ) -> bytes:
         uri = params.get("uri")
         if not isinstance(uri, str):
@@ -206,19 +216,19 @@ class Listening:
         try:
             await self._follow(peer, peer, uri, peer.features, params)
         except HubError as error:
-            return as_error(id, error, revision, uri)
+            return encode_error(id, error, revision, uri)
         except Exception:
             log.exception("following %r crashed", render_uri(uri[:200]))
             problem = f'"{uri[:200]}" cannot be followed: the hub failed; see its log'
             return rpc.error(id, rpc.INTERNAL_ERROR, problem)
         return rpc.result(id, {})
 
-    async def unfollow(self, id: rpc.Id, params: Mapping[str, Any], peer: Peer) -> bytes:
+    async def unsubscribe(self, id: rpc.Id, params: Mapping[str, Any], peer: ClientState) -> bytes:
         uri = params.get("uri")
         if not isinstance(uri, str):
             return rpc.error(id, rpc.INVALID_PARAMS, '"uri" must be the address of a resource')
         name = self._hub.find(uri, peer.view, SUBSCRIPTION).name
-        if peer.following.pop(name, None) is not None:
+        if peer.subscribed.pop(name, None) is not None:
             self._drop(name, peer)
             await self._stop(uri, peer, peer.features)
         return rpc.result(id, {})
@@ -226,7 +236,7 @@ class Listening:
     # --- subscriptions/listen ------------------------------------------------------------------
 
     async def listen(
-        self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, push: Push | None
+        self, id: rpc.Id, params: Mapping[str, Any], peer: ClientState, push: Push | None
     ) -> bytes:
         """Awaits the end; cancelled, it ends silently."""
         wanted = params.get("notifications")
@@ -235,14 +245,14 @@ class Listening:
             problem = "to listen, accept text/event-stream"
         if problem is not None or push is None or not isinstance(wanted, dict):
             return rpc.error(id, rpc.INVALID_PARAMS, problem or "")
-        features = client_questions.features_of(params["_meta"][CAPABILITIES_KEY], LATEST)
+        features = client_questions.parse_capabilities(params["_meta"][CAPABILITIES_KEY], LATEST)
         if "taskIds" in wanted and not declares_tasks(features):
             return missing_extension_error(id)
         if self._closed or peer.listens >= MAX_LISTENS or len(self._streams) >= MAX_STREAMS:
             full = Full("too many listen already, or the hub is going down; try again later")
-            return as_error(id, full, LATEST)
+            return encode_error(id, full, LATEST)
         kinds = frozenset(method for key, method in _FILTER.items() if wanted.get(key) is True)
-        stream = Stream(id, peer, push, kinds)
+        stream = ListenStream(id, peer, push, kinds)
         stream.features = features
         watching: TaskSubscription | None = None
         stream.ended = asyncio.get_running_loop().create_future()
@@ -258,14 +268,14 @@ class Listening:
             if honoured:
                 granted["resourceSubscriptions"] = honoured
             if "taskIds" in wanted:
-                watching = self._tasks.subscribe(wanted["taskIds"], peer, features, stream.tell)
+                watching = self._tasks.subscribe(wanted["taskIds"], peer, features, stream.send)
                 granted["taskIds"] = watching.ids
             acknowledged = "notifications/subscriptions/acknowledged"
-            if not push(stream.message(acknowledged, notifications=granted)):
+            if not push(stream.encode(acknowledged, notifications=granted)):
                 return rpc.error(id, rpc.INTERNAL_ERROR, "the acknowledgement could not be sent")
             early, stream.early = stream.early or (), None
             for uri in early:
-                self._send(stream, stream.message(_UPDATED, uri=uri))
+                self._send(stream, stream.encode(_UPDATED, uri=uri))
             if watching is not None:
                 watching.begin()
             del params, wanted, uris, honoured, granted, early  # it may be open for days
@@ -282,14 +292,14 @@ class Listening:
         return rpc.result(id, {"resultType": "complete", "_meta": {**_OWN, SUBSCRIPTION_KEY: id}})
 
     async def _follow_all(
-        self, stream: Stream, uris: list[str], params: Mapping[str, Any]
+        self, stream: ListenStream, uris: list[str], params: Mapping[str, Any]
     ) -> list[str]:
         """Those that may be followed; of the others the client is not told more."""
         honoured = []
         for start in range(0, len(uris), AT_ONCE):
             some = uris[start : start + AT_ONCE]
             calls = (
-                self._follow(stream, stream.peer, uri, stream.features, params) for uri in some
+                self._follow(stream, stream.client, uri, stream.features, params) for uri in some
             )
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
             for uri, outcome in zip(some, outcomes, strict=True):
@@ -303,16 +313,16 @@ class Listening:
 
     async def _follow(
         self,
-        who: Peer | Stream,
-        peer: Peer,
+        who: ClientState | ListenStream,
+        peer: ClientState,
         uri: str,
         features: Mapping[str, Any],
         params: Mapping[str, Any],
     ) -> None:
         name = self._hub.find(uri, peer.view, SUBSCRIPTION).name
-        if name in who.following:
+        if name in who.subscribed:
             return
-        if len(who.following) >= MAX_FOLLOWED:
+        if len(who.subscribed) >= MAX_FOLLOWED:
             raise Full(f'"{uri[:200]}" is one more than the {MAX_FOLLOWED} that may be followed')
         await self._hub.call(
             peer.principal,
@@ -321,39 +331,41 @@ class Listening:
             kind=SUBSCRIPTION,
             door=peer.door,
             view=peer.view,
-            extra={"_meta": meta_to_pass(params)},
+            extra={"_meta": select_meta(params)},
             client=peer.client,
             revision=_revision_of(who),
             features=features,
         )
-        if peer.left or name in who.following:  # meanwhile
+        if peer.closed or name in who.subscribed:  # meanwhile
             self._later(self._stop(uri, who, features))
             return
-        who.following[name] = uri
+        who.subscribed[name] = uri
         self._followers.setdefault(name, {})[who] = uri
 
-    def _drop(self, name: str, who: Peer | Stream) -> None:
+    def _drop(self, name: str, who: ClientState | ListenStream) -> None:
         followers = self._followers.get(name, {})
         followers.pop(who, None)
         if not followers:
             self._followers.pop(name, None)
 
-    def _forget(self, who: Peer | Stream) -> list[str]:
+    def _forget(self, who: ClientState | ListenStream) -> list[str]:
         """What it followed."""
-        for name in who.following:
+        for name in who.subscribed:
             self._drop(name, who)
-        left = list(who.following.values())
-        who.following.clear()
+        left = list(who.subscribed.values())
+        who.subscribed.clear()
         return left
 
     async def _stop_all(
-        self, uris: list[str], who: Peer | Stream, features: Mapping[str, Any]
+        self, uris: list[str], who: ClientState | ListenStream, features: Mapping[str, Any]
     ) -> None:
         for uri in uris:
             await self._stop(uri, who, features)
 
-    async def _stop(self, uri: str, who: Peer | Stream, features: Mapping[str, Any]) -> None:
-        peer = who.peer if isinstance(who, Stream) else who
+    async def _stop(
+        self, uri: str, who: ClientState | ListenStream, features: Mapping[str, Any]
+    ) -> None:
+        peer = who.client if isinstance(who, ListenStream) else who
         try:
             await self._hub.call(
                 peer.principal,
@@ -396,11 +408,11 @@ class Listening:
         method = _CHANGED[event.kind]
         for peer in tuple(self._joined):
             if owner_key(peer.client, peer.principal) == event.owner:
-                peer.tell(_ENCODED[method])
+                peer.notify(_ENCODED[method])
         for stream in tuple(self._streams):
-            is_owner = owner_key(stream.peer.client, stream.peer.principal) == event.owner
+            is_owner = owner_key(stream.client.client, stream.client.principal) == event.owner
             if is_owner and method in stream.kinds and stream.early is None:
-                self._send(stream, stream.message(method))
+                self._send(stream, stream.encode(method))
 
     def _on_change(self, kind: str) -> None:
         if self._joined or self._streams:
@@ -435,14 +447,14 @@ class Listening:
             self._tell_list(method, _everybody if changed[method] else self._concerned(method))
         self._tell_announced(changed)
 
-    def _tell_list(self, method: str, concerns: Callable[[Peer], bool]) -> None:
+    def _tell_list(self, method: str, concerns: Callable[[ClientState], bool]) -> None:
         self._told[method] = monotonic()
         for peer in tuple(self._joined):
             if concerns(peer):
-                peer.tell(_ENCODED[method])
+                peer.notify(_ENCODED[method])
         for stream in tuple(self._streams):
-            if method in stream.kinds and stream.early is None and concerns(stream.peer):
-                self._send(stream, stream.message(method))
+            if method in stream.kinds and stream.early is None and concerns(stream.client):
+                self._send(stream, stream.encode(method))
 
     def _tell_announced(self, told: Collection[str]) -> None:
         """Lists that are as they were although a server said that they changed: those who see
@@ -459,7 +471,7 @@ class Listening:
             else:
                 self._tell_list(method, partial(self._sees_any, kind, targets))
 
-    def _sees_any(self, kind: str, targets: Collection[str], peer: Peer) -> bool:
+    def _sees_any(self, kind: str, targets: Collection[str], peer: ClientState) -> bool:
         catalog, sees = self._hub.catalogs[kind], self._hub.authorizer.sees
         return any(
             peer.view.includes(tool) and sees(peer.principal, tool, peer.door)
@@ -467,16 +479,16 @@ class Listening:
             for tool in catalog.offered_by(target)
         )
 
-    def _concerned(self, method: str) -> Callable[[Peer], bool]:
+    def _concerned(self, method: str) -> Callable[[ClientState], bool]:
         """Who sees something else where nothing but the judgement has changed."""
         kinds = [kind for kind, name in _CHANGED.items() if name == method]
         found: dict[tuple[Principal, str, View], bool] = {}
 
-        def concerned(peer: Peer) -> bool:
+        def concerned(peer: ClientState) -> bool:
             key = peer.principal, peer.door, peer.view
             if key not in found:
                 found[key] = len(found) >= MAX_JUDGED or any(
-                    self._lists.differs(kind, *key) for kind in kinds
+                    self._lists.has_changed(kind, *key) for kind in kinds
                 )
             return found[key]
 
@@ -485,7 +497,7 @@ class Listening:
     def _tell_completed(self, event: ElicitationCompleted) -> None:
         peer = self._by_client.get(event.client)
         if peer is not None:
-            peer.tell(client_questions.complete_elicitation(event.id))
+            peer.notify(client_questions.encode_elicitation_complete(event.id))
 
     def _tell_log(self, event: ServerLogged) -> None:
         """A line that belongs to no call. On a client's own connection it is that client's. On the
@@ -505,9 +517,9 @@ class Listening:
                 continue
             message = message or encode_note(event.note)
             if len(message) <= MAX_LOG_BYTES:
-                peer.tell(message)
+                peer.notify(message)
 
-    def _may_read_log(self, server: str, peer: Peer) -> bool:
+    def _may_read_log(self, server: str, peer: ClientState) -> bool:
         if not self._hub.authorizer.may(peer.principal, ADMIN).allowed:
             return False
         return any(self._sees_any(kind, [server], peer) for kind in self._hub.catalogs)
@@ -520,14 +532,14 @@ class Listening:
     def _tell_update(self, changed: str, name: str) -> None:
         for who, uri in tuple(self._followers.get(name, {}).items()):
             address = uri + changed[len(name) :]
-            if isinstance(who, Peer):
-                who.tell(rpc.notification(_UPDATED, {"uri": address}))
+            if isinstance(who, ClientState):
+                who.notify(rpc.notification(_UPDATED, {"uri": address}))
             elif who.early is None:
-                self._send(who, who.message(_UPDATED, uri=address))
+                self._send(who, who.encode(_UPDATED, uri=address))
             elif len(who.early) < MAX_LATE:
                 who.early[address] = None
 
-    def _send(self, stream: Stream, message: bytes) -> None:
+    def _send(self, stream: ListenStream, message: bytes) -> None:
         if stream.late is None and stream.push(message):
             return
         if stream.late is None:
@@ -585,9 +597,9 @@ def _above(name: str) -> Iterator[str]:
         yield name[:end]
 
 
-def _revision_of(who: Peer | Stream) -> str:
-    return LATEST.name if isinstance(who, Stream) else who.revision.name
+def _revision_of(who: ClientState | ListenStream) -> str:
+    return LATEST.name if isinstance(who, ListenStream) else who.revision.name
 
 
-def _everybody(peer: Peer) -> bool:
+def _everybody(peer: ClientState) -> bool:
     return True

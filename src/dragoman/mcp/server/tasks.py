@@ -30,7 +30,12 @@ from dragoman.core.tasks import (
     Work,
     no_task,
 )
-from dragoman.mcp.protocol.errors import MISSING_CAPABILITY, as_error, as_result, understood
+from dragoman.mcp.protocol.errors import (
+    MISSING_CAPABILITY,
+    adapt_error,
+    encode_error,
+    render_error_result,
+)
 from dragoman.mcp.protocol.revisions import (
     LATEST,
     RELATED_KEY,
@@ -40,7 +45,7 @@ from dragoman.mcp.protocol.revisions import (
     shape_result,
 )
 from dragoman.mcp.server import client_questions
-from dragoman.mcp.server.client_state import Peer, Push
+from dragoman.mcp.server.client_state import ClientState, Push
 from dragoman.wire import rpc
 from dragoman.wire.json import decode
 
@@ -98,7 +103,7 @@ def build_default_tasks() -> Tasks:
     return Tasks(most=100, most_each=100, ttl=7_200.0)
 
 
-Permits = Callable[[Peer, str, str], bool]
+Permits = Callable[[ClientState, str, str], bool]
 """Whether the client may do that with a task of its own that came of calling what is called so."""
 
 
@@ -146,7 +151,12 @@ class McpTasks:
         return result
 
     def create_task(
-        self, id: rpc.Id, params: Mapping[str, Any], task: ToolTask, peer: Peer, revision: Revision
+        self,
+        id: rpc.Id,
+        params: Mapping[str, Any],
+        task: ToolTask,
+        peer: ClientState,
+        revision: Revision,
     ) -> bytes:
         """2025-11-25: a call that is to be a task."""
         wanted = params.get("task")
@@ -156,7 +166,7 @@ class McpTasks:
         try:
             self._tasks.keep(task, None if ttl is None else min(ttl, MAX_TTL_MS) / 1000)
         except Full as error:
-            return as_error(id, error, revision)
+            return encode_error(id, error, revision)
         meta = params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         if isinstance(token, str | int):
@@ -167,7 +177,7 @@ class McpTasks:
             nonlocal told
             if task.state != told:
                 told = task.state
-                peer.tell(
+                peer.notify(
                     rpc.notification("notifications/tasks/status", _render_legacy(task, revision))
                 )
 
@@ -183,7 +193,7 @@ class McpTasks:
         id: rpc.Id,
         method: str,
         params: Mapping[str, Any],
-        peer: Peer,
+        peer: ClientState,
         revision: Revision,
         features: Mapping[str, Any],
         push: Push | None,
@@ -196,7 +206,7 @@ class McpTasks:
         try:
             task = self.find_task(peer, params.get("taskId"))
         except HubError as error:
-            return as_error(id, error, revision)
+            return encode_error(id, error, revision)
         if method == "tasks/result":
             return self._result(id, task, peer, revision, push)
         if method == "tasks/get":
@@ -204,7 +214,7 @@ class McpTasks:
                 return rpc.result(id, _render_legacy(task, revision))
             return rpc.result(id, shape_members(render_detailed(task, features), revision))
         if method == "tasks/update":
-            brought = client_questions.brought_with(
+            brought = client_questions.parse_answers(
                 {"inputResponses": params.get("inputResponses")}
             )
             if isinstance(brought, str):
@@ -212,7 +222,7 @@ class McpTasks:
             task.answer(brought[0])
         elif not self._permits(peer, TASK_CANCEL, task.tool):
             refused = AuthorizationError(f'no policy permits you to cancel task "{task.id}"')
-            return as_error(id, refused, revision)
+            return encode_error(id, refused, revision)
         elif not task.cancel() and revision.has_task_requests:
             problem = (
                 f'the task cannot be cancelled: it is "{_render_legacy(task, revision)["status"]}"'
@@ -222,7 +232,7 @@ class McpTasks:
             return rpc.result(id, _render_legacy(task, revision))
         return rpc.result(id, shape_members({}, revision))
 
-    def find_task(self, peer: Peer, id: Any) -> ToolTask:
+    def find_task(self, peer: ClientState, id: Any) -> ToolTask:
         task = self._tasks.find(peer.principal, id)
         if not isinstance(task, ToolTask):
             raise NotFound(f'task "{task.id}" is none of an MCP client')
@@ -230,7 +240,9 @@ class McpTasks:
             raise no_task(task.id)
         return task
 
-    def _list(self, id: rpc.Id, params: Mapping[str, Any], peer: Peer, revision: Revision) -> bytes:
+    def _list(
+        self, id: rpc.Id, params: Mapping[str, Any], peer: ClientState, revision: Revision
+    ) -> bytes:
         tasks = [
             task
             for task in self._tasks.of(peer.principal)
@@ -251,7 +263,7 @@ class McpTasks:
         return rpc.result(id, page)
 
     async def _result(
-        self, id: rpc.Id, task: ToolTask, peer: Peer, revision: Revision, push: Push | None
+        self, id: rpc.Id, task: ToolTask, peer: ClientState, revision: Revision, push: Push | None
     ) -> bytes:
         """Waits for the end, and meanwhile asks the client what the task asks."""
         while not task.finished:
@@ -260,7 +272,7 @@ class McpTasks:
                 await self._ask(task, peer, revision, push)
             elif not await self._wait_for_change(task):
                 many = Full(f"{MAX_WAITING} newer requests wait for the end of this task")
-                return as_error(id, many, revision)
+                return encode_error(id, many, revision)
         member, value = render_outcome(task, revision)
         if member == "error":
             return rpc.error(id, value["code"], value["message"], value.get("data"))
@@ -269,7 +281,7 @@ class McpTasks:
         value["_meta"] = {**meta, **related} if isinstance(meta, dict) else related
         return rpc.result(id, value)
 
-    async def _ask(self, task: ToolTask, peer: Peer, revision: Revision, push: Push) -> None:
+    async def _ask(self, task: ToolTask, peer: ClientState, revision: Revision, push: Push) -> None:
         questions = {
             name: replace(question, body=_relate_to_task(task, question.body))
             for name, question in task.questions.items()
@@ -315,7 +327,7 @@ class McpTasks:
     # --- subscriptions/listen --------------------------------------------------------------------
 
     def subscribe(
-        self, ids: Iterable[str], peer: Peer, features: Mapping[str, Any], tell: Tell
+        self, ids: Iterable[str], peer: ClientState, features: Mapping[str, Any], tell: Tell
     ) -> TaskSubscription:
         """Of those of the ids that are this client's."""
         found: list[ToolTask] = []
@@ -398,7 +410,7 @@ def _relate_to_task(task: Task, body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "_meta": {**known, RELATED_KEY: {"taskId": task.id}}}
 
 
-def _send_progress_to(peer: Peer, token: str | int, id: str) -> Updates:
+def _send_progress_to(peer: ClientState, token: str | int, id: str) -> Updates:
     """2025-11-25: the token of the request is good as long as the task is."""
 
     def update(update: Update) -> None:
@@ -410,7 +422,7 @@ def _send_progress_to(peer: Peer, token: str | int, id: str) -> Updates:
         if update.message is not None:
             told["message"] = update.message
         told["_meta"] = {RELATED_KEY: {"taskId": id}}
-        peer.tell(rpc.notification("notifications/progress", told))
+        peer.notify(rpc.notification("notifications/progress", told))
 
     return update
 
@@ -427,11 +439,11 @@ def render_outcome(task: ToolTask, revision: Revision) -> tuple[str, dict[str, A
     if not isinstance(task.error, HubError):
         problem = "the call failed inside the hub; see its log"
         return "error", {"code": rpc.INTERNAL_ERROR, "message": problem}
-    error = understood(task.error, revision, task.features)
-    shown = as_result(error, revision)
+    error = adapt_error(task.error, revision, task.features)
+    shown = render_error_result(error, revision)
     if shown is not None:
         return "result", shape_result(shown, revision)
-    return "error", decode(as_error(0, error, revision))["error"]
+    return "error", decode(encode_error(0, error, revision))["error"]
 
 
 def _render_modern(task: Task) -> dict[str, Any]:
@@ -453,7 +465,7 @@ def render_detailed(task: ToolTask, features: Mapping[str, Any]) -> dict[str, An
     """2026-07-28: the task with what it came to, or asks."""
     members = _render_modern(task)
     if task.state == INPUT_REQUIRED:
-        asked = client_questions.input_required(task.questions, None, features)
+        asked = client_questions.render_questions(task.questions, None, features)
         members["inputRequests"] = asked["inputRequests"]
     elif task.finished and task.state != CANCELLED:
         member, value = render_outcome(task, LATEST)
