@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call
 from dragoman.core.call_chains import Chains
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, admit_all, build_catalogs
 from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Stage
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Tool
+from dragoman.core.tool import TOOL, Tool
 
 
 class PermitAll:
@@ -39,5 +40,14 @@ class PermitAll:
         return Decision(True, ("permit-all",), "test")
 
 
-def build_permissive_hub(catalog: Catalog, bus: Bus, stages: Sequence[Stage]) -> Hub:
-    return Hub(catalog, bus, stages, Chains(bytes(32)), PermitAll())
+def complete_catalogs(tools: Catalog) -> dict[str, Catalog]:
+    """Catalogs of every kind around one of tools, for a hub; they review nothing."""
+    return {**build_catalogs(admit_all, tools.claims), TOOL: tools}
+
+
+def build_permissive_hub(
+    tools: Catalog | Mapping[str, Catalog], bus: Bus, stages: Sequence[Stage], **parts: Any
+) -> Hub:
+    """`tools` is a catalog of tools, or one of every kind; `parts` are optional ones of `Hub`."""
+    catalogs = complete_catalogs(tools) if isinstance(tools, Catalog) else tools
+    return Hub(catalogs, bus, stages, Chains(bytes(32)), PermitAll(), **parts)

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from tests.permissive_hub import complete_catalogs
+
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
 from dragoman.core.call_chains import Chains
@@ -107,7 +109,7 @@ class SkillHub:
         self.chains = Chains(bytes(32))
         self.announce = Announce(self.bus, at_once)
         stages = [*before, self.announce, Recursion(self.chains), Authorize(self.judge)]
-        self.hub = Hub(self.catalog, self.bus, stages, self.chains, self.judge)
+        self.hub = Hub(complete_catalogs(self.catalog), self.bus, stages, self.chains, self.judge)
         agent = self.agent
         self.catalog.offer(agent.name, [agent.skill(), agent.skill("logs"), agent.plain()])
 

@@ -24,16 +24,17 @@ from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
 from dragoman.core.call import ABSENT, Result
 from dragoman.core.call_chains import Chains
-from dragoman.core.catalog import Catalog, admit_all
+from dragoman.core.catalog import admit_all, build_catalogs
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.core.event_payloads import verb_event
 from dragoman.core.events import PostVerb, PreVerb, VerbError
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
+from dragoman.core.name_claims import Claims
 from dragoman.core.ports import Reply
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import Handles
-from dragoman.core.tool import Tool
+from dragoman.core.tool import TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
 from dragoman.guards.validate import compile_schema
@@ -135,7 +136,8 @@ def build_a2a_skill_tool(
         wire = new
     org, url = str(_of(agent_row, "orgId")), str(_of(agent_row, "agentUrl"))
     name = str(agent_row.get("name") or card.get("name") or agent_row["id"])
-    catalog, bus = Catalog(review=admit_all), (verb_bus or VerbBus()).bus
+    catalogs, bus = build_catalogs(admit_all, Claims()), (verb_bus or VerbBus()).bus
+    catalog = catalogs[TOOL]
     agent = RemoteAgent(
         ExternalAgent(name=name, url=url, wire=wire, timeout_secs=timeout_secs),  # type: ignore[arg-type]
         lambda *_: _Fetching(fetcher),
@@ -150,8 +152,7 @@ def build_a2a_skill_tool(
     limits = Limits()
     kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
     stages = guards.standard(_Unrecorded(), bus, limits, handles, chains, judge, kept)
-    hub = Hub(catalog, bus, stages, chains, judge)
-    hub.results = kept
+    hub = Hub(catalogs, bus, stages, chains, judge, results=kept)
     agent.offer(_peer(url, card, skill, wire), str(agent_row["id"]))
     (tool,) = [tool for tool in catalog.tools() if tool.bridged is not None]
     return SkillTool(hub, tool, Principal("owner", "owner", org, roles=("owner",)))

@@ -83,8 +83,8 @@ def test_what_is_held_keeps_its_names() -> None:
 
 
 def test_nobody_has_a_name_that_begins_as_the_canonical_names_of_another_do() -> None:
-    catalog = Catalog(review=admit_all)
-    catalog.claims.namespaces = lambda: {"git": "git", "p": "p"}
+    claims = Claims(find_namespaces=lambda: {"git": "git", "p": "p"})
+    catalog = Catalog(review=admit_all, claims=claims)
     catalog.offer("p", [tool("p.x", "git.push"), tool("p.y", "mcp_p_y")])
     assert isinstance(error_of(catalog, "git.push"), NotFound)
     assert catalog.find("mcp_p_y").name == "p.y"

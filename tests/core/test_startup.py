@@ -40,11 +40,10 @@ class Late:
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_target_that_never_connected_is_tried_when_it_is_called(fails: bool) -> None:
     catalog = Catalog(review=admit_all)
-    hub = build_permissive_hub(catalog, Bus(), [])
     late = Late(catalog, fails)
     startup = Startup(lambda name: (late, "not connected") if name.startswith("late.") else None)
     startup.settle()
-    hub.startup = startup
+    hub = build_permissive_hub(catalog, Bus(), [], startup=startup)
     if fails:
         with pytest.raises(Unreachable, match="not connected; nothing was sent"):
             await hub.call(OWNER, "late.add", {}, door="api", view=EVERYTHING)

@@ -16,8 +16,9 @@ from tests.peers.process import command
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Result, Update, Wanted
-from dragoman.core.catalog import Catalog, admit_all
+from dragoman.core.catalog import admit_all, build_catalogs
 from dragoman.core.events import ClientGone, ResourceUpdated
+from dragoman.core.name_claims import Claims
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import Handles
 from dragoman.core.tool import TOOL
@@ -47,9 +48,10 @@ class Ground:
     ) -> None:
         self.bus = Bus()
         handles = Handles(b"k" * 32, question_secs)
-        self.hub = build_permissive_hub(
-            Catalog(review=admit_all), self.bus, [Questions(handles), Time(60)]
-        )
+        catalogs = build_catalogs(admit_all, Claims())
+        self.servers = UpstreamManager(self._make, catalogs, self.bus)
+        stages = [Questions(handles), Time(60)]
+        self.hub = build_permissive_hub(catalogs, self.bus, stages, refresher=self.servers)
         self.net = Client()
         self._connector = Connector(
             place,
@@ -60,8 +62,6 @@ class Ground:
         self._question_secs = question_secs
         self._answer_secs = answer_secs
         self.made: dict[str, Upstream] = {}
-        self.servers = UpstreamManager(self._make, self.hub.catalogs, self.bus)
-        self.hub.refresher = self.servers
         self.updated: list[str] = []
         self.bus.observe(ResourceUpdated, lambda event: self.updated.append(event.name))
 

@@ -30,7 +30,7 @@ from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from permissive_hub import PermitAll
+from permissive_hub import PermitAll, complete_catalogs
 
 
 class AliceAlone(PermitAll):
@@ -75,7 +75,7 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     store = SqlitePins(home)
     pins = Pins(store, lambda target: "first")
     catalog = Catalog(review=pins.review)
-    hub = Hub(catalog, Bus(), [], Chains(bytes(32)), AliceAlone())
+    hub = Hub(complete_catalogs(catalog), Bus(), [], Chains(bytes(32)), AliceAlone())
     people = Approvals(pins, catalog.review_again, lambda decision: None)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)

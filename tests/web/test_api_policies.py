@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.permissive_hub import complete_catalogs
 from tests.web.serving import Answer, Place, Sources
 
 from dragoman import guards
@@ -81,7 +82,7 @@ class Hub_:
             self.side.policies,
             KeptResults(1, 60),
         )
-        self.hub = Hub(catalog, self.bus, stages, chains, self.side.policies)
+        self.hub = Hub(complete_catalogs(catalog), self.bus, stages, chains, self.side.policies)
         work = Work()
         self.side.join(self.hub, {"work": work}.get)
         catalog.offer(
@@ -141,7 +142,7 @@ async def hub(home: Path, config: str = "") -> AsyncIterator[Hub_]:
     try:
         yield made
     finally:
-        made.side.close()
+        await made.side.close()
         await listener.drain(0.5)
         listener.abort()
         made.audit.close()

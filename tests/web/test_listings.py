@@ -28,7 +28,7 @@ from dragoman.web.app import App
 from dragoman.web.auth import Authenticator, Names
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
-from permissive_hub import PermitAll
+from permissive_hub import PermitAll, complete_catalogs
 
 COUNT = 2_000
 SERVERS = ("one", "two")
@@ -121,7 +121,7 @@ async def place() -> AsyncIterator[Place]:
     catalog, judge = Catalog(review=admit_all), Judge()
     for server in SERVERS:
         offer(catalog, server, COUNT // 2)
-    hub = Hub(catalog, Bus(), [], Chains(bytes(32)), judge)
+    hub = Hub(complete_catalogs(catalog), Bus(), [], Chains(bytes(32)), judge)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)

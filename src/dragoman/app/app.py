@@ -158,14 +158,20 @@ class Instance:
             self.keys, self.audit = self.stores.keys, self.stores.audit
             key = self.stores.witness.key
             self.guards = GuardSide(
-                place, config, key, self.keys, self.audit, self._pin_of, self._holds_additions
+                place,
+                config,
+                key,
+                self.keys,
+                self.audit,
+                self._pin_of,
+                self._holds_additions,
+                self._namespaces,
             )
             undo.callback(self.guards.close)
             self.hub, self.bus = self.guards.hub, self.guards.bus
             self.catalog = self.hub.catalog
             registered = policy_folder.registered(place)
             self.catalog.claims.keep_only({*_configured(config), *registered})
-            self.catalog.claims.namespaces = self._namespaces
             self.bus.observe(AgentChanged, self._agent_changed)
             self.net = Client()
             self._make_mcp(key)

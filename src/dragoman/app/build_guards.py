@@ -8,8 +8,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from dragoman.config import Config
 from dragoman.core.backoff import Backoff
 from dragoman.core.bus import Bus
 from dragoman.core.call_chains import Chains
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import build_catalogs
 from dragoman.core.errors import Full
 from dragoman.core.events import PinAdded, PinHeld
 from dragoman.core.hub import Hub
@@ -27,7 +26,7 @@ from dragoman.core.kept_results import KeptResults
 from dragoman.core.name_claims import Claims
 from dragoman.core.ports import AuditLog, PinDecision
 from dragoman.core.question_handles import Handles
-from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, Nowhere, Tool
+from dragoman.core.tool import Nowhere, Tool
 from dragoman.guards.config import Limits
 from dragoman.pins.approvals import Approvals
 from dragoman.pins.review import Pins
@@ -53,6 +52,7 @@ class GuardSide:
         audit: AuditLog,
         pin_of: Callable[[str], str],
         holds_additions: Callable[[str], bool],
+        namespaces: Callable[[], Mapping[str, str]],
     ) -> None:
         """`pin_of` says how what a target offers is held, `holds_additions` whether what it adds
         later is."""
@@ -82,11 +82,8 @@ class GuardSide:
         self.kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
         stages = guards.standard(audit, self.bus, limits, handles, chains, judge, self.kept)
         self._stages = stages
-        catalog = Catalog(review=self.pins.review, claims=Claims(self._pin_store))
-        self.hub = Hub(catalog, self.bus, stages, chains, judge)
-        self.hub.results = self.kept
-        for kind in (PROMPT, RESOURCE, TEMPLATE, INSTRUCTIONS):
-            self.hub.offered[kind].review = partial(self.pins.review, kind=kind)
+        catalogs = build_catalogs(self.pins.review, Claims(self._pin_store, namespaces))
+        self.hub = Hub(catalogs, self.bus, stages, chains, judge, results=self.kept)
         self._approve: Callable[[str], None] = lambda target: None
         self._retry_at = 0.0
         self._retry_backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS, jitter=0)

@@ -7,11 +7,21 @@ had it first (see `core.claims`). Each target replaces its whole offer at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from dragoman.core.errors import ConfigError, Quarantined
 from dragoman.core.name_claims import Claims, aliases
-from dragoman.core.tool import TOOL, Tool, tool_nowhere, unknown
+from dragoman.core.tool import (
+    INSTRUCTIONS,
+    PROMPT,
+    RESOURCE,
+    TEMPLATE,
+    TOOL,
+    Tool,
+    tool_nowhere,
+    unknown,
+)
 from dragoman.core.tool_filter import View
 
 
@@ -30,7 +40,13 @@ Review = Callable[[str, Sequence[Tool]], Reviewed]
 """A target and what it offers in, which may have several spellings of one name."""
 
 
-def admit_all(target: str, tools: Sequence[Tool]) -> Reviewed:
+class KindReview(Protocol):
+    """A review of what a target offers of one kind."""
+
+    def __call__(self, target: str, tools: Sequence[Tool], kind: str) -> Reviewed: ...
+
+
+def admit_all(target: str, tools: Sequence[Tool], kind: str = TOOL) -> Reviewed:
     """The review of a catalog that needs none."""
     chosen, remarks = choose_spellings(tools, lambda tool: False)
     return Reviewed(chosen, {}, remarks)
@@ -228,3 +244,11 @@ class Catalog:
         self._sorted = None
         for listener in tuple(self._listeners):
             listener()
+
+
+def build_catalogs(review: KindReview, claims: Claims) -> dict[str, Catalog]:
+    """Builds one catalog of every kind that a target may offer; all share the claims to names."""
+    return {
+        kind: Catalog(kind, review=partial(review, kind=kind), claims=claims)
+        for kind in (TOOL, PROMPT, RESOURCE, TEMPLATE, INSTRUCTIONS)
+    }

@@ -57,35 +57,32 @@ def _is_unknown(tool: Tool) -> bool:
 class Hub:
     def __init__(
         self,
-        catalog: Catalog,
+        catalogs: Mapping[str, Catalog],
         bus: Bus,
         stages: Sequence[Stage],
         chains: Chains,
         authorizer: Authorizer,
+        *,
+        results: KeptResults | None = None,
+        startup: Startup | None = None,
+        refresher: ListRefresher | None = None,
+        visibility: ListVisibility | None = None,
     ) -> None:
-        self.catalog = catalog
-        """Of tools."""
+        """`catalogs` has one of every kind (`core.catalog.build_catalogs`). `results` keeps what
+        was truncated, `startup` knows the targets that have not connected yet, `refresher` reads
+        their lists again, and `visibility` says what of them single clients are listed."""
+        self.offered = catalogs
+        """All that a target may fill: what can be called, and its instructions."""
+        self.catalogs = {kind: one for kind, one in catalogs.items() if kind != INSTRUCTIONS}
+        self.catalog = catalogs[TOOL]
+        self.instructions = catalogs[INSTRUCTIONS]
         self.chains = chains
         self.authorizer = authorizer
-        self.catalogs: Mapping[str, Catalog] = {
-            TOOL: catalog,
-            **{
-                kind: Catalog(kind, review=catalog.review, claims=catalog.claims)
-                for kind in (PROMPT, RESOURCE, TEMPLATE)
-            },
-        }
-        self.instructions = Catalog(INSTRUCTIONS, review=catalog.review, claims=catalog.claims)
-        self.offered: Mapping[str, Catalog] = {**self.catalogs, INSTRUCTIONS: self.instructions}
-        """All that a target may fill: what can be called, and its instructions."""
         self.bus = bus
-        self.results: KeptResults | None = None
-        """Set where results that were cut are kept."""
-        self.startup: Startup | None = None
-        """Set where targets are connected after the hub has begun to serve."""
-        self.refresher: ListRefresher | None = None
-        """Set where lists of targets may be older than what the targets offer."""
-        self.visibility: ListVisibility | None = None
-        """Set where targets list not the same to all clients."""
+        self.results = results
+        self.startup = startup
+        self.refresher = refresher
+        self.visibility = visibility
         self._owners_at: tuple[tuple[int, ...], Owners] = (), Owners((), ())
         """Whose the addresses of resources are, at these versions of the catalogs."""
         self._mentions = Mentions()

@@ -34,8 +34,15 @@ class NameStore(Protocol):
 
 
 class Claims:
-    def __init__(self, store: NameStore | None = None) -> None:
+    def __init__(
+        self,
+        store: NameStore | None = None,
+        find_namespaces: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`find_namespaces` returns the targets that are configured or registered, by what their
+        canonical names begin with: no other target gets a name that begins so."""
         self._store = store
+        self._find_namespaces = find_namespaces
         self._owners: dict[str, dict[str, str]] = {}
         """By kind: the canonical names of owners, by the names they own."""
         self._claims: dict[str, dict[tuple[str, str], list[str]]] = {}
@@ -43,9 +50,6 @@ class Claims:
         self._count: dict[str, int] = {}
         self._unsaved: dict[tuple[str, str, str], Claim] = {}
         self._readable = True
-        self.namespaces: Callable[[], Mapping[str, str]] = dict
-        """The targets that are configured or registered, by what their canonical names begin with:
-        no other target has a name that begins so."""
         try:
             for target, kind, owner, names in store.load_names() if store is not None else ():
                 self._put(target, kind, owner, names)
@@ -64,7 +68,7 @@ class Claims:
         if not self._readable:
             return
         owners = self._owners.setdefault(kind, {})
-        namespaces = self.namespaces()
+        namespaces = self._find_namespaces()
         room = MAX_NAMES - self._count.get(target, 0)
         for tool in tools:
             free = [
