@@ -37,7 +37,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _tree(root: type[HubError], depth: int = 0) -> list[tuple[int, type[HubError]]]:
     found = [(depth, root)]
     for child in root.__subclasses__():
-        if "kind" not in vars(child):  # as `errors.leaves`
+        if child.__module__ == root.__module__:  # as `errors.list_leaves`
             found += _tree(child, depth + 1)
     return found
 
@@ -46,7 +46,7 @@ def _seen_by_mcp(error: type[HubError]) -> str:
     from dragoman.mcp.protocol.errors import TABLE
     from dragoman.mcp.protocol.revisions import NAMES, R2024, R2607
 
-    row = TABLE[error]
+    row = errors.find_row(TABLE, error)
     codes = f"error {row.legacy}; {row.modern} from {NAMES[R2607]} on"
     if row.legacy == row.modern:
         codes = f"error {row.legacy}"
@@ -61,19 +61,22 @@ def errors_page() -> str:
     from dragoman.cli.base.errors import TABLE as exit_codes
     from dragoman.web.errors import TABLE as statuses
 
-    leaves = errors.leaves()
+    leaves = errors.list_leaves()
     rows = []
     for depth, error in _tree(HubError)[1:]:
         name = f"{'&nbsp;' * 4 * (depth - 1)}`{error.__name__}`"
         if error in leaves:
-            seen = (_seen_by_mcp(error), str(statuses[error]), str(exit_codes[error]))
+            seen = (
+                _seen_by_mcp(error),
+                *(str(errors.find_row(table, error)) for table in (statuses, exit_codes)),
+            )
         else:
             seen = ("", "", "")
         rows.append((name, _said(error), *seen))
     return f"""# Errors
 
-Everything the hub itself says went wrong is one of these. Of `TargetFailed`: something left the hub
-and went wrong there; it may or may not have happened. Of all others: nothing left.
+Every failure that the hub itself reports is one of these. With `TargetFailed`, something left the
+hub and failed there; it may or may not have been done. With all others, nothing left.
 
 {_table(("error", "what it means", "an MCP client gets", "HTTP status", "exit code"), rows)}
 

@@ -36,7 +36,7 @@ from dragoman.core.agent_tool import SCHEMA
 from dragoman.core.bus import Bus
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates, discard
 from dragoman.core.catalog import Catalog, admit_all
-from dragoman.core.errors import Full, WorkFailed
+from dragoman.core.errors import StorageFailed, WorkFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
@@ -193,9 +193,9 @@ def test_a_store_that_another_program_holds_refuses_and_goes_on_afterwards(tmp_p
     other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     for _ in range(10):
-        with pytest.raises(Full, match="locked"):
+        with pytest.raises(StorageFailed, match="locked"):
             store.save([change])
-        with pytest.raises(Full, match="locked"):
+        with pytest.raises(StorageFailed, match="locked"):
             store.save_push(push)
     other.execute("ROLLBACK")
     [(key, _)] = store.save([change])

@@ -26,7 +26,7 @@ from dragoman.a2a.protocol.dialects import operations
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server import grpc_server
 from dragoman.a2a.server.grpc_server import A2aGrpcServer
-from dragoman.core.errors import ConfigError, Full
+from dragoman.core.errors import ConfigError, Overloaded
 from dragoman.core.principal import Principal
 
 LOCAL = Principal("local", "local")
@@ -407,7 +407,7 @@ async def test_fields_that_do_not_fit_are_named_and_the_trailers_stay_small() ->
 
 
 async def test_an_error_of_the_hub_has_a_status_and_a_fault_of_ours_shows_nothing() -> None:
-    canned = CannedServer(Full("too much is under way"))
+    canned = CannedServer(Overloaded("too much is under way"))
     async with serving(canned) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await A2AServiceStub(client.channel).SendMessage(sent())

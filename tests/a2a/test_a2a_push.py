@@ -25,7 +25,7 @@ from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.task import AgentTask
 from dragoman.core import stored_tasks
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates
-from dragoman.core.errors import Full
+from dragoman.core.errors import Overloaded, StorageFailed
 from dragoman.core.ports import TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
@@ -673,7 +673,7 @@ class Refusing(SqliteTaskStore):
 
     def _one(self, statement: str, values: tuple[Any, ...]) -> None:
         if self.full:
-            raise Full("the disk is full")
+            raise StorageFailed("the disk is full")
         super()._one(statement, values)
 
 
@@ -685,11 +685,11 @@ async def test_a_full_disk_refuses_a_webhook_and_stops_none_that_there_is(
         task = hub.begin()
         await hub.push.set(task, {"id": "a", "url": receiver.url()}, "1.0")
         store.full = True
-        with pytest.raises(Full):
+        with pytest.raises(StorageFailed):
             await hub.push.set(task, {"id": "b", "url": receiver.url()}, "1.0")
-        with pytest.raises(Full):
+        with pytest.raises(StorageFailed):
             await hub.push.set(task, {"id": "a", "url": receiver.url("/other")}, "1.0")
-        with pytest.raises(Full):
+        with pytest.raises(StorageFailed):
             hub.push.delete(task, "a")
         assert hub.push.list(task)["configs"] == [{"taskId": "t", "id": "a", "url": receiver.url()}]
         await hub.run("t")
@@ -884,7 +884,7 @@ async def test_a_task_has_so_many_webhooks_and_no_more() -> None:
         task = hub.begin()
         for id in ("a", "b", "b"):
             await hub.push.set(task, {"id": id, "url": receiver.url()}, "1.0")
-        with pytest.raises(Full, match="has 2 webhooks"):
+        with pytest.raises(Overloaded, match="has 2 webhooks"):
             await hub.push.set(task, {"url": receiver.url()}, "1.0")
         await hub.push.set(hub.begin("other"), {"url": receiver.url()}, "1.0")
         hub.push.delete(task, "a")
@@ -907,7 +907,7 @@ async def test_all_webhooks_together_are_bounded_and_those_that_are_done_go_firs
             await hub.push.set(runs, {"id": id, "url": receiver.url()}, "1.0")
         assert hub.push.list(done)["configs"] == []
         assert sorted(push.id for push in store.load_pushes()) == ["b", "c", "d"]
-        with pytest.raises(Full, match="no more are kept"):
+        with pytest.raises(Overloaded, match="no more are kept"):
             await hub.push.set(runs, {"id": "e", "url": receiver.url()}, "1.0")
         await hub.push.set(runs, {"id": "d", "url": receiver.url("/d")}, "1.0")
         hub.push.delete(runs, "d")

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog, Reviewed, admit_all
-from dragoman.core.errors import ConfigError, Full, NotFound, Quarantined
+from dragoman.core.errors import ConfigError, NotFound, Quarantined, StorageFailed
 from dragoman.core.name_claims import Claim, Claims
 from dragoman.core.tool import Nowhere, Tool
 
@@ -99,7 +99,7 @@ class Kept:
 
     def load_names(self) -> list[Claim]:
         if self.broken:
-            raise Full("it cannot be read")
+            raise StorageFailed("it cannot be read")
         return list(self.rows.values())
 
     def save_names(self, claims: Sequence[Claim]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.core import question_handles
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Result
-from dragoman.core.errors import Full, InvalidInput, NeedsInput
+from dragoman.core.errors import BadReply, InvalidInput, NeedsInput, Overloaded
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import MAX_HANDLE, Handles, can_answer, unanswerable
 from dragoman.core.tool import Tool
@@ -91,7 +91,7 @@ def test_forged_and_damaged_handles_are_refused() -> None:
 
 
 def test_a_state_that_is_too_large_to_be_carried_is_refused() -> None:
-    with pytest.raises(Full):
+    with pytest.raises(BadReply):
         Handles(KEY, 60).seal(call_of(), "s" * MAX_HANDLE)
 
 
@@ -107,7 +107,7 @@ def test_whoever_answers_too_many_questions_at_once_is_in_nobody_elses_way(
         return handles.open(replace(call, handle=handles.seal(call, "s")))
 
     assert [answer(call) for _ in range(3)] == ["s"] * 3
-    with pytest.raises(Full, match="too many questions"):
+    with pytest.raises(Overloaded, match="too many questions"):
         answer(call)
     assert answer(other) == "s"
     now += 61

@@ -15,7 +15,14 @@ import pytest
 
 from dragoman.core import stored_tasks
 from dragoman.core.call import FORM, Progress, Question, Result, Update, Updates
-from dragoman.core.errors import Full, InvalidInput, NotFound, WorkFailed
+from dragoman.core.errors import (
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+    StorageFailed,
+    WorkFailed,
+)
 from dragoman.core.ports import StoredTask, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import LoggedTask, StoredTasks
@@ -119,11 +126,11 @@ async def test_at_the_bound_the_task_that_was_finished_first_goes_first() -> Non
 async def test_where_none_is_finished_the_new_task_is_refused_and_others_are_served() -> None:
     tasks = listed(MemoryTaskStore(), most=5, most_each=3)
     mine = kept(tasks, ALICE, "one", "two", "three")
-    with pytest.raises(Full, match=r"3 tasks of this caller are unfinished.* cancel it"):
+    with pytest.raises(Overloaded, match=r"3 tasks of this caller are unfinished.* cancel it"):
         kept(tasks, ALICE, "four")
     assert ids(tasks, ALICE) == ["three", "two", "one"]
     kept(tasks, BOB, "one", "two")
-    with pytest.raises(Full, match="5 tasks are unfinished here"):
+    with pytest.raises(Overloaded, match="5 tasks are unfinished here"):
         kept(tasks, BOB, "three")
     assert tasks.get(ALICE, "one") is mine[0] is not tasks.get(BOB, "one")
     mine[1].cancel()
@@ -171,7 +178,7 @@ async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path
     [large] = kept(tasks, BOB, "large")
     large.say("x" * 30_000)
     tasks.flush()
-    with pytest.raises(Full, match="all the space there is for one"):
+    with pytest.raises(Overloaded, match="all the space there is for one"):
         kept(tasks, BOB, "more")
     assert "large" in ids(tasks, BOB), "it is not finished"
     kept(tasks, ALICE, "e")
@@ -181,7 +188,7 @@ async def test_bytes_are_bounded_too_and_are_counted_as_they_are_stored(tmp_path
     assert ids(tasks, ALICE) == ["f", "e", "d"], "what is finished went"
     large.say("x" * 20_000)
     tasks.flush()
-    with pytest.raises(Full, match="all the space that there is here"):
+    with pytest.raises(Overloaded, match="all the space that there is here"):
         kept(tasks, ALICE, "g")
     await tasks.close()
     store.close()
@@ -271,7 +278,7 @@ class Refusing(SqliteTaskStore):
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         if self.full:
-            raise Full("the disk is full")
+            raise StorageFailed("the disk is full")
         return super().save(changes)
 
 
@@ -285,11 +292,11 @@ async def test_what_cannot_be_stored_is_stored_when_it_can_be(
     tasks.flush()
     store.full = True
     task.say("first")
-    with pytest.raises(Full):
+    with pytest.raises(StorageFailed):
         tasks.flush()
     task.say("second")
     task.finish()
-    with pytest.raises(Full):
+    with pytest.raises(StorageFailed):
         tasks.flush()
     async with asyncio.timeout(5):
         while "cannot be stored" not in caplog.text:
@@ -509,7 +516,7 @@ async def test_closing_stops_what_runs_stores_that_and_takes_nothing_more(tmp_pa
     assert {one.id: one.state for one in store.load()} == {
         "works": FAILED, "waits": INPUT_REQUIRED,
     }  # fmt: skip
-    with pytest.raises(Full, match="going down"):
+    with pytest.raises(ShuttingDown, match="going down"):
         kept(tasks, ALICE, "late")
     store.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.call import FORM, Lasting, Progress, Question, Result, Updates
-from dragoman.core.errors import Full, NotFound, TimedOut
+from dragoman.core.errors import NotFound, Overloaded, TimedOut
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tasks import (
     AUTH_REQUIRED,
@@ -302,7 +302,7 @@ async def test_finished_tasks_make_room_the_oldest_first_and_running_ones_do_not
     for task in mine:
         kept.keep(task)
     fourth = begun(fars[3], ALICE)
-    with pytest.raises(Full, match="3 tasks of this caller"):
+    with pytest.raises(Overloaded, match="3 tasks of this caller"):
         kept.keep(fourth)
     for far, task in list(zip(fars, mine, strict=False))[1:]:
         far.says(Result())
@@ -315,7 +315,7 @@ async def test_finished_tasks_make_room_the_oldest_first_and_running_ones_do_not
     kept.keep(another)
     assert kept.of(ALICE) == [mine[0], fourth], "at the bound of all, another's finished one"
     refused = Task(BOB, Far().work)
-    with pytest.raises(Full, match="4 tasks are under way here"):
+    with pytest.raises(Overloaded, match="4 tasks are under way here"):
         kept.keep(refused)
     assert len(kept) == 4
     await until(lambda: all(far.asked for far in fars))

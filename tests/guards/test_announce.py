@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.errors import Denied, Full, HubError, NotFound, Unreachable
+from dragoman.core.errors import Denied, HubError, NotFound, Overloaded, Unreachable
 from dragoman.core.events import Event, PostVerb, PreVerb, VerbError
 from dragoman.core.pipeline import Next, compose
 from dragoman.core.principal import LOCAL, OWNER, Principal
@@ -128,7 +128,7 @@ async def test_one_call_more_than_the_limit_is_refused_and_room_is_made_again() 
     call = compose([announce], waits)
     running = [asyncio.ensure_future(call(a_call(one))) for one in (OWNER, LOCAL)]
     await asyncio.sleep(0)
-    with pytest.raises(Full) as raised:
+    with pytest.raises(Overloaded) as raised:
         await call(a_call(Principal("key", "third")))
     assert str(raised.value) == (
         '"files.read" was refused: 2 calls are under way; try again shortly or raise [limits] '
@@ -154,7 +154,9 @@ async def test_one_caller_has_at_most_half_of_the_calls_under_way() -> None:
     call = compose([announce], waits)
     running = [asyncio.ensure_future(call(a_call())) for _ in range(3)]
     await asyncio.sleep(0)
-    with pytest.raises(Full, match="3 calls of owner:owner are under way, half of what all may"):
+    with pytest.raises(
+        Overloaded, match="3 calls of owner:owner are under way, half of what all may"
+    ):
         await call(a_call())
     running += [asyncio.ensure_future(call(a_call(LOCAL))) for _ in range(2)]
     await asyncio.sleep(0)

@@ -14,10 +14,12 @@ from dragoman.core.errors import (
     AmbiguousName,
     ConfigError,
     Denied,
-    Full,
     HubError,
     InvalidInput,
     NotFound,
+    Overloaded,
+    ShuttingDown,
+    StorageFailed,
     TimedOut,
     Unreachable,
     WorkFailed,
@@ -110,7 +112,7 @@ async def test_the_intent_is_stored_before_the_rest_of_the_road_runs(tmp_path: P
 
 ENDS: list[tuple[HubError | Exception, str]] = [
     (Denied("no policy"), "refused"),
-    (Full("too much"), "refused"),
+    (Overloaded("too much"), "refused"),
     (NotFound("no such tool"), "not_found"),
     (InvalidInput("n must be a number"), "invalid"),
     (AmbiguousName("two of them"), "invalid"),
@@ -190,10 +192,10 @@ async def test_a_call_that_cannot_be_recorded_is_refused_and_does_not_run(tmp_pa
 
     loop: dict[str, Any] = {}
     loop["self"] = loop
-    with pytest.raises(Full, match="cannot be recorded"):
+    with pytest.raises(StorageFailed, match="cannot be recorded"):
         await Audit(log)(call_of(loop), run)
     log.close()
-    with pytest.raises(Full, match="going down"):
+    with pytest.raises(ShuttingDown, match="going down"):
         await Audit(log)(call_of({}), run)
     assert not ran
 

@@ -116,3 +116,27 @@ def test_a_server_that_connects_while_its_pins_cannot_be_stored_is_offered_once_
     until(lambda: state()["tools_count"] == 3 and "problems" not in state())
     assert not running.api("/api/status")["store_problems"]
     assert "error" not in running.call("peer.pid")
+
+
+def test_a_storage_failure_is_an_internal_error_and_no_invitation_to_try_again(
+    hub: Callable[..., RunningHub],
+) -> None:
+    running = hub(config=server_entry("peer", "rude_server", "ok"))
+    running.wait_connected("peer")
+    locked = sqlite3.connect(running.home / "pins.db", isolation_level=None, timeout=5)
+    locked.execute("BEGIN EXCLUSIVE")
+    answer = wire.post(f"{running.url}/api/pins/forget", {"target": "peer"}, running.headers)
+    assert answer.status == 500 and "retry-after" not in answer.headers
+    assert answer.json()["error"]["kind"] == "StorageFailed"
+    assert "pins.db" in answer.json()["error"]["message"]
+    forgotten = running.command("pins", "forget", "peer")
+    assert forgotten.returncode == 1 and "pins.db" in forgotten.stderr
+    locked.execute("ROLLBACK")
+    locked.close()
+    (running.home / "audit.db").rename(running.home / "away.db")
+    until(lambda: "error" in running.call("peer.pid"))
+    error = running.call("peer.pid")["error"]
+    assert error["code"] == -32603 and error["data"]["kind"] == "StorageFailed"
+    assert "audit" in error["message"]
+    (running.home / "away.db").rename(running.home / "audit.db")
+    until(lambda: "error" not in running.call("peer.pid"))

@@ -14,7 +14,7 @@ import pytest
 from tests.mcp.ground import EVERYTHING_ASKED, Scripted, ground, http, until
 from tests.peers.process import HttpPeer, processes_at_home, wait_until_gone
 
-from dragoman.core.errors import Full, WorkFailed
+from dragoman.core.errors import Overloaded, WorkFailed
 from dragoman.core.principal import Principal
 from dragoman.core.tool import SUBSCRIPTION
 from dragoman.mcp.client.notifications import ServerRequest
@@ -127,7 +127,7 @@ async def test_one_caller_has_at_most_half_of_the_sessions_of_clients_own(
         assert len(upstream.client_sessions) == 2
 
         for client in ("a4", ""):
-            with pytest.raises(Full, match="2 sessions with clients of yours"):
+            with pytest.raises(Overloaded, match="2 sessions with clients of yours"):
                 await world.call("m.ask_form", {"key": "4"}, **by("ann", client))
 
         for client in ("b1", ""):
@@ -147,7 +147,7 @@ async def test_one_caller_has_at_most_half_of_the_calls_that_wait_for_answers(
         first = await world.call("m.ask_form", {"key": "1"}, **by("ann", "a1"))
         await world.call("m.ask_form", {"key": "2"}, **by("ann", "a2"))
 
-        with pytest.raises(Full, match="2 calls of yours"):
+        with pytest.raises(Overloaded, match="2 calls of yours"):
             await world.call("m.ask_form", {"key": "3"}, **by("ann", "a1"))
 
         assert (await world.call("m.ask_form", {"key": "4"}, **by("bob", "b"))).questions

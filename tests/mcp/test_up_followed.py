@@ -12,7 +12,7 @@ import pytest
 from tests.mcp.ground import Ground, Scripted, ground, http, stdio, until
 from tests.peers.process import HttpPeer, read_log
 
-from dragoman.core.errors import BadReply, Full, InvalidInput, NotFound, Unreachable
+from dragoman.core.errors import BadReply, InvalidInput, NotFound, Overloaded, Unreachable
 from dragoman.core.tool import RESOURCE, SUBSCRIPTION
 from dragoman.mcp.client.resource_subscriptions import ResourceSubscriptions
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
@@ -173,7 +173,7 @@ async def test_only_so_many_are_followed_and_a_refusal_leaves_no_trace(
         assert upstream.subscriptions.uris == {"x://0"}
         await follow(world, "a", "x://2")
 
-        with pytest.raises(Full, match="2 resources"):
+        with pytest.raises(Overloaded, match="2 resources"):
             await follow(world, "a", "x://3")
         await follow(world, "b", "x://0")
 

@@ -13,7 +13,14 @@ from tests.mcp.ground import EVERYTHING_ASKED, Ground, Scripted, ground, http, s
 from tests.peers.process import HttpPeer, processes_at_home, read_log, wait_for_log
 
 from dragoman.core.call import Progress, Result, Wanted
-from dragoman.core.errors import BadReply, Full, InvalidInput, NeedsInput, TimedOut, WorkFailed
+from dragoman.core.errors import (
+    BadReply,
+    InvalidInput,
+    NeedsInput,
+    Overloaded,
+    TimedOut,
+    WorkFailed,
+)
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION
 
@@ -394,7 +401,7 @@ async def test_sessions_of_clients_own_are_few_and_the_idle_make_room(
 
         await world.call("m.ask_form", {"key": "d"}, **by("d"))  # in the place of b's
         assert len(upstream.client_sessions) == 2
-        with pytest.raises(Full, match="2 clients"):
+        with pytest.raises(Overloaded, match="2 clients"):
             await world.call("m.declared", **by("e"))
         assert (await world.call("m.echo", {"text": "hi"}, client="e")).content
         done = await world.call(
@@ -444,7 +451,7 @@ async def test_parked_calls_are_bounded(
         for number in range(3):
             await world.call("m.ask_form", {"key": str(number)}, **how)
 
-        with pytest.raises(Full, match="questions"):
+        with pytest.raises(Overloaded, match="questions"):
             await world.call("m.ask_form", {"key": "3"}, **how)
 
         await asyncio.to_thread(wait_for_log, log, event="lost", key="3")

@@ -12,11 +12,11 @@ import pytest
 from dragoman.core.call import Call, Lasting, Progress, Result, Update, Wanted
 from dragoman.core.errors import (
     BadReply,
-    Full,
     HubError,
     InvalidInput,
     NeedsInput,
     NotFound,
+    Overloaded,
     Unreachable,
     WorkFailed,
 )
@@ -316,7 +316,7 @@ async def test_open_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     ann, bob, eve = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b", "e"))
     await following.follow(CREATED, ann, server.ask, finish)
     await following.follow(CREATED, bob, server.ask, finish)
-    with pytest.raises(Full, match="too many questions"):
+    with pytest.raises(Overloaded, match="too many questions"):
         await following.follow({**CREATED, "taskId": "t2"}, eve, server.ask, finish)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})
@@ -331,7 +331,7 @@ async def test_one_caller_has_at_most_half_of_the_places_for_open_questions(
     ann, bob = (replace(a_call(), caller=Principal("key", id)) for id in ("a", "b"))
     for _ in range(2):
         await following.follow(CREATED, ann, server.ask, finish)
-    with pytest.raises(Full, match="2 tasks of yours"):
+    with pytest.raises(Overloaded, match="2 tasks of yours"):
         await following.follow({**CREATED, "taskId": "t2"}, ann, server.ask, finish)
     await asyncio.wait_for(server.cancelled.wait(), 5)
     assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})

@@ -34,7 +34,7 @@ from tests.policy.pin_corpus import (
 
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
-from dragoman.core.errors import AmbiguousName, Full, InvalidInput, NotFound, Quarantined
+from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool import PROMPT, RESOURCE, AgentFacts, Bridged, Nowhere, Tool
 from dragoman.pins import review
@@ -508,12 +508,12 @@ class Broken(SqlitePins):
 
     def load(self, target: str | None) -> list[Pin]:
         if not self.reading:
-            raise Full('"pins.db" cannot be read')
+            raise StorageFailed('"pins.db" cannot be read')
         return super().load(target)
 
     def bodies(self, pin: Pin) -> tuple[bytes, bytes]:
         if not self.reading:
-            raise Full('"pins.db" cannot be read')
+            raise StorageFailed('"pins.db" cannot be read')
         return super().bodies(pin)
 
     def save(
@@ -523,7 +523,7 @@ class Broken(SqlitePins):
         listed: tuple[str, str] | None = None,
     ) -> None:
         if not self.writing:
-            raise Full('"pins.db" cannot be written')
+            raise StorageFailed('"pins.db" cannot be written')
         super().save(changes, decisions, listed)
 
 

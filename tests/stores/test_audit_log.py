@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.core.errors import ConfigError, Full, NotFound
+from dragoman.core.errors import ConfigError, NotFound, ShuttingDown, StorageFailed
 from dragoman.stores.audit.journal import SIZE
 from dragoman.stores.audit.log import SqliteAudit
 from dragoman.stores.audit.reader import AuditReader
@@ -223,7 +223,7 @@ async def test_a_closed_audit_refuses_calls(tmp_path: Path) -> None:
     seq = audit.intend(entry())
     audit.close()
     assert saved(tmp_path) == 2
-    with pytest.raises(Full, match="going down"):
+    with pytest.raises(ShuttingDown, match="going down"):
         audit.intend(entry())
     audit.conclude(seq, DONE)
 
@@ -285,7 +285,7 @@ async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     seqs = []
-    with pytest.raises(Full, match="locked"):
+    with pytest.raises(StorageFailed, match="locked"):
         while len(seqs) < 1000:
             seqs.append(audit.intend(entry("x" * 20_000)))
     assert 40 < len(seqs) <= SIZE // 20_000
@@ -298,7 +298,7 @@ async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
     reader = AuditReader(tmp_path)
     assert len(reader.records(999, outcome="completed")) == len(seqs)
     reader.close()
-    with pytest.raises(Full, match="too long"):
+    with pytest.raises(StorageFailed, match="too long"):
         audit.intend(entry("x" * 70_000))
     audit.close()
     assert verify(tmp_path).ok
@@ -312,7 +312,7 @@ async def test_calls_go_on_while_another_connection_locks_the_database(tmp_path:
         audit.conclude(audit.intend(entry("stored")), DONE)
         await asyncio.sleep(0.01)
     assert saved(tmp_path) == 1
-    with pytest.raises(Full, match="locked"):
+    with pytest.raises(StorageFailed, match="locked"):
         audit.flush()  # as checkpoints do
     assert await audit.prune(0.0, 0) == 0
     audit.conclude(audit.intend(entry("stored")), DONE)
@@ -336,17 +336,17 @@ async def test_calls_are_refused_once_the_journal_of_a_held_database_is_full(
     audit.conclude(running, DONE)
     stored = 0
     async with asyncio.timeout(5):
-        with pytest.raises(Full, match=r"cannot be written \(database is locked\)"):
+        with pytest.raises(StorageFailed, match=r"cannot be written \(database is locked\)"):
             while True:
                 audit.conclude(audit.intend(entry("x" * 60_000)), DONE)
                 stored += 1
                 await asyncio.sleep(0.005)
     assert 0 < stored < 20
     spent = time.thread_time()
-    with pytest.raises(Full, match="locked"):
+    with pytest.raises(StorageFailed, match="locked"):
         audit.intend(entry("refused at once"))
     assert time.thread_time() - spent < 0.05
-    with pytest.raises(Full, match="locked"):
+    with pytest.raises(StorageFailed, match="locked"):
         audit.flush()
     other.execute("ROLLBACK")
     other.close()
@@ -355,7 +355,7 @@ async def test_calls_are_refused_once_the_journal_of_a_held_database_is_full(
             try:
                 audit.intend(entry("again"))
                 break
-            except Full:
+            except StorageFailed:
                 await asyncio.sleep(0.02)
     reader = AuditReader(tmp_path)
     states = [(record.intent["verb"], record.outcome) for record in reader.records(99)]
@@ -390,7 +390,7 @@ async def test_calls_are_refused_once_the_database_was_taken_away(tmp_path: Path
     audit.intend(entry())
     (tmp_path / "audit.db").rename(tmp_path / "elsewhere.db")
     async with asyncio.timeout(5):
-        with pytest.raises(Full, match=r"audit\.db"):
+        with pytest.raises(StorageFailed, match=r"audit\.db"):
             while True:
                 audit.intend(entry())
                 await asyncio.sleep(0.02)
@@ -400,7 +400,7 @@ async def test_calls_are_refused_once_the_database_was_taken_away(tmp_path: Path
             try:
                 audit.intend(entry())
                 break
-            except Full:
+            except StorageFailed:
                 await asyncio.sleep(0.02)
     audit.close()
     assert verify(tmp_path).ok
@@ -409,7 +409,7 @@ async def test_calls_are_refused_once_the_database_was_taken_away(tmp_path: Path
 FULL_DISK = """
 import asyncio, json, resource, sys
 from pathlib import Path
-from dragoman.core.errors import Full
+from dragoman.core.errors import ShuttingDown, StorageFailed
 from dragoman.stores.audit.log import SqliteAudit
 
 async def main():
@@ -424,7 +424,7 @@ async def main():
         try:
             running.append(audit.intend({"verb": "during", "filler": "x" * 200}))
             passed += 1
-        except Full as error:
+        except StorageFailed as error:
             message = str(error)
             refused += 1
         most = max(most, len(audit._unsaved))
@@ -437,7 +437,7 @@ async def main():
             try:
                 audit.intend({"verb": "after"})
                 break
-            except Full:
+            except StorageFailed:
                 await asyncio.sleep(0.02)
     audit.close()
     print(json.dumps([passed, refused, most, len(running), message]))
@@ -468,9 +468,9 @@ async def test_a_head_that_cannot_be_written_refuses_calls_until_it_can(tmp_path
     shut = os.open(tmp_path / "audit.head", os.O_RDONLY)
     os.dup2(shut, audit._head)
     audit.conclude(audit.intend(entry("before")), DONE)
-    with pytest.raises(Full, match="cannot be written"):
+    with pytest.raises(StorageFailed, match="cannot be written"):
         audit.flush()
-    with pytest.raises(Full, match="cannot be written"):
+    with pytest.raises(StorageFailed, match="cannot be written"):
         audit.intend(entry("refused"))
     assert verify(tmp_path).entries == 3
     os.dup2(head, audit._head)
@@ -496,7 +496,7 @@ async def test_a_journal_that_cannot_be_written_refuses_calls_until_the_database
     journal = os.dup(audit._journal._file)
     shut = os.open(home / "audit.journal", os.O_RDONLY)
     os.dup2(shut, audit._journal._file)
-    with pytest.raises(Full, match="cannot be written"):
+    with pytest.raises(StorageFailed, match="cannot be written"):
         audit.intend(entry("refused"))
     shutil.copytree(home, tmp_path / "killed now")
     os.dup2(journal, audit._journal._file)
@@ -520,7 +520,7 @@ async def test_a_journal_that_cannot_be_written_refuses_calls_until_the_database
 HALF_A_WRITE = """
 import resource, shutil, sys
 from pathlib import Path
-from dragoman.core.errors import Full
+from dragoman.core.errors import ShuttingDown, StorageFailed
 from dragoman.stores.audit.log import SqliteAudit
 
 home = Path(sys.argv[1])
@@ -530,7 +530,7 @@ limit = audit._journal._end + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 try:
     audit.intend({"verb": "refused"})
-except Full as error:
+except StorageFailed as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 shutil.copytree(home / "alive", home / "killed")
@@ -630,7 +630,7 @@ async def test_a_disk_that_fails_to_keep_the_journal_refuses_the_call_and_leaves
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails)
-        with pytest.raises(Full, match="the disk is gone"):
+        with pytest.raises(StorageFailed, match="the disk is gone"):
             audit.intend(entry())
     audit.close()
     other.execute("ROLLBACK")
@@ -650,7 +650,7 @@ async def test_nothing_is_written_to_a_journal_that_could_not_be_begun_anew(
     shut = os.open(tmp_path / "audit.journal", os.O_RDONLY)
     os.dup2(shut, audit._journal._file)
     audit.conclude(first, DONE)
-    with pytest.raises(Full, match="cannot be written"):
+    with pytest.raises(StorageFailed, match="cannot be written"):
         audit.flush()
     assert saved(tmp_path) == 4
     os.dup2(journal, audit._journal._file)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.admin_audit import Tally
-from dragoman.core.errors import Full
+from dragoman.core.errors import StorageFailed
 from dragoman.stores.audit.log import SqliteAudit
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.key_changes import KeyChanges
@@ -25,7 +25,7 @@ class Told:
 
     def __call__(self, verb: str, name: str, told: Mapping[str, Any]) -> None:
         if self.full:
-            raise Full("it cannot be recorded")
+            raise StorageFailed("it cannot be recorded")
         assert "hash" not in told
         self.verbs.append((verb, name))
 
@@ -35,7 +35,7 @@ def test_each_change_of_a_key_is_recorded_once_by_whichever_hub_sees_it(tmp_path
     keys.create("a", owner="me", expires_at=None, scopes=["call"])
     changes = KeyChanges(keys, told)
     told.full = True
-    with pytest.raises(Full):
+    with pytest.raises(StorageFailed):
         changes.look()
     told.full = False
     for _ in range(2):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.core.errors import ConfigError, Full
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.stores import pins as stores
 from dragoman.stores.pins import SqlitePins
@@ -53,7 +53,7 @@ def test_a_body_that_is_not_given_stays_and_one_that_is_not_held_goes(tmp_path: 
 def test_all_of_a_save_is_kept_or_nothing(tmp_path: Path) -> None:
     store = SqlitePins(tmp_path)
     bad = replace(A, id="b", name=None)  # type: ignore[arg-type]
-    with pytest.raises(Full, match=r"pins\.db.+cannot be written"):
+    with pytest.raises(StorageFailed, match=r"pins\.db.+cannot be written"):
         store.save([PinChange(A), PinChange(bad)], [decision(1)])
     assert store.load(None) == [] and store.decisions(A, 10) == []
     store.save([PinChange(A)], ())
@@ -65,7 +65,7 @@ def test_another_process_that_writes_is_waited_for_and_not_for_ever(tmp_path: Pa
     store = SqlitePins(tmp_path)
     other = sqlite3.connect(tmp_path / "pins.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Full, match="locked"):
+    with pytest.raises(StorageFailed, match="locked"):
         store.save([PinChange(A)], ())
     other.execute("ROLLBACK")
     other.close()
@@ -112,10 +112,10 @@ def test_a_table_that_is_gone_is_a_refusal(tmp_path: Path) -> None:
         lambda: store.load(None),
         lambda: store.bodies(A),
     ):
-        with pytest.raises(Full, match="cannot be read"):
+        with pytest.raises(StorageFailed, match="cannot be read"):
             ask()
-    with pytest.raises(Full, match="cannot be written"):
+    with pytest.raises(StorageFailed, match="cannot be written"):
         store.save([PinChange(A)], ())
-    with pytest.raises(Full, match="cannot be written"):
+    with pytest.raises(StorageFailed, match="cannot be written"):
         store.forget("files", decision(1))
     store.close()

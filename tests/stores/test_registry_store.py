@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.core.errors import Full
+from dragoman.core.errors import StorageFailed
 from dragoman.stores import registry
 from dragoman.stores.registry import RegistryStore
 
@@ -33,7 +33,7 @@ def test_rows_are_there_after_a_restart_and_gone_when_deleted(tmp_path: Path) ->
 def test_one_org_has_a_slug_once(tmp_path: Path) -> None:
     store = RegistryStore(tmp_path)
     store.save_agent(row("1"))
-    with pytest.raises(Full, match=r"registry\.db"):
+    with pytest.raises(StorageFailed, match=r"registry\.db"):
         store.save_agent(row("2"))
     store.save_agent({**row("3"), "org": "another"})
     store.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.errors import Full
+from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.stores.audit.log import SqliteAudit
@@ -55,7 +55,9 @@ def test_nothing_is_written_into_the_void(tmp_path: Path, name: str, replaced: b
     if replaced:
         path.write_bytes((tmp_path / "away").read_bytes())
     for use in uses:
-        with pytest.raises(Full, match=f"{file} {'was replaced' if replaced else 'is gone'}"):
+        with pytest.raises(
+            StorageFailed, match=f"{file} {'was replaced' if replaced else 'is gone'}"
+        ):
             use(store)
     os.replace(tmp_path / "away", path)  # put back as it was
     for use in uses:
@@ -71,7 +73,7 @@ def test_no_store_of_the_loop_waits_for_another_program(tmp_path: Path, name: st
     other.execute("BEGIN IMMEDIATE")
     begun = time.monotonic()
     for use in uses * 10:
-        with pytest.raises(Full, match="locked"):
+        with pytest.raises(StorageFailed, match="locked"):
             use(store)
     assert time.monotonic() - begun < 2  # ten times the default of SQLite's own for one of them
     other.close()
@@ -85,7 +87,7 @@ def test_keys_of_a_replaced_database_are_not_known_any_more(tmp_path: Path) -> N
     (tmp_path / "hub.db").unlink()
     KeyStore(tmp_path).close()
     store._looked = 0.0  # as if a second had passed
-    with pytest.raises(Full, match="was replaced"):
+    with pytest.raises(StorageFailed, match="was replaced"):
         store.find(key)
     store.close()
 
@@ -94,6 +96,6 @@ async def test_the_audit_of_a_deleted_database_takes_no_calls(tmp_path: Path) ->
     audit = SqliteAudit(tmp_path)
     (tmp_path / "audit.db").unlink()
     audit.intend({"verb": "x"})  # in the journal
-    with pytest.raises(Full, match=r"audit\.db is gone"):
+    with pytest.raises(StorageFailed, match=r"audit\.db is gone"):
         audit.flush()
     audit.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.errors import ConfigError, Full
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
@@ -177,7 +177,7 @@ def test_a_save_that_fails_in_the_middle_has_saved_nothing_and_can_be_made_again
     store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     twice = [change(0, "two", (said(1),)), change(key, entries=(said(1),))]  # number 1 is taken
-    with pytest.raises(Full, match=r"cannot be stored \(UNIQUE.*see tasks\.db"):
+    with pytest.raises(StorageFailed, match=r"cannot be stored \(UNIQUE.*see tasks\.db"):
         store.save(twice)
     assert [task.id for task in store.load()] == ["one"]
     store.save([change(0, "two", (said(1),)), change(key, entries=(said(2),))])
@@ -191,9 +191,9 @@ def test_a_store_that_another_process_holds_refuses_and_forgets_nothing(tmp_path
     other = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     store.delete(key)
-    with pytest.raises(Full, match="locked"):
+    with pytest.raises(StorageFailed, match="locked"):
         store.save([change(0, "two")])
-    with pytest.raises(Full, match="locked"):
+    with pytest.raises(StorageFailed, match="locked"):
         store.save_push(StoredPush(key, "a", {}, 0, 0, 0.0, ""))
     other.execute("ROLLBACK")
     other.close()
@@ -205,7 +205,7 @@ def test_a_store_that_another_process_holds_refuses_and_forgets_nothing(tmp_path
 FULL_DISK = """
 import json, resource, sys
 from pathlib import Path
-from dragoman.core.errors import Full
+from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.core.tasks import Entry
@@ -228,7 +228,7 @@ for n in range(60):
     waiting.append(change(f"during {n}"))
     try:
         store.save(waiting)
-    except Full as error:
+    except StorageFailed as error:
         message = str(error)
         refused += 1
     else:
@@ -238,7 +238,7 @@ try:
     for n in range(60):
         store.save_push(StoredPush(1, f"{n}", {"x": "y" * 4000}, 0, 0, 0.0, ""))
     push = "stored"
-except Full:
+except StorageFailed:
     push = "refused"
 seen = len(store.load())
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -270,9 +270,9 @@ def test_a_store_that_cannot_be_written_refuses_and_is_read_all_the_same(tmp_pat
     store = SqliteTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     store._db.execute("PRAGMA query_only=ON")  # as on a disk that was mounted to be read
-    with pytest.raises(Full, match="readonly"):
+    with pytest.raises(StorageFailed, match="readonly"):
         store.save([change(key, state="completed")])
-    with pytest.raises(Full, match="readonly"):
+    with pytest.raises(StorageFailed, match="readonly"):
         store.delete_push(key, "a")
     assert [(task.id, task.state) for task in store.load()] == [("one", "working")]
     assert store.entries(key) == [said(1)]

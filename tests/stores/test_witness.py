@@ -14,7 +14,7 @@ import pytest
 
 from dragoman.app.app import Instance, accept_losses, survey
 from dragoman.config import Config, load
-from dragoman.core.errors import ConfigError, Full, InvalidInput
+from dragoman.core.errors import ConfigError, InvalidInput, StorageFailed
 from dragoman.core.principal import OWNER
 from dragoman.stores.audit.verify import verify
 from dragoman.stores.keys import KeyStore
@@ -177,7 +177,7 @@ async def test_policies_that_were_there_do_not_give_way_to_the_defaults(home: Pa
     (folder / "none.cedar").write_text("")
     instance = Instance(home, load(home / "config.toml"), "mcp")
     shutil.rmtree(folder)
-    with pytest.raises(Full, match="is gone"):  # or a new folder began with the defaults
+    with pytest.raises(StorageFailed, match="is gone"):  # or a new folder began with the defaults
         await instance.guards.policies.write("new", "", OWNER, force=True)
     assert not instance.guards.policies.policies.snapshot.default and not folder.exists()
     await instance.stop()

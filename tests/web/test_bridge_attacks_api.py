@@ -10,7 +10,7 @@ import pytest
 from tests.skill_hub import SkillHub
 from tests.web.events_place import ground
 
-from dragoman.core.errors import Denied, Full
+from dragoman.core.errors import Denied, Overloaded
 from dragoman.core.events import PreVerb
 from dragoman.stores.dispatches import ALL, MAX_FINDING, DispatchStore
 
@@ -31,7 +31,7 @@ async def test_who_looks_for_dispatches_again_and_again_does_not_keep_them_from_
     try:
         finds = (store.find(10, None, org="default", caller=ALL) for _ in range(200))
         found = await asyncio.gather(*finds, return_exceptions=True)
-        refused = [one for one in found if isinstance(one, Full)]
+        refused = [one for one in found if isinstance(one, Overloaded)]
         assert len(refused) == 200 - MAX_FINDING
         assert (await store.find(10, None, org="default", caller=ALL)) == ([], None)
     finally:

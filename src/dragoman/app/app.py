@@ -43,7 +43,7 @@ from dragoman.config import Config, find_frozen_changes, load_with_source
 from dragoman.config_layers import Given
 from dragoman.core.background import Background, start_task
 from dragoman.core.call_log import CallLog
-from dragoman.core.errors import ConfigError, Full
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.logs import OUTPUT, LogFile, start_logging
 from dragoman.core.principal import Principal
@@ -646,7 +646,7 @@ def _naming_damage(place: Path) -> Iterator[None]:
     """Explains what to do where a store can be opened and not read."""
     try:
         yield
-    except Full as error:
+    except StorageFailed as error:
         raise ConfigError(describe_damage(place) or str(error)) from error
 
 

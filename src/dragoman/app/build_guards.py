@@ -19,7 +19,7 @@ from dragoman.core.backoff import Backoff
 from dragoman.core.bus import Bus
 from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import build_catalogs
-from dragoman.core.errors import Full
+from dragoman.core.errors import ShuttingDown, StorageFailed
 from dragoman.core.events import PinAdded, PinHeld
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
@@ -153,13 +153,13 @@ class GuardSide:
         conclusion = {"outcome": "completed", "digest": decision.digest, "duration_ms": 0}
         try:
             self._audit.conclude(self._audit.intend({**entry, "depth": 0}), conclusion)
-        except Full as error:  # the pins have it
+        except (StorageFailed, ShuttingDown) as error:  # the pins have it
             log.error("a decision about pins is not in the audit: %s", error)
 
     async def close(self) -> None:
         self.kept.close()
         await self.policies.close()
-        with contextlib.suppress(Full):
+        with contextlib.suppress(StorageFailed):
             self._pin_store.close()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from dragoman.config import Config
 from dragoman.config_layers import variable_of
 from dragoman.core.admin_audit import Tally, record_done
-from dragoman.core.errors import ConfigError, Full, HubError
+from dragoman.core.errors import ConfigError, HubError, ShuttingDown, StorageFailed
 from dragoman.stores.audit.chain import DATABASE
 from dragoman.stores.audit.log import SqliteAudit, compact
 from dragoman.stores.config import AuditSettings
@@ -148,7 +148,7 @@ class StoreSide:
             told["hmac"] = {name: now[name] for name in new}
             try:
                 record_done(self.audit, CONFIG_CHANGE, "config.toml", FILES, FILES, told)
-            except Full as error:  # the files are the truth
+            except (StorageFailed, ShuttingDown) as error:  # the files are the truth
                 log.error("a change of the configuration is not in the audit: %s", error)
         self.witness.note(servers=now)
 

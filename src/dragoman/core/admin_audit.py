@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from time import monotonic, perf_counter
 from typing import Any
 
-from dragoman.core.errors import Full
+from dragoman.core.errors import ShuttingDown, StorageFailed
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
 
@@ -16,7 +16,7 @@ MAX_NAMED = 200
 
 @contextmanager
 def recorded(audit: AuditLog, verb: str, what: str, by: Principal | None) -> Iterator[None]:
-    """`what` is what it is done to. Nothing is done that cannot be recorded: raises `Full`."""
+    """`what` is what it is done to. Nothing is done that cannot be recorded: raises as `intend`."""
     caller = by.label if by is not None else "nobody"
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
     entry = {"verb": verb, "asked_as": named, "caller": caller, "door": "api", "depth": 0}
@@ -34,7 +34,7 @@ def recorded(audit: AuditLog, verb: str, what: str, by: Principal | None) -> Ite
 def record_done(
     audit: AuditLog, verb: str, what: str, by: str, door: str, told: Mapping[str, Any]
 ) -> None:
-    """Something that has happened already. Raises `Full` where it cannot be recorded."""
+    """Something that has happened already. Raises `StorageFailed` where it cannot be recorded."""
     named = what[:MAX_NAMED].encode("utf-8", "replace").decode()
     entry = {"verb": verb, "asked_as": named, "caller": by, "door": door, "depth": 0}
     audit.conclude(audit.intend(entry), {"outcome": "completed", "duration_ms": 0, **told})
@@ -79,6 +79,6 @@ class Tally:
         told = {"outcome": "refused", "count": count}
         try:
             record_done(self._audit, verb, what, by, door, told)
-        except Full:  # as the audit's log says; they are counted on
+        except (StorageFailed, ShuttingDown):  # as the audit's log says; they are counted on
             return False
         return True

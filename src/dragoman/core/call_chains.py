@@ -22,7 +22,7 @@ from time import monotonic, time
 from typing import NamedTuple
 
 from dragoman.core.call import Call
-from dragoman.core.errors import Full, Looping, TooDeep
+from dragoman.core.errors import Looping, Overloaded, TooDeep
 from dragoman.core.principal import Principal
 from dragoman.core.trace import NO_LABELS, Carried, Trace
 
@@ -235,7 +235,7 @@ class Chains:
         key = (target, call.caller)
         count = self._of.get(key, 0)
         if len(served) >= self.at_once or count >= self._each:
-            raise Full(_crowded(call, len(served) if count < self._each else count))
+            raise Overloaded(_crowded(call, len(served) if count < self._each else count))
         chain.calls += 1
         if above is None:
             self._live[chain.id] = chain

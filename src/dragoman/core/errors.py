@@ -1,52 +1,61 @@
-"""What can go wrong with a call, and whose fault it was.
+"""What can go wrong with a call, and whether anything left the hub.
 
     HubError
-    ├─ Refused         nothing left the hub; it may be tried again when the reason is gone
+    ├─ Refused         nothing left the hub
     │  ├─ Denied         a gate said no
     │  │  └─ AuthorizationError  no policy permits it, or one forbids it
-    │  ├─ TooDeep        a chain of calls is too deep, too long or has made too many
-    │  ├─ Looping        a call came back to what its own chain is waiting for
-    │  ├─ Quarantined    its definition is not the one that was approved
-    │  └─ Full           too much is under way, or the hub is going down
-    ├─ NotFound        no such tool, server or key
-    ├─ InvalidInput    the arguments do not fit
-    │  └─ AmbiguousName  the name stands for several tools
-    ├─ TargetFailed    something left, and went wrong there; it may or may not have happened
-    │  ├─ Unreachable    no connection, or it was lost
-    │  │  └─ RemoteA2ATransportError        the same of an agent's skill
+    │  ├─ TooDeep        the chain of calls is too deep, too long or has made too many
+    │  ├─ Looping        the call came back to a target that its own chain waits for
+    │  ├─ Quarantined    the definition of the tool differs from the approved one
+    │  ├─ Overloaded     a limit is reached
+    │  └─ ShuttingDown   the hub is stopping
+    ├─ NotFound        unknown tool, server, task or key
+    ├─ InvalidInput    the arguments are invalid
+    │  └─ AmbiguousName  several tools have that name
+    ├─ StorageFailed   a file of the hub's home cannot be read or written
+    ├─ TargetFailed    something left the hub and failed; it may or may not have been done
+    │  ├─ Unreachable    no connection, or a lost one
+    │  │  └─ RemoteA2ATransportError        for a skill of a remote agent
     │  ├─ TimedOut       no answer in time
-    │  │  └─ RemoteA2ATimeoutError          the same of an agent's skill
-    │  ├─ BadReply       an answer that is none, or too large
-    │  │  └─ RemoteA2AInvalidResponseError  the same of an agent's skill
-    │  ├─ WorkFailed     the far side answered with an error of its own
-    │  │  └─ RemoteA2ATaskFailedError       the same of an agent's skill
-    │  ├─ Declined       the far side would not do it
-    │  └─ NeedsInput     the far side asks what this caller cannot be asked
+    │  │  └─ RemoteA2ATimeoutError          for a skill of a remote agent
+    │  ├─ BadReply       a malformed answer, or one that is too large
+    │  │  └─ RemoteA2AInvalidResponseError  for a skill of a remote agent
+    │  ├─ WorkFailed     the target answered with an error of its own
+    │  │  └─ RemoteA2ATaskFailedError       for a skill of a remote agent
+    │  ├─ Declined       the target will not do it
+    │  └─ NeedsInput     the target asks something that this client cannot be asked
     └─ ConfigError     the configuration cannot be used
 
-Classes carry no wire codes: each face has one table. A message says what was asked, what stopped it
-and what to do.
+Classes carry no wire codes: each server has a table of them, read with `find_row`. A message names
+what was asked, what stopped it and what to do.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from dragoman.core.call import Said
 
+Row = TypeVar("Row")
+
 
 class HubError(Exception):
-    """Anything the hub itself says went wrong."""
+    """Any failure that the hub itself reports."""
 
+    kind: ClassVar[str] = "HubError"
+    """Its public name, in answers, events, metrics and the audit. A class outside of this module
+    has the kind of its parent."""
     trace: str | None = None
     """The trace of the call it stopped, set once by `Hub.call`."""
     said: Said | None = None
-    """What the target said of it, where that is more than words."""
+    """The target's own message, where it has more than text."""
 
-    @property
-    def kind(self) -> str:
-        return type(self).__name__
+    def __init_subclass__(cls, kind: str = "", **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if kind or cls.__module__ == __name__:
+            cls.kind = kind or cls.__name__
 
 
 class Refused(HubError):
@@ -54,43 +63,52 @@ class Refused(HubError):
 
 
 class Denied(Refused):
-    """A gate said no, or failed: gates fail closed."""
+    """A gate refused the call, or failed: gates fail closed."""
 
 
 class AuthorizationError(Denied):
-    """No policy permits the caller to do it, or one forbids it; or that could not be decided."""
+    """No policy permits the principal to do it, or one forbids it, or no decision was possible."""
 
 
 class TooDeep(Refused):
-    """The chain of calls it belongs to is too deep, goes on for too long or has made too many."""
+    """The chain of calls is too deep, has taken too long or has made too many calls."""
 
 
 class Looping(Refused):
-    """It came back to a target which its own chain of calls is waiting for."""
+    """The call came back to a target that its own chain of calls waits for."""
 
 
 class Quarantined(Refused):
-    """What it calls has changed since it was approved, or was never approved."""
+    """The tool has changed since it was approved, or was never approved."""
 
 
-class Full(Refused):
-    """Too much is under way, or the hub is going down."""
+class Overloaded(Refused, kind="Full"):
+    """A limit is reached: too many calls, tasks, sessions or questions. Its kind is `Full`."""
+
+
+class ShuttingDown(Refused, kind="Full"):
+    """The hub is stopping. Its kind is `Full`."""
 
 
 class NotFound(HubError):
-    """There is no such thing, or the caller may not know of it."""
+    """It does not exist, or the principal may not know of it."""
 
 
 class InvalidInput(HubError):
-    """What was given does not fit what was asked."""
+    """The input is invalid."""
 
 
 class AmbiguousName(InvalidInput):
-    """The name stands for several tools; the message lists their full names."""
+    """Several tools have that name; the message lists their full names."""
+
+
+class StorageFailed(HubError):
+    """A file of the hub's home cannot be read or written. A call that cannot be recorded is not
+    made."""
 
 
 class TargetFailed(HubError):
-    """Something left the hub and went wrong on the far side."""
+    """Something left the hub and failed there."""
 
 
 class Unreachable(TargetFailed):
@@ -105,29 +123,29 @@ class Unreachable(TargetFailed):
 
 
 class RemoteA2ATransportError(Unreachable):
-    """There is no connection to the agent whose skill was called, or it was lost; or whatever is
-    there answered with an HTTP status that says no."""
+    """There is no connection to the agent of the skill, or it was lost, or its server answered
+    with an HTTP error."""
 
 
 class TimedOut(TargetFailed):
-    """The target did not answer in time; it was told to stop."""
+    """The target did not answer in time; the call was cancelled there."""
 
 
 class RemoteA2ATimeoutError(TimedOut):
-    """The agent whose skill was called did not answer in time. Where it has made a task of the
-    call, which goes on, the message names it."""
+    """The agent of the skill did not answer in time. If it has made a task of the call, which keeps
+    running, the message names the task."""
 
 
 class BadReply(TargetFailed):
-    """The target answered with something that is no answer, or is too large."""
+    """The target's answer is malformed or too large."""
 
 
 class RemoteA2AInvalidResponseError(BadReply):
-    """The agent whose skill was called answered with something that is no answer."""
+    """The answer of the agent of the skill is malformed or too large."""
 
 
 class WorkFailed(TargetFailed):
-    """The target answered with an error of its own, kept in `native` as the far side put it."""
+    """The target answered with an error of its own, kept unchanged in `native`."""
 
     def __init__(self, message: str, native: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -135,17 +153,17 @@ class WorkFailed(TargetFailed):
 
 
 class RemoteA2ATaskFailedError(WorkFailed):
-    """The agent whose skill was called says that its task has failed."""
+    """The agent of the skill reports that its task failed."""
 
 
 class Declined(TargetFailed):
-    """The target has looked at what was asked and will not do it; the message says why."""
+    """The target has read the request and will not do it; the message says why."""
 
 
 class NeedsInput(TargetFailed):
-    """The target asks something that this caller cannot be asked; the message says what.
+    """The target asks something that this client cannot be asked; the message says what.
 
-    `missing` are the features that the caller would need, as its protocol says them.
+    `missing` are the features that the client would need, in the terms of its protocol.
     """
 
     def __init__(self, message: str, missing: dict[str, Any] | None = None) -> None:
@@ -154,17 +172,22 @@ class NeedsInput(TargetFailed):
 
 
 class ConfigError(HubError):
-    """The configuration cannot be used; the message says what, where and how to fix it."""
+    """The configuration cannot be used; the message says what is wrong, where, and the fix."""
 
     taken_port: int | None = None
     """The port that another program listens on."""
 
 
-def leaves(root: type[HubError] = HubError) -> list[type[HubError]]:
-    """Every error that can be raised: the classes below `root` that are not only groups."""
+def find_row(table: Mapping[type[HubError], Row], error: type[HubError]) -> Row:
+    """Returns the row of an error's class, or that of its nearest ancestor that has one."""
+    return next(table[kind] for kind in error.__mro__ if kind in table)
+
+
+def list_leaves(root: type[HubError] = HubError) -> list[type[HubError]]:
+    """Lists the errors that can be raised: the classes of this module that are not only groups."""
     groups = {HubError, Refused, TargetFailed}
     found = [] if root in groups else [root]
     for child in root.__subclasses__():
-        if "kind" not in vars(child):  # else it goes by the name of another, which is here
-            found += leaves(child)
+        if child.__module__ == __name__:
+            found += list_leaves(child)
     return found

@@ -15,28 +15,23 @@ from typing import Any
 
 from dragoman.core.call import Call
 from dragoman.core.errors import (
-    AmbiguousName,
-    AuthorizationError,
     BadReply,
-    ConfigError,
     Declined,
     Denied,
-    Full,
     HubError,
     InvalidInput,
     Looping,
     NeedsInput,
     NotFound,
+    Overloaded,
     Quarantined,
-    RemoteA2AInvalidResponseError,
-    RemoteA2ATaskFailedError,
-    RemoteA2ATimeoutError,
-    RemoteA2ATransportError,
+    ShuttingDown,
     TargetFailed,
     TimedOut,
     TooDeep,
     Unreachable,
     WorkFailed,
+    find_row,
 )
 from dragoman.core.events import (
     AgentChanged,
@@ -68,33 +63,28 @@ TOOL_CALL, TOOL_RESULT = "EXEC:TOOL_CALL", "EXEC:TOOL_RESULT"
 MAX_REASON = 1_000
 
 CODES: dict[type[HubError], int] = {
-    AuthorizationError: -32003,
+    HubError: -32603,
     Denied: -32003,
-    RemoteA2ATimeoutError: -32201,
     TimedOut: -32201,
-    RemoteA2ATransportError: -32202,
     Unreachable: -32202,
-    RemoteA2AInvalidResponseError: -32203,
     BadReply: -32203,
-    RemoteA2ATaskFailedError: -32204,
     WorkFailed: -32204,
     Declined: -32205,
     NeedsInput: -32206,
     TooDeep: -32211,
     Looping: -32212,
     Quarantined: -32213,
-    Full: -32214,
+    Overloaded: -32214,
+    ShuttingDown: -32214,
     NotFound: -32601,
     InvalidInput: -32602,
-    AmbiguousName: -32602,
-    ConfigError: -32603,
 }
-"""The same for all listeners, whatever a caller's protocol makes of it."""
-FAILED, CRASHED, CANCELLED = CODES[WorkFailed], -32603, -32800
+"""The same for all listeners, whatever the client's protocol makes of it."""
+FAILED, CRASHED, CANCELLED = CODES[WorkFailed], CODES[HubError], -32800
 
 
 def code_of(error: HubError) -> int:
-    return next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), CRASHED)
+    return find_row(CODES, type(error))
 
 
 def session_of(call: Call) -> str:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from dragoman.core.errors import Full
+from dragoman.core.errors import StorageFailed
 from dragoman.core.tool import Tool
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ Claim = tuple[str, str, str, Sequence[str]]
 
 
 class NameStore(Protocol):
-    """Where claims are kept. All its methods may raise `Full`."""
+    """Where claims are kept. All its methods may raise `StorageFailed`."""
 
     def load_names(self) -> Iterable[Claim]: ...
 
@@ -53,7 +53,7 @@ class Claims:
         try:
             for target, kind, owner, names in store.load_names() if store is not None else ():
                 self._put(target, kind, owner, names)
-        except Full as error:
+        except StorageFailed as error:
             # Whose the names are cannot be told, so nobody has any but the canonical one.
             self._readable = False
             log.error("listed names belong to nobody: %s", error)
@@ -97,7 +97,7 @@ class Claims:
         try:
             self._store.save_names(list(self._unsaved.values()))
             self._unsaved = {}
-        except Full as error:  # tried again with the next claim
+        except StorageFailed as error:  # tried again with the next claim
             log.error("whose the listed names are could not be recorded: %s", error)
 
     def release(self, target: str) -> None:
@@ -110,7 +110,7 @@ class Claims:
         try:
             if self._store is not None:
                 self._store.release_names(target)
-        except Full as error:
+        except StorageFailed as error:
             log.error('the names of "%s" could not be released: %s', target, error)
 
     def keep_only(self, targets: Collection[str]) -> None:

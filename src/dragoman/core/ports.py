@@ -22,7 +22,7 @@ class AuditLog(Protocol):
 
     def intend(self, entry: Mapping[str, Any]) -> int:
         """Writes what is about to be done; it is stored when this returns, with the entry's number.
-        Raises `Full` when it cannot be."""
+        Raises `StorageFailed` when it cannot be, `ShuttingDown` once it is closed."""
 
     def hash_arguments(self, arguments: bytes) -> str:
         """Tells whether two calls had the same arguments, and nobody without the key which."""
@@ -168,7 +168,7 @@ class StoredPush:
 
 
 class TaskStore(Protocol):
-    """Where tasks are when the hub is not. All its methods work at once and may raise `Full`."""
+    """Where tasks are when the hub is not. All its methods block and may raise `StorageFailed`."""
 
     def load(self) -> list[StoredTask]:
         """All of them, the oldest first."""
@@ -244,7 +244,7 @@ class PinDecision:
 
 
 class PinStore(Protocol):
-    """Where pins are kept. All its methods work at once and may raise `Full`."""
+    """Where pins are kept. All its methods work at once and may raise `StorageFailed`."""
 
     def load(self, target: str | None) -> list[Pin]:
         """Those of a target; None: of all, in the order of their names."""

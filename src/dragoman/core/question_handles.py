@@ -19,7 +19,7 @@ from time import time
 from typing import Any
 
 from dragoman.core.call import FOLLOW, FORM, ROOTS, SAMPLING, URL, Call, Question
-from dragoman.core.errors import Full, InvalidInput, NeedsInput
+from dragoman.core.errors import BadReply, InvalidInput, NeedsInput, Overloaded
 from dragoman.core.principal import Principal
 
 MAX_HANDLE = 256 * 1024
@@ -44,7 +44,7 @@ class Handles:
         text = base64.urlsafe_b64encode(self._mac(call, id, body) + body).decode()
         text = f"{id}.{text}"  # what continues the call goes on in its trace
         if len(text) > MAX_HANDLE:
-            raise Full(f'"{call.tool.name}" asks with a state of more than {MAX_HANDLE} bytes')
+            raise BadReply(f'"{call.tool.name}" asks with a state of more than {MAX_HANDLE} bytes')
         return text
 
     def open(self, call: Call) -> str:
@@ -71,7 +71,7 @@ class Handles:
         if call.answers is FOLLOW:
             return str(state)
         if len(used) >= MAX_USED:
-            raise Full("you are answering too many questions at once; try again shortly")
+            raise Overloaded("you are answering too many questions at once; try again shortly")
         used[nonce] = expiry
         return str(state)
 

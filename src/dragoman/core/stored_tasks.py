@@ -16,7 +16,14 @@ from time import time
 from typing import Any
 
 from dragoman.core.access import WhyEnded
-from dragoman.core.errors import Full, HubError, InvalidInput, NotFound
+from dragoman.core.errors import (
+    HubError,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+    StorageFailed,
+)
 from dragoman.core.ports import StoredTask, TaskChange, TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import ENDS, WAITS, Entry, Task, Work
@@ -177,7 +184,7 @@ class StoredTasks:
         self._timer = self._looking = None
         try:
             self.flush()
-        except Full as error:
+        except StorageFailed as error:
             log.error("tasks could not be stored at the end: %s", error)
 
     # --- finding -------------------------------------------------------------------------------
@@ -218,9 +225,9 @@ class StoredTasks:
     # --- keeping -------------------------------------------------------------------------------
 
     def insert(self, task: LoggedTask) -> None:
-        """From now on it can be found. Raises `Full` where there is no room for it."""
+        """From now on it can be found. Raises `Overloaded` where there is no room for it."""
         if self._closed:
-            raise Full("the hub is going down")
+            raise ShuttingDown("the hub is going down")
         owned = self._of.get(task.owner)
         if owned is not None and task.id in owned.tasks:
             raise InvalidInput(f'there is a task "{task.id[:100]}" already; choose another id')
@@ -272,7 +279,7 @@ class StoredTasks:
 
     def flush(self, least: LoggedTask | None = None) -> None:
         """All that has happened is stored when this returns, or at least all that has to that one.
-        Raises `Full` when it cannot be."""
+        Raises `StorageFailed` when it cannot be."""
         if not self._dirty or (least is not None and least not in self._dirty):
             return
         tasks = list(self._dirty)
@@ -336,26 +343,28 @@ class StoredTasks:
             # More than one too many, where the bound was lowered.
             while len(owned.tasks) >= self._most_each:
                 if not self._drop_finished(owned):
-                    raise Full(
+                    raise Overloaded(
                         f"{len(owned.tasks)} tasks of this caller are unfinished, and no more are "
                         "kept; wait for one, answer it or cancel it"
                     )
         while self._count >= self._most:
             if not (self._drop_finished(owned) or self._drop_oldest()):
-                raise Full(f"{self._count} tasks are unfinished here, which is all there may be")
+                raise Overloaded(
+                    f"{self._count} tasks are unfinished here, which is all there may be"
+                )
         self.make_space(owned)
 
     def make_space(self, owned: Owned | None) -> None:
-        """So that one of that caller's may grow. Raises `Full` where there is no space for that."""
+        """Makes room for one task to grow. Raises `Overloaded` where there is none."""
         while owned is not None and owned.size >= self._max_bytes // SHARE:
             if not self._drop_finished(owned):
-                raise Full(
+                raise Overloaded(
                     "the unfinished tasks of this caller take all the space there is for one; "
                     "wait for one, answer it or cancel it"
                 )
         while self._bytes >= self._max_bytes:
             if not (self._drop_finished(owned) or self._drop_oldest()):
-                raise Full("the unfinished tasks take all the space that there is here")
+                raise Overloaded("the unfinished tasks take all the space that there is here")
 
     def _drop_finished(self, owned: Owned | None) -> bool:
         if owned is None or not owned.finished:

@@ -29,7 +29,7 @@ from dragoman.core.call import (
     Updates,
     discard,
 )
-from dragoman.core.errors import BadReply, Full, HubError, InvalidInput, NotFound
+from dragoman.core.errors import BadReply, HubError, InvalidInput, NotFound, Overloaded
 from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
 
@@ -355,7 +355,7 @@ class Tasks:
         self._ending: set[asyncio.Task[None]] = set()
 
     def keep(self, task: Task, ttl: float | None = None) -> None:
-        """From now on it can be found. Raises `Full` where there is no room for it."""
+        """From now on it can be found. Raises `Overloaded` where there is no room for it."""
         self._make_room(task.owner)
         task.ttl = min(max(ttl, 1.0), self.ttl) if ttl is not None else self.ttl
         self._tasks[task.id] = task
@@ -395,14 +395,16 @@ class Tasks:
     def _make_room(self, owner: Principal) -> None:
         mine = self._of.get(owner, {})
         if len(mine) >= self._most_each and not self._drop_finished(mine):
-            raise Full(
+            raise Overloaded(
                 f"{len(mine)} tasks of this caller are under way, and no more are allowed; "
                 "wait for one or cancel it"
             )
         if len(self._tasks) >= self._most and not (
             self._drop_finished(self._of.get(owner, {})) or self._drop_finished(self._tasks)
         ):
-            raise Full(f"{len(self._tasks)} tasks are under way here, which is all there may be")
+            raise Overloaded(
+                f"{len(self._tasks)} tasks are under way here, which is all there may be"
+            )
 
     def _drop_finished(self, tasks: Mapping[str, Task]) -> bool:
         task = next((task for task in tasks.values() if task.finished), None)

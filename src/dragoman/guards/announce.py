@@ -11,7 +11,7 @@ from time import perf_counter
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.errors import Full, HubError
+from dragoman.core.errors import HubError, Overloaded
 from dragoman.core.events import (
     CostReported,
     PostVerb,
@@ -46,7 +46,7 @@ class Announce:
         told: ToolCall | None = None
         try:
             if self.under_way > self.limit or count > self.share:
-                raise Full(self._crowded(call, count))
+                raise Overloaded(self._crowded(call, count))
             if self.bus.attended:
                 event = PreVerb(call)
                 self.bus.emit(event)

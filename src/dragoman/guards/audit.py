@@ -17,11 +17,11 @@ import msgspec
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import (
-    Full,
     HubError,
     InvalidInput,
     NotFound,
     Refused,
+    StorageFailed,
     TargetFailed,
 )
 from dragoman.core.pipeline import Next
@@ -62,7 +62,9 @@ class Audit:
         except HubError:
             raise
         except Exception as error:
-            raise Full(f'"{short(call.asked_as)}" was refused: it cannot be recorded') from error
+            raise StorageFailed(
+                f'"{short(call.asked_as)}" was refused: it cannot be recorded'
+            ) from error
         try:
             result = await next(call)
         except BaseException as error:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dragoman.core.catalog import Reviewed, choose_spellings
-from dragoman.core.errors import Full, HubError
+from dragoman.core.errors import HubError, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision, PinStore
 from dragoman.core.tool import PROMPT, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_identity import fold_name
@@ -392,7 +392,9 @@ class Pins:
             known = self._known[target] = Known(pins, self.store.listed(target))
         return known
 
-    def _saved(self, target: str, changes: Sequence[PinChange], kind: str = "") -> Full | None:
+    def _saved(
+        self, target: str, changes: Sequence[PinChange], kind: str = ""
+    ) -> StorageFailed | None:
         """Together, and that a list of `kind` was given; why not, where they are not."""
         first = bool(kind) and kind not in self._known[target].listed
         if not changes and not first:
@@ -400,7 +402,7 @@ class Pins:
         try:
             self.store.save(changes, (), (target, kind) if first else None)
             self._known[target].listed |= {kind} - {""}
-        except Full as error:
+        except StorageFailed as error:
             log.error('what "%s" offers could not be recorded: %s', target, error)
             del self._known[target]  # it has what is not stored
             self.unreviewed[target] = str(error)

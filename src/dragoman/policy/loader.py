@@ -54,7 +54,7 @@ ALL_ELSE = '@id("shadow") permit (principal, action, resource);'
 """Beside the guardrails, where only they are in force."""
 
 
-class PolicyError(ConfigError):
+class PolicyError(ConfigError, kind="PolicyError"):
     """A set of policies cannot be used."""
 
     kind = "ConfigError"

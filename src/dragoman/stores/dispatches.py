@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from dragoman.core.bus import Bus
-from dragoman.core.errors import Full, InvalidInput
+from dragoman.core.errors import InvalidInput, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.event_payloads import CANCELLED as CANCELLED_CODE
 from dragoman.core.event_payloads import CRASHED, FAILED, code_of, denied, iso, session_in
 from dragoman.core.events import PostVerb, PreVerb
@@ -308,9 +308,9 @@ class DispatchStore:
             **wanted, before=_decode_cursor(cursor) if cursor is not None else None
         )
         if self._closed:
-            raise Full("the hub is going down; ask again when it is back")
+            raise ShuttingDown("the hub is going down; ask again when it is back")
         if self._finding >= MAX_FINDING:  # what is to be written would wait behind them all
-            raise Full("too many look for dispatches just now; ask again shortly")
+            raise Overloaded("too many look for dispatches just now; ask again shortly")
         self._finding += 1
         try:
             return await self._find(limit, want)
@@ -327,7 +327,9 @@ class DispatchStore:
         try:
             rows = await self._in_thread(lambda: self._db.execute(query, values).fetchall())
         except sqlite3.Error as error:
-            raise Full(f'the dispatches in "{DATABASE}" cannot be read ({error})') from error
+            raise StorageFailed(
+                f'the dispatches in "{DATABASE}" cannot be read ({error})'
+            ) from error
         found += [Dispatch(*row) for row in rows]
         found.sort(key=lambda one: (one.started, one.id), reverse=True)
         more = _encode_cursor(found[limit - 1]) if len(found) > limit else None

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dragoman.core.errors import Full
+from dragoman.core.errors import StorageFailed
 from dragoman.stores.keys import KeyRecord, KeyStore
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
 _TABLE = "CREATE TABLE IF NOT EXISTS keys_recorded (name TEXT PRIMARY KEY, revoked INT NOT NULL)"
 
 Record = Callable[[str, str, Mapping[str, Any]], None]
-"""Takes a verb, the name of a key and what is to be told of it. May raise `Full`."""
+"""Takes a verb, the name of a key and what is to be told of it. May raise `StorageFailed`."""
 
 
 class KeyChanges:
@@ -34,7 +34,7 @@ class KeyChanges:
         self._unsaved: set[str] = set()
 
     def look(self) -> None:
-        """Records what has changed. Raises `Full` where that cannot be done now."""
+        """Records what has changed. Raises `StorageFailed` where that cannot be done now."""
         keys = {record.name: record for record in self._keys.list()}
         if self._seen == self._keys.version and not self._unsaved:
             return
@@ -65,7 +65,7 @@ class KeyChanges:
             self._keys.db.execute(_TABLE)
             rows = self._keys.db.execute("SELECT name, revoked FROM keys_recorded").fetchall()
         except sqlite3.Error as error:
-            raise Full(f"what is recorded of keys cannot be read ({error})") from error
+            raise StorageFailed(f"what is recorded of keys cannot be read ({error})") from error
         return {name: bool(revoked) for name, revoked in rows}
 
     def _save(self) -> None:

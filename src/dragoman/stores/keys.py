@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from dragoman.core.errors import Full, InvalidInput, NotFound
+from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
 from dragoman.stores.sqlite import BUSY_SECONDS, OpenFile, open_store
 
 DATABASE = "hub.db"
@@ -241,11 +241,11 @@ class KeyStore:
         version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
         return version
 
-    def _unreadable(self, error: Exception) -> Full:
-        return Full(f'no key can be checked: "{self._path}" cannot be read ({error})')
+    def _unreadable(self, error: Exception) -> StorageFailed:
+        return StorageFailed(f'no key can be checked: "{self._path}" cannot be read ({error})')
 
-    def _unwritable(self, error: Exception) -> Full:
-        return Full(f'the key was not stored: "{self._path}" cannot be written ({error})')
+    def _unwritable(self, error: Exception) -> StorageFailed:
+        return StorageFailed(f'the key was not stored: "{self._path}" cannot be written ({error})')
 
 
 def _check(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.errors import Full
+from dragoman.core.errors import StorageFailed
 from dragoman.core.name_claims import Claim
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool_identity import fold_id, fold_name
@@ -167,7 +167,7 @@ class SqlitePins:
         try:
             return self._db.execute(order, values).fetchall()
         except sqlite3.Error as error:
-            raise Full(f'"{self._path}" cannot be read ({error})') from error
+            raise StorageFailed(f'"{self._path}" cannot be read ({error})') from error
 
     def _write(self, orders: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> None:
         try:
@@ -175,7 +175,7 @@ class SqlitePins:
                 for order, rows in orders:
                     self._db.executemany(order, rows)
         except sqlite3.Error as error:
-            raise Full(f'"{self._path}" cannot be written ({error})') from error
+            raise StorageFailed(f'"{self._path}" cannot be written ({error})') from error
         self.commits += 1
 
 

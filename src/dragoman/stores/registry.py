@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.errors import Full
+from dragoman.core.errors import StorageFailed
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, open_store
 
 DATABASE = "registry.db"
@@ -161,8 +161,8 @@ class RegistryStore:
         except sqlite3.Error as error:
             raise self._build_write_error(error) from error
 
-    def _build_read_error(self, error: Exception) -> Full:
-        return Full(f'the registry of agents "{self._path}" cannot be read ({error})')
+    def _build_read_error(self, error: Exception) -> StorageFailed:
+        return StorageFailed(f'the registry of agents "{self._path}" cannot be read ({error})')
 
-    def _build_write_error(self, error: Exception) -> Full:
-        return Full(f'the registry of agents "{self._path}" cannot be written ({error})')
+    def _build_write_error(self, error: Exception) -> StorageFailed:
+        return StorageFailed(f'the registry of agents "{self._path}" cannot be written ({error})')

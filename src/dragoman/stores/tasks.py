@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dragoman.core.errors import ConfigError, Full
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
@@ -181,7 +181,9 @@ class SqliteTaskStore:
                 for change, about, pieces in written:
                     saved.append(self._change(db, change, about, pieces))
         except (sqlite3.Error, OverflowError) as error:
-            raise Full(f"the task cannot be stored ({error}); see {self._path.name}") from error
+            raise StorageFailed(
+                f"the task cannot be stored ({error}); see {self._path.name}"
+            ) from error
         self._gone.clear()
         return saved
 
@@ -240,7 +242,7 @@ class SqliteTaskStore:
                 self._db.execute(statement, values)
             self.statements += 1
         except (sqlite3.Error, OverflowError) as error:
-            raise Full(f"it cannot be stored ({error}); see {self._path.name}") from error
+            raise StorageFailed(f"it cannot be stored ({error}); see {self._path.name}") from error
 
     def close(self) -> None:
         try:

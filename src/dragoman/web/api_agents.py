@@ -51,7 +51,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
         "(${NAME}), "
         "trust, pin, wire, allow_private, timeout_secs, public",
         "Object",
-        [400, 403, 404, 409, 503],
+        [400, 403, 404, 409, 500, 503],
         "Object",
     ),
     (_AGENT, "get", "One agent by id, slug or name, with its card", "Object", [404]),

@@ -20,7 +20,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
         "get",
         "Calls of registered agents' skills, newest first",
         "Object",
-        [400, 503],
+        [400, 500, 503],
     ),
 ]
 

@@ -26,7 +26,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
         "post",
         "Approve what is held and offered now: {name, digest?}, {target, digests?} or {all: true}",
         "Object",
-        [400, 403, 404, 409, 503],
+        [400, 403, 404, 409, 500, 503],
         "Object",
     ),
     (
@@ -34,7 +34,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
         "post",
         "Keep it held, whenever it comes: {name}",
         "Object",
-        [400, 403, 404, 409, 503],
+        [400, 403, 404, 409, 500, 503],
         "Object",
     ),
     (
@@ -42,7 +42,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
         "post",
         "See all of a target for the first time again: {target}",
         "Object",
-        [400, 403, 404, 503],
+        [400, 403, 404, 500, 503],
         "Object",
     ),
 ]

@@ -19,7 +19,13 @@ from typing import Any
 from dragoman.core.access import WhyEnded
 from dragoman.core.bus import End
 from dragoman.core.call import Call
-from dragoman.core.errors import AuthorizationError, Full, HubError, InvalidInput
+from dragoman.core.errors import (
+    AuthorizationError,
+    HubError,
+    InvalidInput,
+    Overloaded,
+    ShuttingDown,
+)
 from dragoman.core.event_payloads import TOLD, redacted, told
 from dragoman.core.events import AgentChanged, Event, PostVerb, VerbError
 from dragoman.core.hub import Hub
@@ -248,9 +254,9 @@ class EventStreams:
         if b"event-stream" not in accept and b"*" not in accept:
             raise InvalidInput("accept text/event-stream: there is nothing else here")
         if self._closed:
-            raise Full("the hub is going down")
+            raise ShuttingDown("the hub is going down")
         if len(self._streams) >= MAX_STREAMS or self._each[principal] >= MAX_EACH:
-            raise Full(
+            raise Overloaded(
                 f"too many listen to events: {MAX_STREAMS} may, and {MAX_EACH} of one caller; end "
                 "another one, or try again shortly"
             )

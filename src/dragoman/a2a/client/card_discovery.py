@@ -317,17 +317,9 @@ class CardDiscovery:
 class _CardRefused(BadReply):
     """A card that is there and not believed: the next place would be no better."""
 
-    @property
-    def kind(self) -> str:
-        return BadReply.__name__
-
 
 class _CardGone(BadReply):
     """There is no card any more where it was."""
-
-    @property
-    def kind(self) -> str:
-        return BadReply.__name__
 
 
 # --- where it may be ------------------------------------------------------------------------------

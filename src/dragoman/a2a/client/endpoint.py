@@ -97,10 +97,6 @@ class AgentHttpStatus(BadReply):
         super().__init__(message)
         self.status = status
 
-    @property
-    def kind(self) -> str:
-        return BadReply.__name__
-
 
 class HttpCall(NamedTuple):
     method: str

@@ -12,29 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from dragoman.core.errors import (
-    AmbiguousName,
-    AuthorizationError,
     BadReply,
-    ConfigError,
     Declined,
-    Denied,
-    Full,
     HubError,
     InvalidInput,
-    Looping,
     NeedsInput,
     NotFound,
-    Quarantined,
+    Overloaded,
     Refused,
-    RemoteA2AInvalidResponseError,
-    RemoteA2ATaskFailedError,
-    RemoteA2ATimeoutError,
-    RemoteA2ATransportError,
-    TargetFailed,
-    TimedOut,
-    TooDeep,
+    ShuttingDown,
     Unreachable,
-    WorkFailed,
+    find_row,
 )
 
 TASK_NOT_FOUND: Final = "TASK_NOT_FOUND"
@@ -127,34 +115,22 @@ def invalid(field: str, description: str) -> A2aError:
 
 
 OF_HUB: Mapping[type[HubError], str] = {
+    HubError: INTERNAL,
     Refused: PERMISSION_DENIED,
-    Denied: PERMISSION_DENIED,
-    AuthorizationError: PERMISSION_DENIED,
-    TooDeep: PERMISSION_DENIED,
-    Looping: PERMISSION_DENIED,
-    Quarantined: PERMISSION_DENIED,
-    Full: RESOURCE_EXHAUSTED,
+    Overloaded: RESOURCE_EXHAUSTED,
+    ShuttingDown: RESOURCE_EXHAUSTED,
     # Someone else's is told as one that is not there (section 13.1).
     NotFound: TASK_NOT_FOUND,
     InvalidInput: INVALID_PARAMS,
-    AmbiguousName: INVALID_PARAMS,
-    TargetFailed: INTERNAL,
     Unreachable: UNAVAILABLE,
-    TimedOut: INTERNAL,
     BadReply: INVALID_AGENT_RESPONSE,
-    WorkFailed: INTERNAL,
-    RemoteA2ATransportError: UNAVAILABLE,
-    RemoteA2ATimeoutError: INTERNAL,
-    RemoteA2AInvalidResponseError: INVALID_AGENT_RESPONSE,
-    RemoteA2ATaskFailedError: INTERNAL,
     NeedsInput: UNSUPPORTED_OPERATION,
     Declined: UNSUPPORTED_OPERATION,
-    ConfigError: INTERNAL,
 }
 
 
 def error_of(error: HubError) -> A2aError:
-    reason = next(OF_HUB[kind] for kind in type(error).__mro__ if kind in OF_HUB)
+    reason = find_row(OF_HUB, type(error))
     if isinstance(error, Unreachable) and error.sent:
         reason = INTERNAL  # clients send again what was unavailable, and this may have been done
     metadata = {"kind": error.kind}

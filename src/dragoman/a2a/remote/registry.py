@@ -41,10 +41,11 @@ from dragoman.core.bus import Bus
 from dragoman.core.errors import (
     AmbiguousName,
     ConfigError,
-    Full,
     HubError,
     InvalidInput,
     NotFound,
+    Overloaded,
+    StorageFailed,
 )
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.urls import render_origin
@@ -63,7 +64,7 @@ _IN_PLACE = frozenset({"trust", "pin", "additions"})
 
 
 class AgentStore(Protocol):
-    """Where rows and cards are when the hub is not. May raise `Full`."""
+    """Where rows and cards are when the hub is not. May raise `StorageFailed`."""
 
     def list_agents(self) -> list[dict[str, Any]]: ...
 
@@ -208,7 +209,7 @@ class Registry:
             known = self._store.list_cards(id)
             if not known or known[0][0] != digest:
                 self._store.save_card(id, digest, found.data, time.time())
-        except Full as error:
+        except StorageFailed as error:
             log.error('a card of "%s" is not kept: %s', render_origin(found.url), error)
 
     def _publish(self, name: str, state: str, reason: str) -> None:
@@ -318,7 +319,7 @@ class Registry:
             self._check_free(values["name"], slug_of(values["name"]))
             self._check_reserved(values["name"], slug_of(values["name"]))
         if len(self._members) >= MAX_AGENTS or self._joining >= MAX_JOINING:
-            raise Full(f"{len(self._members)} agents are registered; remove some, or wait")
+            raise Overloaded(f"{len(self._members)} agents are registered; remove some, or wait")
         self._joining += 1
         try:
             return await self._discover_and_join(values)

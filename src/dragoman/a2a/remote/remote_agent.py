@@ -412,10 +412,6 @@ class RemoteAgent:
 class _NotTried(Unreachable):
     """Nothing was tried: it says nothing of whether anybody is there."""
 
-    @property
-    def kind(self) -> str:
-        return Unreachable.__name__
-
 
 # --- from an entry and a card ---------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.remote.call_timeout import Patience
 from dragoman.a2a.remote.remote_task import RemoteTask, is_words
 from dragoman.core.call import Call, Updates
-from dragoman.core.errors import BadReply, Full, HubError, TimedOut, Unreachable
+from dragoman.core.errors import BadReply, HubError, Overloaded, TimedOut, Unreachable
 from dragoman.core.event_payloads import session_of
 from dragoman.core.trace import MEMBERS, headers_of
 
@@ -195,7 +195,7 @@ class TaskFollower:
         """The task once it is settled after somebody has logged in elsewhere (7.6). Whoever leaves
         before that leaves the task as it is."""
         if self._logins >= MAX_LOGINS:
-            raise Full(f'{MAX_LOGINS} logins of agent "{self._name}" are waited for already')
+            raise Overloaded(f'{MAX_LOGINS} logins of agent "{self._name}" are waited for already')
         far = RemoteTask(self._name, _updates(work), id=task, context=context)
         far.state = AUTH_REQUIRED
         self._logins += 1

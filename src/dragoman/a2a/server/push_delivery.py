@@ -26,7 +26,7 @@ from dragoman.a2a.protocol.validation import config_of
 from dragoman.a2a.server.task import AgentTask
 from dragoman.a2a.server.webhook import DeliveryFailure, Webhook, deliver
 from dragoman.core.access import WhyEnded
-from dragoman.core.errors import Full
+from dragoman.core.errors import Overloaded, StorageFailed
 from dragoman.core.ports import HttpClient, TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import LoggedTask, StoredTasks
@@ -209,12 +209,16 @@ class PushNotifier:
     def _make_room(self, task: AgentTask) -> None:
         most = self._settings.push_configs
         if len(self._hooks.get(task, ())) >= most:
-            raise Full(f'task "{task.id}" has {most} webhooks, which is all it may; delete one')
+            raise Overloaded(
+                f'task "{task.id}" has {most} webhooks, which is all it may; delete one'
+            )
         mine = self._of.get(task.owner, {})
         if len(mine) >= MOST_EACH and not self._drop_settled(task.owner):
-            raise Full(f"{len(mine)} webhooks of this caller are in use, and no more are kept")
+            raise Overloaded(
+                f"{len(mine)} webhooks of this caller are in use, and no more are kept"
+            )
         if self._count >= MOST and not any(map(self._drop_settled, list(self._of))):
-            raise Full(f"{self._count} webhooks are in use here, and no more are kept")
+            raise Overloaded(f"{self._count} webhooks are in use here, and no more are kept")
 
     def _drop_settled(self, owner: Principal) -> bool:
         """The oldest that has done all it will."""
@@ -319,7 +323,7 @@ class PushNotifier:
         try:
             if hook.task.saved < hook.task.count:
                 self._tasks.flush()  # nobody hears of what is not stored
-        except Full:
+        except StorageFailed:
             self._wait(hook, STORE_SECONDS)
             return
         try:
@@ -365,5 +369,5 @@ class PushNotifier:
     def _keep(self, hook: Webhook) -> None:
         try:
             self._store.save_push(hook.build_row())
-        except Full as error:
+        except StorageFailed as error:
             log.error("how far %s has come cannot be stored: %s", hook.label, error)

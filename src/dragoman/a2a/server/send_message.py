@@ -26,7 +26,14 @@ from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import HUB_FACTS, Destination, MessageRouter
 from dragoman.a2a.server.task import AgentTask, new_id
 from dragoman.core.call import NOTHING, Result, Updates, Wanted
-from dragoman.core.errors import AmbiguousName, ConfigError, Full, NotFound, Refused
+from dragoman.core.errors import (
+    AmbiguousName,
+    ConfigError,
+    NotFound,
+    Overloaded,
+    Refused,
+    StorageFailed,
+)
 from dragoman.core.hub import Hub
 from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
@@ -143,7 +150,7 @@ class Sending:
         whoever sends it again after a crash is told of this one."""
         try:
             self._tasks.flush()
-        except Full:
+        except StorageFailed:
             if not task.shown:
                 self._tasks.remove(task)
             raise
@@ -234,7 +241,9 @@ class Sending:
                 UNSUPPORTED_OPERATION, f'task "{task.id}" is at work; wait until it asks'
             )
         if task.full:
-            raise Full(f'task "{task.id}" holds all that one can; cancel it and begin another')
+            raise Overloaded(
+                f'task "{task.id}" holds all that one can; cancel it and begin another'
+            )
         self._tasks.make_space(task.owned)
         task.owner = ctx.principal  # the same, with what is known of it now: after a restart too
         facts = self._targets.get_facts(task.agent or HUB)
@@ -358,7 +367,7 @@ class Sending:
         returned, the second raised; unless somebody knows of the task by now."""
         if task.shown or task.sends:
             return None
-        if isinstance(task.error, NotFound | Refused | AmbiguousName):
+        if isinstance(task.error, NotFound | Refused | AmbiguousName | StorageFailed):
             self._tasks.remove(task)
             if isinstance(task.error, NotFound):  # the skill, not a task
                 raise A2aError(INVALID_PARAMS, str(task.error))

@@ -37,7 +37,7 @@ from dragoman.app.policy_admin.queries import (
 )
 from dragoman.config import Config
 from dragoman.core.background import Background
-from dragoman.core.errors import ConfigError, Full, InvalidInput
+from dragoman.core.errors import ConfigError, InvalidInput, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.events import PolicyChanged
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, AuditLog
@@ -181,7 +181,10 @@ class PolicySide:
         entry = {"verb": CHANGE, "asked_as": CHANGE, "caller": self._by, "door": door, "depth": 0}
         try:
             self._audit.conclude(self._audit.intend(entry), conclusion)
-        except Full as error:  # it is in force all the same: the files are the truth
+        except (
+            StorageFailed,
+            ShuttingDown,
+        ) as error:  # it is in force all the same: the files are the truth
             log.error("a change of the policies is not in the audit: %s", error)
 
     def _tell(self, snapshot: Snapshot, problem: str) -> None:
@@ -269,7 +272,9 @@ class PolicySide:
         async with self._changing:
             if not self.policies.snapshot.default and not self.folder.exists:
                 # A new folder would begin with the default policies, which permit more.
-                raise Full(f'the folder of policies "{self.folder.path}" is gone: put it back')
+                raise StorageFailed(
+                    f'the folder of policies "{self.folder.path}" is gone: put it back'
+                )
             checked = await self._checked(then())
             if checked.snapshot is None:
                 return judged(checked)
@@ -424,7 +429,9 @@ class PolicySide:
     ) -> AsyncIterator[tuple[Records, Today]]:
         """The records of a period, for one at a time: they may be many."""
         if self._replaying:
-            raise Full("recorded calls are just being decided anew; try again when that is done")
+            raise Overloaded(
+                "recorded calls are just being decided anew; try again when that is done"
+            )
         assert self._hub is not None
         self._replaying = True
         try:

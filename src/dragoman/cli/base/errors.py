@@ -1,7 +1,7 @@
 """One table: the exit code of each error.
 
-0 done · 1 the tool, or the command, failed · 2 what was asked does not fit · 3 no hub, or another
-one in the way · 4 refused · 5 not found · 6 something left the hub and went wrong there ·
+0 done · 1 the tool or the command failed, or a file of the home · 2 invalid input · 3 no hub, or
+another one in the way · 4 refused · 5 not found · 6 something left the hub and failed there ·
 7 configuration · 8 a file that must be edited by hand · 130 interrupted
 """
 
@@ -14,54 +14,29 @@ import click
 
 from dragoman.cli.base.output import clean, must_print_json, print_json
 from dragoman.core.errors import (
-    AmbiguousName,
-    AuthorizationError,
-    BadReply,
     ConfigError,
-    Declined,
-    Denied,
-    Full,
     HubError,
     InvalidInput,
-    Looping,
-    NeedsInput,
     NotFound,
-    Quarantined,
-    RemoteA2AInvalidResponseError,
-    RemoteA2ATaskFailedError,
-    RemoteA2ATimeoutError,
-    RemoteA2ATransportError,
-    TimedOut,
-    TooDeep,
-    Unreachable,
-    WorkFailed,
+    Refused,
+    StorageFailed,
+    TargetFailed,
+    find_row,
+    list_leaves,
 )
 
 FAILED, USAGE, NO_HUB, NOT_FOUND, TARGET_FAILED = 1, 2, 3, 5, 6
 INTERRUPTED = 130
 
 TABLE: dict[type[HubError], int] = {
-    Denied: 4,
-    AuthorizationError: 4,
-    TooDeep: 4,
-    Looping: 4,
-    Quarantined: 4,
-    Full: 4,
+    Refused: 4,
     NotFound: 5,
-    AmbiguousName: 2,
     InvalidInput: 2,
-    Unreachable: 6,
-    TimedOut: 6,
-    BadReply: 6,
-    WorkFailed: 6,
-    RemoteA2ATransportError: 6,
-    RemoteA2ATimeoutError: 6,
-    RemoteA2AInvalidResponseError: 6,
-    RemoteA2ATaskFailedError: 6,
-    NeedsInput: 6,
-    Declined: 6,
+    StorageFailed: FAILED,
+    TargetFailed: 6,
     ConfigError: 7,
 }
+_CODES = {leaf.kind: find_row(TABLE, leaf) for leaf in list_leaves()}
 
 
 class CommandFailed(click.ClickException):
@@ -73,7 +48,7 @@ class UnreadableFile(Exception):
 
 
 def exit_code_for(kind: str) -> int:
-    return next((code for error, code in TABLE.items() if error.__name__ == kind), FAILED)
+    return _CODES.get(kind, FAILED)
 
 
 def say(message: str) -> None:

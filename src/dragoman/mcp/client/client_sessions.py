@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dragoman.core.call import ROOTS, Call, Question, Refusal
-from dragoman.core.errors import Full, HubError, InvalidInput, Unreachable, WorkFailed
+from dragoman.core.errors import HubError, InvalidInput, Overloaded, Unreachable, WorkFailed
 from dragoman.core.ports import ClientAsker, Viewer
 from dragoman.core.principal import Principal
 from dragoman.core.read_pacing import pause_after_list
@@ -264,12 +264,14 @@ class ClientSessions:
         return OpenQuestions(parked.questions, PARKED + id)
 
     def _check_places(self, own: ClientSession) -> None:
-        """Raises `Full` where no more may wait for answers."""
+        """Raises `Overloaded` where no more may wait for answers."""
         if len(self._waiting) >= MAX_PARKED or own.parked >= MAX_PARKED_OF_ONE:
-            raise Full(f'too many questions of server "{self._server}" are open; try again later')
+            raise Overloaded(
+                f'too many questions of server "{self._server}" are open; try again later'
+            )
         mine = sum(1 for waiting in self._waiting.values() if waiting.own.caller == own.caller)
         if mine >= MAX_PARKED // 2:
-            raise Full(
+            raise Overloaded(
                 f'{mine} calls of yours wait for answers to server "{self._server}", which is all '
                 "you may have; answer some first"
             )
@@ -375,7 +377,7 @@ class ClientSessions:
         place back. Raises `SessionNotOpened`, and then no place is taken."""
         try:
             own = self._taken(call, features, roots)
-        except Full as error:
+        except Overloaded as error:
             raise SessionNotOpened(error) from None
         own.calls += 1
         opening = own.opening
@@ -421,7 +423,7 @@ class ClientSessions:
         mine = [key for key, own in self._sessions.items() if own.caller == call.caller]
         if len(mine) >= MAX_SESSIONS // 2:
             if not self._make_room(mine):
-                raise Full(
+                raise Overloaded(
                     f'server "{self._server}" has {len(mine)} sessions with clients of yours, which'
                     " is all you may have, and each has a call under way or a question open; "
                     "answer some first"
@@ -489,8 +491,8 @@ class ClientSessions:
             return
         session.wire.lost.add_done_callback(lambda _: self._end(key, own))
 
-    def _full(self) -> Full:
-        return Full(
+    def _full(self) -> Overloaded:
+        return Overloaded(
             f'server "{self._server}" serves {MAX_SESSIONS} clients that it can ask already; try '
             "again later"
         )

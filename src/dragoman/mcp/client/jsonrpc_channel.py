@@ -109,10 +109,6 @@ class UnansweredQuestion(WorkFailed):
         super().__init__(message, native)
         self.asked = asked
 
-    @property
-    def kind(self) -> str:
-        return WorkFailed.__name__  # the difference is nobody's business but the target's
-
 
 def build_unanswered(
     server: str, method: str, message: Mapping[str, Any], asked: ServerRequest

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 from dragoman.core.call import Call, Lasting, Progress, Question, Result, Updates
 from dragoman.core.errors import (
     BadReply,
-    Full,
     HubError,
     InvalidInput,
     NeedsInput,
+    Overloaded,
     TimedOut,
     Unreachable,
     WorkFailed,
@@ -273,10 +273,10 @@ class UpstreamTasks:
             self._cancel(followed.id, ask)
             raise problem
         if len(self._open) >= MAX_OPEN:
-            raise Full(f'too many questions of server "{self.server}" are open')
+            raise Overloaded(f'too many questions of server "{self.server}" are open')
         mine = sum(1 for open in self._open.values() if open.caller == call.caller)
         if mine >= MAX_OPEN // 2:
-            raise Full(
+            raise Overloaded(
                 f'{mine} tasks of yours wait for answers to server "{self.server}", which is all '
                 "you may have; answer some first"
             )

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from dragoman.core.errors import Full, HubError, InvalidInput, TimedOut, Unreachable
+from dragoman.core.errors import HubError, InvalidInput, Overloaded, TimedOut, Unreachable
 from dragoman.core.unlisted_resources import MAX_URI
 from dragoman.mcp.client.notification_stream import announces_resources
 from dragoman.mcp.client.session import UpstreamSession
@@ -61,9 +61,11 @@ class ResourceSubscriptions:
         """The client follows it on a session of its own alone; nothing is asked of the shared
         one."""
         if uri not in self._followers and len(self._followers) >= MAX_URIS:
-            raise Full(f'{MAX_URIS} resources of server "{self._server}" are followed already')
+            raise Overloaded(
+                f'{MAX_URIS} resources of server "{self._server}" are followed already'
+            )
         if self._total >= MAX_FOLLOWERS:
-            raise Full(f'the resources of server "{self._server}" have too many followers')
+            raise Overloaded(f'the resources of server "{self._server}" have too many followers')
         clients = self._followers.setdefault(uri, {})
         clients[client] = clients.get(client, 0) + 1
         self._total += 1

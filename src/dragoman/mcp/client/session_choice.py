@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from dragoman.core.call import Call
-from dragoman.core.errors import Full, HubError, TimedOut, Unreachable
+from dragoman.core.errors import HubError, Overloaded, TimedOut, Unreachable
 from dragoman.core.ports import Viewer
 from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.config import ServerEntry
@@ -134,15 +134,15 @@ class SessionChoice:
     def may_share(self, shared: UpstreamSession, features: Features, error: HubError) -> bool:
         """Whether the call may go over the shared session after its own could not be opened."""
         if shared.modern:
-            if not isinstance(error, Unreachable | TimedOut | Full):
+            if not isinstance(error, Unreachable | TimedOut | Overloaded):
                 self._handshake = False
             self._failed_at = monotonic()
-            if not isinstance(error, Full):  # which says nothing of the server
+            if not isinstance(error, Overloaded):  # which says nothing of the server
                 self._failures += 1
             return True
         if self.asks and features:
             return False
-        if not isinstance(error, Full):
+        if not isinstance(error, Overloaded):
             self._failed_at = monotonic()
         return True
 

@@ -70,10 +70,6 @@ SHORTEST_RETRY, RETRY, LONGEST_RETRY = 0.05, 1.0, 60.0
 class SessionExpired(Unreachable):
     """The server knows our session no more, and so has done nothing with the request."""
 
-    @property
-    def kind(self) -> str:
-        return Unreachable.__name__  # the difference is nobody's business but the client's
-
 
 CONFIRM_SECONDS = 5.0
 """How long a server may take to say that it still speaks the modern era."""
@@ -82,10 +78,6 @@ CONFIRM_SECONDS = 5.0
 class WrongEra(Unreachable):
     """The server refuses a request of the modern era before it looks at it."""
 
-    @property
-    def kind(self) -> str:
-        return Unreachable.__name__
-
 
 class UpstreamHttpError(BadReply):
     """An answer whose status says no, and whose body is no JSON-RPC error."""
@@ -93,10 +85,6 @@ class UpstreamHttpError(BadReply):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-
-    @property
-    def kind(self) -> str:
-        return BadReply.__name__
 
 
 class StreamPosition:

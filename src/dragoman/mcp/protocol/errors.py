@@ -11,25 +11,21 @@ from dragoman.core.call import URL
 from dragoman.core.errors import (
     AmbiguousName,
     AuthorizationError,
-    BadReply,
-    ConfigError,
-    Declined,
     Denied,
-    Full,
     HubError,
     InvalidInput,
-    Looping,
     NeedsInput,
     NotFound,
-    Quarantined,
+    Overloaded,
+    Refused,
     RemoteA2AInvalidResponseError,
     RemoteA2ATaskFailedError,
     RemoteA2ATimeoutError,
     RemoteA2ATransportError,
-    TimedOut,
-    TooDeep,
-    Unreachable,
+    ShuttingDown,
+    TargetFailed,
     WorkFailed,
+    find_row,
 )
 from dragoman.core.question_handles import NEEDS, can_answer
 from dragoman.mcp.protocol.elicitation import URL_REQUIRED, questions_from_url_error
@@ -60,39 +56,30 @@ class ErrorRow:
 
 
 TABLE: dict[type[HubError], ErrorRow] = {
+    HubError: ErrorRow(NEVER),
+    # A model that reads why can do something else.
+    Refused: ErrorRow(R2024),
     Denied: ErrorRow(NEVER, legacy=-32003, modern=40300),
     AuthorizationError: ErrorRow(R2607, legacy=-32003, bridge=True),
-    # A model that reads why can do something else.
-    TooDeep: ErrorRow(R2024),
-    Looping: ErrorRow(R2024),
-    Quarantined: ErrorRow(R2024),
-    Full: ErrorRow(NEVER, legacy=-32000, modern=42900),
+    Overloaded: ErrorRow(NEVER, legacy=-32000, modern=42900),
+    ShuttingDown: ErrorRow(NEVER, legacy=-32000, modern=42900),
     NotFound: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
-    AmbiguousName: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
     # 2025-11-25, SEP-1303: a model should see what was wrong with its arguments
     InvalidInput: ErrorRow(R2511, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
-    Unreachable: ErrorRow(R2024),
-    TimedOut: ErrorRow(R2024),
-    BadReply: ErrorRow(R2024),
-    WorkFailed: ErrorRow(R2024),
+    AmbiguousName: ErrorRow(NEVER, legacy=rpc.INVALID_PARAMS, modern=rpc.INVALID_PARAMS),
+    TargetFailed: ErrorRow(R2024),
     # The bridge's own codes, which 2026-07-28 reserves: from then on they stand in the result.
     RemoteA2ATimeoutError: ErrorRow(R2607, legacy=-32201, bridge=True),
     RemoteA2ATransportError: ErrorRow(R2607, legacy=-32202, bridge=True),
     RemoteA2AInvalidResponseError: ErrorRow(R2607, legacy=-32203, bridge=True),
     RemoteA2ATaskFailedError: ErrorRow(R2607, legacy=-32204, bridge=True),
-    Declined: ErrorRow(R2024),
     # 2026-07-28: MissingRequiredClientCapability; older clients' models read what was asked
     NeedsInput: ErrorRow(R2024, modern=MISSING_CAPABILITY, result_until=R2511),
-    ConfigError: ErrorRow(NEVER),
 }
 
 
 GIVEN_UP = {RESOURCE_NOT_FOUND: rpc.INVALID_PARAMS, URL_REQUIRED: rpc.INTERNAL_ERROR}
 """Codes of older servers that 2026-07-28 must not see, and what stands for them there."""
-
-
-def find_row(error: HubError) -> ErrorRow:
-    return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
 
 
 def render_message(error: HubError) -> str:
@@ -124,7 +111,7 @@ def render_error_result(
     """The error as a tool's result, where this client gets one. `bridge` is `[bridge] errors`."""
     if isinstance(error, WorkFailed) and error.native is not None:
         return None  # the server's own error goes through as it is
-    row = find_row(error)
+    row = find_row(TABLE, type(error))
     shown = row.result_since <= revision <= row.result_until
     if row.bridge and bridge != "auto":
         shown = bridge == "result"
@@ -141,7 +128,7 @@ def encode_error(id: rpc.Id, error: HubError, revision: int, uri: str | None = N
     """The error as a JSON-RPC error; `uri` is that of the resource which was asked for."""
     if isinstance(error, WorkFailed) and error.native is not None:
         return _as_native(id, error, error.native, revision, uri)
-    row = find_row(error)
+    row = find_row(TABLE, type(error))
     code = row.modern if revision >= R2607 and not row.bridge else row.legacy
     data = _kind(error)
     if isinstance(error, NotFound) and uri is not None:

@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Any
 
 from dragoman.core.call import FORM, NOTHING, ROOTS, SAMPLING, URL, Question, Refusal
-from dragoman.core.errors import Full, NeedsInput, TimedOut
+from dragoman.core.errors import NeedsInput, Overloaded, TimedOut
 from dragoman.mcp.protocol.notifications import COMPLETED
 from dragoman.mcp.protocol.revisions import LATEST, SERVER_KEY, Revision, build_server_info
 from dragoman.mcp.server.client_state import ClientState, Push
@@ -178,7 +178,7 @@ async def ask(
         await asyncio.sleep(AGAIN_SECONDS)
         return {}, []
     if len(peer.pending) + len(questions) > MAX_ASKED:
-        raise Full(f"this client has {MAX_ASKED} questions to answer first; ask again later")
+        raise Overloaded(f"this client has {MAX_ASKED} questions to answer first; ask again later")
     waiting: dict[str, ClientRequest] = {}
     try:
         for key, question in questions.items():

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from dragoman.core.access import WhyEnded
-from dragoman.core.errors import Full
+from dragoman.core.errors import Overloaded
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING
@@ -239,7 +239,7 @@ async def _run(work: Coroutine[Any, Any, bytes | None], id: rpc.Id, way: HttpRes
         return
     if len(session.running) >= MAX_RUNNING:
         work.close()
-        problem = Full(f"{MAX_RUNNING} requests of this session are under way; wait for some")
+        problem = Overloaded(f"{MAX_RUNNING} requests of this session are under way; wait for some")
         await way.finish(encode_error(id, problem, session.revision))
         return
     session.running[key] = way.cancel

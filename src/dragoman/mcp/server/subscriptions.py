@@ -15,7 +15,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from dragoman.core.errors import Full, HubError
+from dragoman.core.errors import HubError, Overloaded, ShuttingDown
 from dragoman.core.events import (
     ClientGone,
     ClientListChanged,
@@ -249,8 +249,9 @@ class Subscriptions:
         if "taskIds" in wanted and not declares_tasks(features):
             return missing_extension_error(id)
         if self._closed or peer.listens >= MAX_LISTENS or len(self._streams) >= MAX_STREAMS:
-            full = Full("too many listen already, or the hub is going down; try again later")
-            return encode_error(id, full, LATEST)
+            full = Overloaded("too many listen already; try again later")
+            stopping = ShuttingDown("the hub is going down; try again later")
+            return encode_error(id, stopping if self._closed else full, LATEST)
         kinds = frozenset(method for key, method in _FILTER.items() if wanted.get(key) is True)
         stream = ListenStream(id, peer, push, kinds)
         stream.features = features
@@ -323,7 +324,9 @@ class Subscriptions:
         if name in who.subscribed:
             return
         if len(who.subscribed) >= MAX_FOLLOWED:
-            raise Full(f'"{uri[:200]}" is one more than the {MAX_FOLLOWED} that may be followed')
+            raise Overloaded(
+                f'"{uri[:200]}" is one more than the {MAX_FOLLOWED} that may be followed'
+            )
         await self._hub.call(
             peer.principal,
             uri,

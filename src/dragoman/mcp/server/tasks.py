@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from dragoman.core.call import Progress, Result, Update, Updates, discard
-from dragoman.core.errors import AuthorizationError, Full, HubError, NotFound
+from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import (
@@ -133,7 +133,7 @@ class McpTasks:
             if kept:
                 try:
                     self._tasks.keep(task)
-                except Full:  # no room: it has to wait
+                except Overloaded:  # no room: it has to wait
                     kept = False
                     await task.until(lambda task: task.state != WORKING)
         except asyncio.CancelledError as error:
@@ -147,7 +147,7 @@ class McpTasks:
             raise task.error
         result = task.result or task.asked
         if result is None:
-            raise Full("the call was stopped: the hub is going down")
+            raise ShuttingDown("the call was stopped: the hub is going down")
         return result
 
     def create_task(
@@ -165,7 +165,7 @@ class McpTasks:
             return rpc.error(id, rpc.INVALID_PARAMS, '"ttl" of a task is a number of milliseconds')
         try:
             self._tasks.keep(task, None if ttl is None else min(ttl, MAX_TTL_MS) / 1000)
-        except Full as error:
+        except Overloaded as error:
             return encode_error(id, error, revision)
         meta = params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
@@ -271,7 +271,7 @@ class McpTasks:
             if asks and push is not None and peer.client:
                 await self._ask(task, peer, revision, push)
             elif not await self._wait_for_change(task):
-                many = Full(f"{MAX_WAITING} newer requests wait for the end of this task")
+                many = Overloaded(f"{MAX_WAITING} newer requests wait for the end of this task")
                 return encode_error(id, many, revision)
         member, value = render_outcome(task, revision)
         if member == "error":

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.errors import ConfigError, Full
+from dragoman.core.errors import ConfigError, ShuttingDown, StorageFailed
 from dragoman.stores.audit.chain import (
     BREAK,
     DATABASE,
@@ -69,7 +69,7 @@ PRUNE_BATCH = 250
 CHECKPOINT_PAGES = 4000
 BACKSTOP_PAGES = 16_000
 
-REFUSED = b'{"outcome":"refused","error":"Full","duration_ms":0}'
+REFUSED = b'{"outcome":"refused","error":"StorageFailed","duration_ms":0}'
 
 
 class SqliteAudit:
@@ -116,7 +116,9 @@ class SqliteAudit:
             raise self._refusal()
         body = self._encode(entry)
         if len(body) > MAX_BODY:
-            raise Full(f"the call was refused: its record of {len(body)} bytes is too long")
+            raise StorageFailed(
+                f"the call was refused: its record of {len(body)} bytes is too long"
+            )
         self._pending.append((INTENT, None, time.time(), body))
         if not self._store():
             self._pending.append((OUTCOME, self._seq, time.time(), REFUSED))
@@ -152,11 +154,11 @@ class SqliteAudit:
         return Tip(self._seq, self._mac)
 
     def find_first(self) -> tuple[int, float]:
-        """The number and the time of the oldest entry that is kept. Raises `Full`."""
+        """The number and the time of the oldest entry that is kept. Raises `StorageFailed`."""
         try:
             found = self._db.execute("SELECT seq, at FROM entries ORDER BY seq LIMIT 1").fetchone()
         except sqlite3.Error as error:
-            raise Full(f'the audit in "{self._home}" cannot be read ({error})') from error
+            raise StorageFailed(f'the audit in "{self._home}" cannot be read ({error})') from error
         return found or (self._seq, time.time())
 
     @property
@@ -180,7 +182,7 @@ class SqliteAudit:
         return True
 
     def flush(self) -> None:
-        """Puts all there is in the database now; raises `Full` when that cannot be done."""
+        """Writes all entries to the database now. Raises `StorageFailed`."""
         if not self._save(can_wait=True):
             raise self._refusal()
 
@@ -291,7 +293,9 @@ class SqliteAudit:
 
     def _mended(self) -> bool:
         if self._closed:
-            raise Full("the call was refused: the hub is going down and its audit is closed")
+            raise ShuttingDown(
+                "the call was refused: the hub is going down and its audit is closed"
+            )
         return time.monotonic() >= self._paused_until and self._save()
 
     def _chain(self) -> None:
@@ -396,9 +400,9 @@ class SqliteAudit:
         except sqlite3.Error:
             log.exception("the audit's database did not roll back")
 
-    def _refusal(self) -> Full:
+    def _refusal(self) -> StorageFailed:
         """A new one each time: an error carries the trace of the one call it stopped."""
-        return Full(
+        return StorageFailed(
             f'the call was refused: the audit in "{self._home}" cannot be written '
             f"({self._failure or 'database is locked'}); calls are made again as soon as it can"
         )
