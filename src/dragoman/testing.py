@@ -31,7 +31,7 @@ from dragoman.core.events import PostVerb, PreVerb, VerbError
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.name_claims import Claims
-from dragoman.core.ports import Reply
+from dragoman.core.ports import NO_HEADERS, Reply
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import Handles
 from dragoman.core.tool import TOOL, Tool
@@ -211,7 +211,9 @@ class _Fetching:
         body: bytes = b"",
         *,
         timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> Reply:
+        headers = {**headers, **extra_headers}
         try:
             asked = (Fetched(method, url, headers, body),) if self._takes else ()
             reply = await self._fetcher(*asked)

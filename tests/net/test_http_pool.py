@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from types import FrameType
+from typing import Any
 
 import pytest
 from tests.net.raw_server import BOUND, OK, Talk, a_client, always, get, listening
 
-from dragoman.core.errors import Unreachable
+from dragoman.core.deadlines import Deadlines
+from dragoman.core.errors import InvalidInput, Unreachable
+from dragoman.core.ports import FixedHeaders
 from dragoman.net import pool
 from dragoman.net.client import Client
 from dragoman.net.connection import Connection
@@ -20,6 +25,45 @@ async def test_requests_one_after_the_other_share_a_connection() -> None:
         for _ in range(5):
             assert await get(client, peer.url) == (200, b"ok")
         assert (peer.connections, len(peer.requests)) == (1, 5)
+
+
+async def test_requests_with_the_same_timeout_share_one_set_of_deadlines() -> None:
+    """An idle `Deadlines` is falsy: asking for its truth made a new one for each request."""
+    made: list[str] = []
+
+    def record(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code is Deadlines.__init__.__code__:
+            made.append(str(frame.f_locals["seconds"]))
+
+    async with listening(always(OK)) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        for _ in range(2):  # the first request dials, the second uses its connection
+            await (await outlet.request("GET", peer.url, {}, timeout=BOUND)).body.read(10)
+        sys.setprofile(record)
+        try:
+            for _ in range(10):
+                await (await outlet.request("GET", peer.url, {}, timeout=BOUND)).body.read(10)
+        finally:
+            sys.setprofile(None)
+    assert made == []
+
+
+async def test_fixed_headers_are_sent_with_those_of_the_request_alone() -> None:
+    fixed = FixedHeaders({"accept": "text/plain", "a2a-extensions": "one"})
+    sent = [{"traceparent": "00-1"}, {}, {"traceparent": "00-2", "a2a-extensions": "two"}]
+    async with listening(always(OK)) as peer, a_client() as client:
+        outlet = client.reaching(peer.url, allow_private=False)
+        for extra in sent:
+            how: dict[str, Any] = {"timeout": BOUND, "extra_headers": extra}
+            await (await outlet.request("GET", peer.url, fixed, **how)).body.read(10)
+        with pytest.raises(InvalidInput, match="control characters"):
+            await outlet.request(
+                "GET", peer.url, fixed, timeout=BOUND, extra_headers={"traceparent": "a\r\nb: c"}
+            )
+    for request, extra in zip(peer.requests, sent, strict=True):
+        lines = request.decode().split("\r\n")
+        for name, value in {**fixed, **extra}.items():
+            assert [line for line in lines if line.startswith(f"{name}:")] == [f"{name}: {value}"]
 
 
 async def test_requests_at_the_same_time_have_a_connection_each_and_the_last_is_reused_first() -> (

@@ -8,6 +8,7 @@ import pytest
 from tests.net.raw_server import BOUND, OK, Talk, a_client, always, get, listening
 
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.core.ports import FixedHeaders
 
 HEADERS = {
     "Authorization": "Bearer secret",
@@ -84,9 +85,16 @@ async def test_credentials_do_not_follow_to_another_origin_nor_come_back() -> No
             away = f"http://127.0.0.1:{second.port}/away"
             async with listening(always(moved(307, away))) as start:
                 outlet = client.reaching(start.url, allow_private=True)
-                reply = await outlet.request("POST", start.url, HEADERS, b"body", timeout=BOUND)
+                reply = await outlet.request(
+                    "POST",
+                    start.url,
+                    FixedHeaders(HEADERS),
+                    b"body",
+                    timeout=BOUND,
+                    extra_headers={"traceparent": "00-secret"},
+                )
                 assert reply.status == 200
-        assert b"secret" in start.requests[0]
+        assert b"Bearer secret" in start.requests[0] and b"00-secret" in start.requests[0]
         for request in (second.requests[0], first.requests[0]):
             lower = request.lower()
             assert b"secret" not in lower

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from dragoman.core.fast_dataclass import record
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Validator
-from dragoman.core.trace import headers_of, lines_of
 
 if TYPE_CHECKING:
     from dragoman.core.call import Call, Question, Refusal
@@ -312,30 +311,18 @@ class Body(Protocol):
         """Done with it. A body not read to its end costs the connection."""
 
 
+NO_HEADERS: Mapping[str, str] = {}
+
+
 class FixedHeaders(dict[str, str]):
-    """Headers that are sent more than once and not changed after the first time: how they are
-    written is then kept with them."""
+    """Headers of many requests, unchanged after the first: the HTTP client encodes them once."""
 
     __slots__ = ("encoded",)
 
-    encoded: bytes
-
-    def traced(self, beside: Mapping[str, Any]) -> FixedHeaders:
-        """With those of a trace behind the others: how these are written need not be found out
-        again after the first time. A redirect to another origin takes no trace along."""
-        headers = FixedHeaders(self)
-        written = getattr(self, "encoded", None)
-        if written is None:
-            headers.update(headers_of(beside))
-        else:
-            headers.encoded = written + lines_of(beside)
-        return headers
-
-    def learn(self, traced: Mapping[str, str]) -> None:
-        """How these are written, once others were that begin with them."""
-        if not hasattr(self, "encoded") and (written := getattr(traced, "encoded", None)):
-            lines = written.split(b"\r\n")[: len(self)]
-            self.encoded = b"".join(line + b"\r\n" for line in lines)
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__(headers)
+        self.encoded = b""
+        """As they are sent, once they were."""
 
 
 class HttpClient(Protocol):
@@ -349,12 +336,14 @@ class HttpClient(Protocol):
         body: bytes = b"",
         *,
         timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> Reply:
-        """Sends and waits for the head of the answer. Raises `Unreachable` when nothing was sent or
-        the connection was lost, `TimedOut` after `timeout` seconds without a head, `BadReply` for
-        what is no HTTP, `InvalidInput` for headers that cannot be sent. `Unreachable.sent` tells
-        whether anything may have left. The time holds for `read` too; whoever takes `chunks` keeps
-        the time himself."""
+        """Sends and waits for the head of the answer. `extra_headers` are those of this request
+        alone and override `headers`, which may be `FixedHeaders`. Raises `Unreachable` when nothing
+        was sent or the connection was lost (`Unreachable.sent` tells whether anything may have
+        left), `TimedOut` after `timeout` seconds without a head, `BadReply` for an answer that is
+        not HTTP, `InvalidInput` for invalid headers. The timeout covers `read` too, not `chunks`.
+        """
 
 
 @runtime_checkable

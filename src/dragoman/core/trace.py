@@ -104,13 +104,6 @@ def headers_of(beside: Mapping[str, Any]) -> dict[str, str]:
     return {header: beside[name] for name, header in _HEADERS.items() if name in beside}
 
 
-def lines_of(beside: Mapping[str, Any]) -> bytes:
-    """These headers as they are written; there is nothing in them that HTTP could not carry."""
-    return "".join(
-        [f"{header}: {beside[name]}\r\n" for name, header in _HEADERS.items() if name in beside]
-    ).encode("latin-1")
-
-
 def carried_in(
     fields: Mapping[bytes, bytes], beside: Mapping[str, Any] | None = None
 ) -> Carried | None:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
-from dragoman.core.ports import Reply
+from dragoman.core.ports import NO_HEADERS, Reply
 from dragoman.core.urls import render_origin
 from dragoman.net.addresses import Verdict, judge
 from dragoman.net.connection import Exchange
@@ -131,22 +131,24 @@ class Outlet:
         body: bytes = b"",
         *,
         timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> Reply:
         route = self._routes.get((method, url)) or self._remember(method, url)
         pool = route.pool
+        limit = self._limits.get(timeout)
+        if limit is None:  # an idle `Deadlines` is falsy
+            limit = self._limit(timeout)
+        request = _encode_request(route, encode(headers, extra_headers), body)
         now = pool.loop.time()
         deadline = now + timeout
         connection = pool.take(now)
         if connection is None:
-            exchange = await self._send(route, headers, body, timeout, deadline)
+            exchange = await self._send(route, request, timeout, deadline)
         else:
-            limit = self._limits.get(timeout)
-            if limit is None:  # one that nobody waits for is falsy
-                limit = self._limit(timeout)
-            request = _written(route, headers, body)
             exchange = connection.send(request, method, route.rendered, timeout, limit)
             await exchange.head()
         if exchange.status in _MOVED and self._follows:
+            headers = {**headers, **extra_headers}
             exchange = await self._follow(route, exchange, headers, body, timeout, deadline)
         return Reply(exchange.status, exchange.headers, exchange)
 
@@ -164,12 +166,11 @@ class Outlet:
         return dict(headers)
 
     async def _send(
-        self, route: Route, headers: Mapping[str, str], body: bytes, timeout: float, deadline: float
+        self, route: Route, request: bytes, timeout: float, deadline: float
     ) -> Exchange:
-        """Over a connection that rests or is opened for it; what time is left is what is left."""
+        """Sends over an idle connection or a new one, in the time that is left."""
         method, url, rendered, pool, _ = route
         now = pool.loop.time()
-        request = _written(route, headers, body)
         connection = pool.take(now) or await pool.open(url, deadline - now)
         left = Deadlines(deadline - pool.loop.time())
         exchange = connection.send(request, method, rendered, timeout, left)
@@ -204,7 +205,8 @@ class Outlet:
                 raise TimedOut(f'"{route.rendered}" did not answer within {timeout:g} s')
             try:
                 route = self._route(route.method, moved)
-                exchange = await self._send(route, headers, body, timeout, deadline)
+                request = _encode_request(route, encode(headers), body)
+                exchange = await self._send(route, request, timeout, deadline)
             except Unreachable as error:
                 # The request has left for the first server, whatever became of this one.
                 raise Unreachable(f"{error} (redirected there)") from error
@@ -259,11 +261,10 @@ class Outlet:
         )
 
 
-def _written(route: Route, headers: Mapping[str, str], body: bytes) -> bytes:
+def _encode_request(route: Route, headers: bytes, body: bytes) -> bytes:
     if body or route.method not in _BODILESS:
-        length = len(body)
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (route.start, encode(headers), length, body)
-    return b"%b%b\r\n" % (route.start, encode(headers))
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (route.start, headers, len(body), body)
+    return b"%b%b\r\n" % (route.start, headers)
 
 
 def _own_reach(configured: Url) -> Reach:

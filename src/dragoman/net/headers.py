@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from dragoman.core.errors import InvalidInput
-from dragoman.core.ports import FixedHeaders
+from dragoman.core.ports import NO_HEADERS, FixedHeaders
 
 # The client says these itself: they decide where a message ends and what may come back.
 _OURS = frozenset(
@@ -33,15 +33,13 @@ _accepted: set[str] = set()
 """Names that have been looked at, as they were spelt."""
 
 
-def encode(headers: Mapping[str, str]) -> bytes:
-    """As they go over the wire, each line ended."""
-    if not isinstance(headers, FixedHeaders):
-        return _encode(headers)
-    try:
-        return headers.encoded
-    except AttributeError:
+def encode(headers: Mapping[str, str], extra: Mapping[str, str] = NO_HEADERS) -> bytes:
+    """Encodes header lines; `extra` overrides. `FixedHeaders` are encoded and checked once."""
+    if not isinstance(headers, FixedHeaders) or not headers.keys().isdisjoint(extra):
+        return _encode({**headers, **extra} if extra else headers)
+    if not headers.encoded:
         headers.encoded = _encode(headers)
-        return headers.encoded
+    return headers.encoded + _encode(extra) if extra else headers.encoded
 
 
 def _encode(headers: Mapping[str, str]) -> bytes:

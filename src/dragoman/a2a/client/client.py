@@ -259,14 +259,17 @@ class A2aClient:
             fixed = FixedHeaders(self._add_extensions(endpoint, asked.headers))
             if len(self._fixed) < MAX_AGENTS:
                 self._fixed[key] = fixed
-        headers = fixed.traced(beside)
         body = rpc.request(message["messageId"], SEND, request)
         until = monotonic() + (timeout or self.timeout)
         try:
             reply = await self._http.request(
-                "POST", endpoint.url, headers, body, timeout=timeout or self.timeout
+                "POST",
+                endpoint.url,
+                fixed,
+                body,
+                timeout=timeout or self.timeout,
+                extra_headers=headers_of(beside),
             )
-            fixed.learn(headers)
             if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
                 data = await reply.body.read(MAX_BYTES)
                 found = words_in(data)  # as the answer to most is

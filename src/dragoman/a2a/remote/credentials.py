@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
-from dragoman.core.ports import AddressFinder, HttpClient, Reply
+from dragoman.core.ports import NO_HEADERS, AddressFinder, HttpClient, Reply
 
 MAX_FILE_BYTES = 8 * 1024
 PLACEHOLDER = "(held)"
@@ -177,12 +177,17 @@ class CredentialHttpClient:
         body: bytes = b"",
         *,
         timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> Reply:
         if self._names.isdisjoint(headers):
-            return await self._http.request(method, url, headers, body, timeout=timeout)
+            return await self._http.request(
+                method, url, headers, body, timeout=timeout, extra_headers=extra_headers
+            )
         values = self._resolve()
         headers = {name: values.get(name, value) for name, value in headers.items()}
-        reply = await self._http.request(method, url, headers, body, timeout=timeout)
+        reply = await self._http.request(
+            method, url, headers, body, timeout=timeout, extra_headers=extra_headers
+        )
         return replace(reply, secrets=tuple(values.values()))
 
     def _resolve(self) -> dict[str, str]:

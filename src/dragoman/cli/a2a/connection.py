@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 from dragoman.cli.base.errors import NO_HUB, NOT_FOUND, USAGE, fail, fail_with
 from dragoman.cli.base.hub_client import HubClient, connect_hub, find_running_hub, suggest
 from dragoman.core.errors import BadReply, ConfigError, HubError, TimedOut, Unreachable
-from dragoman.core.ports import Reply
+from dragoman.core.ports import NO_HEADERS, Reply
 
 if TYPE_CHECKING:
     from dragoman.app.app import A2aClient
@@ -192,11 +192,12 @@ class SocketHttp:
         body: bytes = b"",
         *,
         timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> Reply:
         parts = urlsplit(url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         lines = [f"{method} {target} HTTP/1.1", f"host: {self._host}", "connection: close"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"{name}: {value}" for name, value in {**headers, **extra_headers}.items()]
         lines += [f"content-length: {len(body)}", "", ""]
         try:
             async with asyncio.timeout(timeout):

@@ -152,9 +152,10 @@ class HttpWire:
             deadline = self._loop.time() + timeout
             message = rpc.request(id, method, params)
             meta = params.get("_meta", NOTHING)
-            traced = {**sent, **headers_of(meta), **headers} if headers else sent.traced(meta)
-            reply = await self._post(traced, message, timeout)
-            sent.learn(traced)
+            extra = {**headers_of(meta), **headers} if headers else headers_of(meta)
+            reply = await self._http.request(
+                "POST", self.url, sent, message, timeout=timeout, extra_headers=extra
+            )
             if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
                 if method == "initialize":
                     self._note_session(reply)
