@@ -167,6 +167,8 @@ async def ground(
         pins,
         lambda: changes.append(None),
         lambda: True,
+        lambda: True,
+        lambda name: 0,
     )
     made = Ground(hub, side, pins, audit)
     try:

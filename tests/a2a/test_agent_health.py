@@ -71,7 +71,7 @@ async def test_an_agent_that_is_not_there_has_no_tools_until_it_is_and_delays_no
             assert told["reachable"] and told["lastSeenAt"] and told["latencyMs"] > 0
             assert told["dialect"].startswith("A2A 1.0 over JSONRPC")
             assert here.side.registry is not None
-            watched = here.registry.find("vercel_ops").watch
+            watched = here.registry.agents.find("vercel_ops").watch
             assert watched is not None and watched.agent.facts.healthy
         assert here.fact_changes >= 1
         assert here.events == [("Vercel Ops", UNREACHABLE), ("Vercel Ops", HEALTHY)]
@@ -91,7 +91,7 @@ async def test_three_failures_in_a_row_take_its_tools_away_and_one_does_not(tmp_
             assert "HTTP 503" in here.one("ops")["reason"]
         await here.registry.refetch("ops")
         assert here.one("ops")["health"] == UNREACHABLE and not here.tools()
-        member = here.registry.find("ops")
+        member = here.registry.agents.find("ops")
         assert member.watch is not None and not member.watch.agent.facts.healthy
         agent.mode = "well"
         await here.registry.refetch("ops")
@@ -189,10 +189,10 @@ async def test_a_card_that_is_held_is_not_gone_by_and_nothing_is_sent_where_it_p
             assert told["held"] == told["reason"] == "its card has changed"
             assert told["health"] == DEGRADED and not here.tools()
             assert not thief.served.requests
-            watch = here.registry.find("ops").watch
+            watch = here.registry.agents.find("ops").watch
             assert watch is not None and not watch.agent.facts.pinned
             here.pins.holds = lambda raw: None  # somebody has approved it
-            here.registry.recheck("ops")
+            here.registry.agents.recheck("ops")
             await here.until(lambda: bool(here.tools()))
             assert thief.served.sent("GetTask") and here.one("ops")["held"] == ""
         assert {mode for _, mode in here.pins.asked} == {"first"}
@@ -205,7 +205,7 @@ async def test_what_is_decided_during_a_look_counts_after_it(tmp_path: Path) -> 
 
         def decided(raw: object) -> str:
             here.pins.holds = lambda raw: None
-            here.registry.recheck("ops")
+            here.registry.agents.recheck("ops")
             return "it was held a moment ago"
 
         here.pins.holds = decided
@@ -221,7 +221,7 @@ def _leads(raw: object, thief: Moody) -> bool:
 async def test_a_good_look_closes_the_breaker(tmp_path: Path) -> None:
     async with moody("deploy") as agent, ground(tmp_path, external("ops", agent.url)) as here:
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
-        watch = here.registry.find("ops").watch
+        watch = here.registry.agents.find("ops").watch
         assert watch is not None
         for _ in range(10):
             watch.agent.breaker.record_failure()

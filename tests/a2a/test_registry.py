@@ -63,7 +63,7 @@ async def test_registering_again_is_no_second_agent_and_looks_again(tmp_path: Pa
         assert again["id"] == first["id"] and "moody.more" in again["tools"]
         both = await asyncio.gather(*(here.listed.add({"url": agent.url}) for _ in range(5)))
         assert {one["id"] for one in both} == {first["id"]}
-        assert len(here.registry.list_agents()) == 1
+        assert len(here.registry.agents.list_agents()) == 1
         changed = await here.listed.add({"url": agent.url, "trust": "trusted"})
         assert (changed["id"], changed["trustLevel"]) == (first["id"], "trusted")
 
@@ -71,7 +71,9 @@ async def test_registering_again_is_no_second_agent_and_looks_again(tmp_path: Pa
 async def test_ten_at_once_of_the_same_are_one(tmp_path: Path) -> None:
     async with moody("deploy") as agent, ground(tmp_path) as here:
         rows = await asyncio.gather(*(here.listed.add({"url": agent.url}) for _ in range(10)))
-        assert len({row["id"] for row in rows}) == 1 and len(here.registry.list_agents()) == 1
+        assert (
+            len({row["id"] for row in rows}) == 1 and len(here.registry.agents.list_agents()) == 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,9 @@ async def test_what_is_no_agent_is_not_registered_and_it_is_said_why(
     async with odd_agent(handle) as server, ground(tmp_path) as here:
         with pytest.raises(InvalidInput, match=f"no agent was registered.*{said}"):
             await here.listed.add({"url": server.url})
-        assert not here.registry.list_agents() and not here.tools()
+        assert not here.registry.agents.list_agents() and not here.tools()
     async with ground(tmp_path) as again:
-        assert not again.registry.list_agents()
+        assert not again.registry.agents.list_agents()
 
 
 async def test_nobody_there_is_said_at_once_and_one_that_hangs_after_its_time(
@@ -156,9 +158,9 @@ async def test_names_that_are_taken_are_refused_with_both_owners(tmp_path: Path)
         await here.listed.add({"url": one.url, "name": "code-reviewer"})
         with pytest.raises(AmbiguousName, match=f'"Code Reviewer".*"code-reviewer" at {one.url}'):
             await here.listed.add({"url": two.url, "name": "Code Reviewer"})
-        assert [member.name for member in here.registry.list_agents()] == ["code-reviewer"]
+        assert [member.name for member in here.registry.agents.list_agents()] == ["code-reviewer"]
         await here.listed.add({"url": one.url, "name": "the same under another name"})
-        assert len(here.registry.list_agents()) == 2
+        assert len(here.registry.agents.list_agents()) == 2
 
 
 async def test_an_agent_of_the_configuration_stays_as_it_is_written_there(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ async def test_an_agent_of_the_configuration_stays_as_it_is_written_there(tmp_pa
                 with pytest.raises(InvalidInput, match=r"config\.toml"):
                     await work
             same = await here.listed.add({"url": agent.url})
-            assert same["source"] == "config" and len(here.registry.list_agents()) == 1
+            assert same["source"] == "config" and len(here.registry.agents.list_agents()) == 1
             first = here.one("ops")["id"]
         async with ground(tmp_path, external("ops", agent.url)) as again:
             assert again.one("ops")["id"] == first
@@ -197,7 +199,7 @@ async def test_trust_changes_at_once_for_policies_labels_and_the_next_start(tmp_
     async with moody("deploy") as agent:
         async with ground(tmp_path) as here:
             row = await here.listed.add({"url": agent.url})
-            watch = here.registry.find("moody").watch
+            watch = here.registry.agents.find("moody").watch
             assert watch is not None and watch.agent.facts.trust == 1
             before = here.hub.catalog.find("moody.deploy").sources
             requests = len(agent.served.requests)
@@ -232,7 +234,7 @@ async def test_a_removed_agent_is_gone_with_its_tools_and_cards(tmp_path: Path) 
         async with ground(tmp_path, every=0.02) as here:
             row = await here.listed.add({"url": agent.url})
             assert await here.listed.remove("moody") == {"removed": "Moody", "id": row["id"]}
-            assert not here.tools() and not here.registry.list_agents()
+            assert not here.tools() and not here.registry.agents.list_agents()
             with pytest.raises(NotFound, match='no registered agent "moody"'):
                 here.one("moody")
             assert here.events[-1] == ("Moody", "removed")
@@ -240,7 +242,7 @@ async def test_a_removed_agent_is_gone_with_its_tools_and_cards(tmp_path: Path) 
             new = await here.listed.add({"url": agent.url})
             assert new["id"] != row["id"] and len(here.listed.list_cards("moody", anybody)) == 1
         async with ground(tmp_path) as again:
-            assert [member.registration.id for member in again.registry.list_agents()] == [
+            assert [member.registration.id for member in again.registry.agents.list_agents()] == [
                 new["id"]
             ]
 
@@ -252,7 +254,7 @@ async def test_changes_at_the_same_time_leave_one_agent_and_one_watch(tmp_path: 
             *(here.listed.change("moody", {"timeout_secs": 1 + n}) for n in range(5)),
             here.listed.refetch("moody"),
         )
-        assert len(here.registry.list_agents()) == 1 and len(here.tools()) == 2
+        assert len(here.registry.agents.list_agents()) == 1 and len(here.tools()) == 2
         running = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
         assert running.count("HealthWatch._run") == 1
         agent.served.requests.clear()
@@ -341,7 +343,7 @@ async def test_a_hundred_agents_register_in_the_time_of_one_timeout_while_ten_ha
         release.set()
         refused = [row for row in rows if isinstance(row, InvalidInput)]
         assert len(refused) == 10 and all("2 s" in str(problem) for problem in refused)
-        assert len(rows) - len(refused) == 90 and len(here.registry.list_agents()) == 90
+        assert len(rows) - len(refused) == 90 and len(here.registry.agents.list_agents()) == 90
         assert len(here.tools()) == 90 * 11 and heard[-1] == 90 * 11
         assert here.one("agent_7")["health"] == "healthy"
         assert took < 5 * seconds, took  # one after the other: ten timeouts

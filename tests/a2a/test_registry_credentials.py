@@ -99,7 +99,7 @@ async def test_a_secret_that_is_not_there_is_said_before_anything_is_kept(tmp_pa
     async with moody("deploy") as agent, ground(tmp_path) as here:
         with pytest.raises(InvalidInput, match="variable DRAGOMAN_AGENT_ABSENT, which is not set"):
             await here.listed.add({"url": agent.url, "token": "env:DRAGOMAN_AGENT_ABSENT"})
-        assert not agent.served.requests and not here.registry.list_agents()
+        assert not agent.served.requests and not here.registry.agents.list_agents()
 
 
 async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out(
@@ -109,7 +109,7 @@ async def test_an_agent_of_the_configuration_whose_secret_is_missing_is_left_out
         config = external("ops", agent.url, token='"env:ABSENT"')
         async with ground(tmp_path, config) as here:
             assert "environment variable ABSENT" in here.side.failures["ops"]
-            assert not here.registry.list_agents()
+            assert not here.registry.agents.list_agents()
 
 
 @pytest.mark.parametrize(

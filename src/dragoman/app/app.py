@@ -239,6 +239,8 @@ class Instance:
             guards.pins,
             guards.policies.touch,
             self.stores.clock.is_steady,
+            lambda: self.mode != "daemon" or self._auth.required,
+            lambda name: self.listeners.dispatches.count_active(name),
         )
         undo.callback(self.agents.close_stores)
         self.stores.apply(config.mcp_servers)
@@ -247,8 +249,6 @@ class Instance:
             self.place, self.hub, config.bus.plugins, config.bridge.keep_dispatches
         )
         guards.join(self._target, self.agents.approved)
-        if self.agents.listed is not None:
-            self.agents.listed.count_active = self.listeners.dispatches.count_active
 
     def _namespaces(self) -> dict[str, str]:
         """The targets by what their canonical names begin with."""
@@ -257,7 +257,7 @@ class Instance:
         }
         agents = getattr(self, "agents", None)  # the hub's own offer their tools while it is made
         if agents is not None and agents.registry is not None:
-            for member in agents.registry.list_agents():
+            for member in agents.registry.agents:
                 found |= {member.registration.slug: member.name, member.name: member.name}
         return found
 
@@ -389,7 +389,6 @@ class Instance:
         most = process.connection_limit(self.config.limits.connections)
         self._listeners.append(Listener(app, sock, self._bodies, most))
         self.agents.url = self.url
-        self.agents.secure(lambda: auth.required)
 
         def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
             found = auth.principal(

@@ -19,6 +19,7 @@ from dragoman.a2a.remote.credentials import (
     ReferenceRules,
 )
 from dragoman.a2a.remote.health_watch import CardPins
+from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registration import CONFIG
 from dragoman.a2a.remote.registry import Registry
 from dragoman.a2a.remote.registry_view import RegistryView
@@ -71,6 +72,8 @@ class AgentSide:
         pins: CardPins,
         changed: Callable[[], None],
         clock_is_steady: Callable[[], bool],
+        is_secured: Callable[[], bool],
+        count_active: Callable[[str], int],
     ) -> None:
         """`pins` hold the cards of agents; `changed` is called when policies know something else
         of one."""
@@ -84,6 +87,8 @@ class AgentSide:
         self._pins = pins
         self._facts_changed = changed
         self._clock_is_steady = clock_is_steady
+        self._is_secured = is_secured
+        self._count_active = count_active
         self.local: list[FunctionAgent] = []
         self.registry: Registry | None = None
         """The agents of others."""
@@ -139,10 +144,9 @@ class AgentSide:
             idle=settings.idle_secs,
             clock_is_steady=self._clock_is_steady,
         )
-        targets = MessageRouter(hub, settings.default_agent)
-        targets.order = [entry.name for entry in self._config.agents]
-        targets.find_unavailability = self._away
-        cards = CardService(targets, settings, sign)
+        order = [entry.name for entry in self._config.agents]
+        targets = MessageRouter(hub, settings.default_agent, order, self._away)
+        cards = CardService(targets, settings, sign, self._is_secured, lambda: self.grpc_port)
         private = settings.push_private
         self._push = PushNotifier(
             tasks,
@@ -153,12 +157,13 @@ class AgentSide:
         )
         self.face = A2aServer(hub, tasks, targets, cards, self._push, settings.stream_secs)
         self.http = A2aHttpTransport(self.face, settings, self._base_of)
-        self._catalog = AiCatalog(targets, settings, self._base_of, lambda: cards.secured())
+        self._catalog = AiCatalog(targets, settings, self._base_of, self._is_secured)
 
     def _register(self, place: Path) -> None:
         """Agents of others are tools whether or not A2A is served here."""
         self._rows = rows = RegistryStore(place)
         registry = Registry(
+            RegisteredAgents(),
             rows,
             self._remote,
             self._hub.bus,
@@ -173,7 +178,7 @@ class AgentSide:
         registry.load(settings.external_agents if settings.enabled else ())
         self.failures.update(registry.failures)
         self.registry = registry
-        self.listed = RegistryView(registry, rows, self._hub.catalog)
+        self.listed = RegistryView(registry, rows, self._hub.catalog, self._count_active)
 
     def _signer(self, place: Path) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
         path = self._config.a2a.signing_key
@@ -224,7 +229,7 @@ class AgentSide:
                 yield "server", server.prefix
         for agent in self._config.agents:
             yield "agent", agent.name
-        registered = set(self.registry.list_names()) if self.registry is not None else set()
+        registered = set(self.registry.agents.list_names()) if self.registry is not None else set()
         for tool in self._hub.catalog.targets():
             if tool.target.name not in registered:
                 yield "agent" if tool.agent is not None else "server", tool.target.name
@@ -239,28 +244,28 @@ class AgentSide:
         for agent in self.local:
             if agent.name == name:
                 return agent
-        return self.registry.find_target(name) if self.registry is not None else None
+        return self.registry.agents.find_target(name) if self.registry is not None else None
 
     def approved(self, name: str) -> None:
         """After it was decided what to do with what its pins hold."""
         if self.registry is not None:
-            self.registry.recheck(name)
+            self.registry.agents.recheck(name)
 
     def pin_of(self, name: str) -> str | None:
         """How what a registered agent offers is held; None for another."""
-        return self.registry.find_pin_mode(name) if self.registry is not None else None
+        return self.registry.agents.find_pin_mode(name) if self.registry is not None else None
 
     def additions_of(self, name: str) -> str | None:
         """Whether what a registered agent adds is shown or held; None where it does not say."""
-        return self.registry.find_additions_mode(name) if self.registry is not None else None
+        return self.registry.agents.find_additions_mode(name) if self.registry is not None else None
 
     def _away(self, name: str) -> str | None:
         """To callers it is not told where the hub looked for it."""
         if name in self.failures:
             return "it could not be loaded"
-        if self.registry is not None and name in self.registry.list_refused():
+        if self.registry is not None and name in self.registry.agents.list_refused():
             return "the hub does not use it; its operator knows why"
-        if self.registry is not None and name in self.registry.list_names():
+        if self.registry is not None and name in self.registry.agents.list_names():
             return "it is being looked for"
         return None
 
@@ -282,11 +287,6 @@ class AgentSide:
         return found + [
             Under(path, self._catalog, lambda path: path in public) for path in catalogs
         ]
-
-    def secure(self, secured: Callable[[], bool]) -> None:
-        """Says whether callers need a key."""
-        if self.face is not None:
-            self.face.cards.secured = secured
 
     def _base_of(self, request: HttpRequest) -> str:
         if self._config.server.public_url:
@@ -325,7 +325,6 @@ class AgentSide:
             )
             self.grpc_port = await grpc.start()
             self._grpc = grpc
-            self.face.cards.grpc_port = self.grpc_port
 
     async def settled(self) -> None:
         """Until each agent of others has been found once, or has failed once."""
@@ -333,7 +332,7 @@ class AgentSide:
             await self.registry.wait_until_checked()
 
     def find_absent(self, name: str) -> tuple[Target, str] | None:
-        return self.registry.find_absent(name) if self.registry is not None else None
+        return self.registry.agents.find_absent(name) if self.registry is not None else None
 
     def end_callers(self, why_ended: WhyEnded) -> None:
         if self._grpc is not None:

@@ -155,7 +155,7 @@ def _list_optional_rows(hub: Instance) -> Iterator[tuple[str, str]]:
     if hub.agents.local:
         yield "agents", ", ".join(agent.name for agent in hub.agents.local)
     registry = hub.agents.registry
-    if registry is not None and (names := registry.list_names()):
+    if registry is not None and (names := registry.agents.list_names()):
         yield "remote agents", f"{_render_names(names)}, found in the background (dragoman agents)"
     policies = hub.guards.policies
     if not policies.policies.snapshot.default:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import hashlib
 import logging
 import time
@@ -23,6 +22,7 @@ from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.skill_tools import slug_of
 from dragoman.a2a.remote.credentials import ReferenceRules
 from dragoman.a2a.remote.health_watch import UNKNOWN, CardPins, HealthWatch, Watched
+from dragoman.a2a.remote.registered_agents import RegisteredAgent, RegisteredAgents
 from dragoman.a2a.remote.registration import (
     API,
     CONFIG,
@@ -43,7 +43,6 @@ from dragoman.core.errors import (
     ConfigError,
     HubError,
     InvalidInput,
-    NotFound,
     Overloaded,
     StorageFailed,
 )
@@ -85,22 +84,10 @@ class AgentStore(Protocol):
     def list_bound_origins(self, reference: str) -> list[str]: ...
 
 
-class RegisteredAgent:
-    def __init__(self, row: AgentRegistration) -> None:
-        self.registration = row
-        self.watch: HealthWatch | None = None
-        """None for one that is not enabled, or refused."""
-        self.refusal = ""
-        """Why the hub keeps the agent but does not use it."""
-
-    @property
-    def name(self) -> str:
-        return self.registration.entry.name
-
-
 class Registry:
     def __init__(
         self,
+        agents: RegisteredAgents,
         store: AgentStore,
         make: Callable[[ExternalAgent, str], Watched],
         bus: Bus,
@@ -112,10 +99,9 @@ class Registry:
         every: float,
         references: ReferenceRules,
     ) -> None:
-        """`make` makes the target of an entry and its source; `others` are the kinds and names of
-        all else that tools are called by, servers and the hub's own agents; `reserved` are what
-        their listed names begin with; `changed` is called when policies know something else of an
-        agent."""
+        """Fills `agents`. `make` builds the target of an entry from its source; `others` lists the
+        kinds and names of the servers and local agents; `reserved` are the prefixes of their listed
+        names; `changed` is called when the facts that policies know of an agent change."""
         self._store = store
         self._build_target = make
         self._bus = bus
@@ -125,8 +111,7 @@ class Registry:
         self._facts_changed = changed
         self._every = every
         self._references = references
-        self._members: dict[str, RegisteredAgent] = {}
-        """By slug."""
+        self.agents = agents
         self._joining = 0
         self._changing = asyncio.Lock()
         self._background = Background("the agent registry")
@@ -170,18 +155,18 @@ class Registry:
 
     def start(self) -> None:
         self._running = True
-        for member in self._members.values():
+        for member in self.agents:
             if member.watch is not None:
                 member.watch.start()
 
     async def wait_until_checked(self) -> None:
         """Until each has been found once, or has failed once."""
-        watches = [one.watch for one in self._members.values() if one.watch is not None]
+        watches = [one.watch for one in self.agents if one.watch is not None]
         await asyncio.gather(*(watch.wait_for_first_check() for watch in watches))
 
     async def stop(self) -> None:
         self._running = False
-        watches = [one.watch for one in self._members.values() if one.watch is not None]
+        watches = [one.watch for one in self.agents if one.watch is not None]
         await asyncio.gather(*(watch.stop() for watch in watches), return_exceptions=True)
         await self._background.close(CHANGE_SECONDS, timeout=CHANGE_SECONDS)
 
@@ -200,7 +185,7 @@ class Registry:
                 told=lambda state, reason: self._publish(row.entry.name, state, reason),
                 changed=self._facts_changed,
             )
-        self._members[row.slug] = member
+        self.agents.put(member)
         return member
 
     def _save_card(self, id: str, found: FoundCard) -> None:
@@ -235,15 +220,11 @@ class Registry:
         for reference in self._references.find_in(entry):
             self._store.bind_credential(reference, _render_full_origin(entry.url))
 
-    def list_refused(self) -> dict[str, str]:
-        """The agents that are kept but not used, and why."""
-        return {one.name: one.refusal for one in self._members.values() if one.refusal}
-
     # --- names -----------------------------------------------------------------------------------
 
     def _check_free(self, name: str, slug: str, mine: str = "") -> None:
         """Tools of two owners must not be called alike; `mine` is the id of one that may be."""
-        member = self._members.get(slug)
+        member = self.agents.find_slug(slug)
         if member is not None and member.registration.id != mine:
             raise AmbiguousName(
                 f'agent "{name}" would have its tools under "{slug}.", and so has agent '
@@ -269,7 +250,7 @@ class Registry:
 
     def _check_card_name(self, name: str, slug: str) -> None:
         """What a card says is its author's choice: its tools must not be listed as another's."""
-        members = [("agent", member.name) for member in self._members.values()]
+        members = [("agent", member.name) for member in self.agents]
         for kind, other in (*self._others(), *members):
             space = slug_of(other)
             if slug.startswith(f"{space}_") or space.startswith(f"{slug}_"):
@@ -277,34 +258,6 @@ class Registry:
                     f'the card says that the agent is called "{name}", and tools of {kind} '
                     f'"{other}" could be listed under the same names; pass a name for it'
                 )
-
-    def find(self, key: str) -> RegisteredAgent:
-        """By id, slug or name."""
-        for member in self._members.values():
-            if key in (member.registration.id, member.registration.slug, member.name):
-                return member
-        names = [one.name for one in self._members.values()]
-        near = difflib.get_close_matches(key, names, n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise NotFound(f'there is no registered agent "{key[:100]}"{hint}')
-
-    def find_pin_mode(self, name: str) -> str | None:
-        member = self._find_by_name(name)
-        return member.registration.entry.pin if member is not None else None
-
-    def find_additions_mode(self, name: str) -> str | None:
-        member = self._find_by_name(name)
-        return member.registration.entry.additions if member is not None else None
-
-    def find_target(self, name: str) -> Watched | None:
-        member = self._find_by_name(name)
-        return member.watch.agent if member is not None and member.watch is not None else None
-
-    def _find_by_name(self, name: str) -> RegisteredAgent | None:
-        return next((one for one in self._members.values() if one.name == name), None)
-
-    def list_names(self) -> list[str]:
-        return [member.name for member in self._members.values()]
 
     # --- what is asked ---------------------------------------------------------------------------
 
@@ -318,8 +271,8 @@ class Registry:
         if "name" in values:  # or one would wait for an answer that is known
             self._check_free(values["name"], slug_of(values["name"]))
             self._check_reserved(values["name"], slug_of(values["name"]))
-        if len(self._members) >= MAX_AGENTS or self._joining >= MAX_JOINING:
-            raise Overloaded(f"{len(self._members)} agents are registered; remove some, or wait")
+        if len(self.agents) >= MAX_AGENTS or self._joining >= MAX_JOINING:
+            raise Overloaded(f"{len(self.agents)} agents are registered; remove some, or wait")
         self._joining += 1
         try:
             return await self._discover_and_join(values)
@@ -391,7 +344,7 @@ class Registry:
         raise InvalidInput(f'no agent was registered: "{render_origin(url)}" cannot be used: {why}')
 
     def _find_same(self, url: str, name: str | None) -> RegisteredAgent | None:
-        for member in self._members.values():
+        for member in self.agents:
             same = member.registration.entry.url.rstrip("/") == url.rstrip("/")
             if same and name in (None, member.name):
                 return member
@@ -406,7 +359,7 @@ class Registry:
 
     async def _change(self, key: str, body: Mapping[str, Any]) -> RegisteredAgent:
         async with self._changing:
-            member = self.find(key)
+            member = self.agents.find(key)
             old = member.registration
             if old.source == CONFIG:
                 raise InvalidInput(
@@ -453,47 +406,23 @@ class Registry:
 
     async def _remove(self, key: str) -> None:
         async with self._changing:
-            member = self.find(key)
+            member = self.agents.find(key)
             if member.registration.source == CONFIG:
                 raise InvalidInput(
                     f'agent "{member.name}" is in config.toml: remove it there, or set '
                     "enabled = false"
                 )
             self._store.delete_agent(member.registration.id)
-            self._members.pop(member.registration.slug, None)
+            self.agents.remove(member)
             if member.watch is not None:
                 await member.watch.stop()
             self._publish(member.name, REMOVED, "it was removed")
 
-    def find_absent(self, name: str) -> tuple[Watched, str] | None:
-        """The agent in whose namespace `name` is, of those that were not found since the start."""
-        folded = name.lower().replace("-", "_")
-        for member in self._members.values():
-            if member.watch is None or member.watch.agent.was_found:
-                continue
-            slug, agent = member.registration.slug.replace("-", "_"), member.watch.agent
-            starts = (f"{slug}.", f"a2a_{slug}_", f"{slug}_")
-            if folded == slug or folded.startswith(starts) or folded.endswith(f"_agent_{slug}"):
-                return agent, f'agent "{member.name}" is not found yet: {agent.reason}'
-        return None
-
     async def refetch(self, key: str) -> RegisteredAgent:
-        member = self.find(key)
+        member = self.agents.find(key)
         if member.watch is not None:
             await member.watch.refresh()
         return member
-
-    def recheck(self, name: str) -> None:
-        """After what its pins hold was decided on."""
-        member = self._find_by_name(name)
-        if member is not None and member.watch is not None:
-            member.watch.check_soon()
-
-    # --- what is told ----------------------------------------------------------------------------
-
-    def list_agents(self) -> list[RegisteredAgent]:
-        """Those of the configuration first, in its order."""
-        return list(self._members.values())
 
 
 def _render_full_origin(url: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.health_watch import REACHED, TRUST, UNKNOWN
+from dragoman.a2a.remote.registered_agents import RegisteredAgent
 from dragoman.a2a.remote.registration import render_card, render_registration, render_time
-from dragoman.a2a.remote.registry import AgentStore, RegisteredAgent, Registry
+from dragoman.a2a.remote.registry import AgentStore, Registry
 from dragoman.core.agent_tool import MESSAGE, tool_name
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
@@ -27,19 +28,25 @@ IsAllowed = Callable[[Tool], bool]
 
 
 class RegistryView:
-    def __init__(self, registry: Registry, store: AgentStore, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        store: AgentStore,
+        catalog: Catalog,
+        count_active: Callable[[str], int],
+    ) -> None:
+        """`count_active` returns how many dispatches to an agent are open."""
         self._registry = registry
         self._store = store
         self._catalog = catalog
-        self.count_active: Callable[[str], int] = lambda name: 0
-        """How many dispatches to the agent of that name are open."""
+        self._count_active = count_active
 
     def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
         """`secret` has which credentials an agent is sent, by their references, and its card as it
         came; else it is told what of the card was approved."""
         return [
             self._render(member, whole=False, secret=secret)
-            for member in self._registry.list_agents()
+            for member in self._registry.agents.list_agents()
             if may(_build_tool(member))
         ]
 
@@ -56,7 +63,7 @@ class RegistryView:
         return self._render(await self._registry.refetch(key), whole=True, secret=True)
 
     async def remove(self, key: str) -> dict[str, Any]:
-        member = self._registry.find(key)
+        member = self._registry.agents.find(key)
         await self._registry.remove(member.registration.id)
         return {"removed": member.name, "id": member.registration.id}
 
@@ -90,9 +97,9 @@ class RegistryView:
     def _find(self, key: str, may: IsAllowed) -> RegisteredAgent:
         """One that may not be known of is like one that there is not."""
         try:
-            member = self._registry.find(key)
+            member = self._registry.agents.find(key)
         except NotFound:
-            if all(may(_build_tool(one)) for one in self._registry.list_agents()):
+            if all(may(_build_tool(one)) for one in self._registry.agents.list_agents()):
                 raise  # with a hint at others
             member = None
         if member is None or not may(_build_tool(member)):
@@ -113,7 +120,7 @@ class RegistryView:
         else:
             told |= {"findings": [], **render_card(_find_approved(offered), None, whole=whole)}
         told["tools"] = [tool.name for tool in offered]
-        told["active"] = self.count_active(member.name)
+        told["active"] = self._count_active(member.name)
         if secret:
             pairs = row.entry.headers
             names = list(pairs) if isinstance(pairs, dict) else [p.partition(":")[0] for p in pairs]
@@ -134,7 +141,7 @@ class RegistryView:
         """In short, for whoever looks at the hub as a whole."""
         return [
             self._render_status(member)
-            for member in self._registry.list_agents()
+            for member in self._registry.agents.list_agents()
             if member.watch is not None or member.refusal
         ]
 

@@ -37,14 +37,20 @@ whether gRPC is listed."""
 
 
 class CardService:
-    def __init__(self, targets: MessageRouter, settings: A2aSettings, sign: Sign | None) -> None:
+    def __init__(
+        self,
+        targets: MessageRouter,
+        settings: A2aSettings,
+        sign: Sign | None,
+        is_secured: Callable[[], bool] = lambda: True,
+        find_grpc_port: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`is_secured` says whether callers need a key, `find_grpc_port` where gRPC is served."""
         self._targets = targets
         self._settings = settings
         self._sign = sign
-        self.secured: Callable[[], bool] = lambda: True
-        """Whether callers need a key."""
-        self.grpc_port: int | None = None
-        """Where gRPC is served; None where it is not."""
+        self._is_secured = is_secured
+        self._find_grpc_port = find_grpc_port
         self._kept: dict[_Key, tuple[bytes, str, str]] = {}
         self._listed: dict[_Key, bytes] = {}
         self._since: dict[str, str] = {}
@@ -53,7 +59,7 @@ class CardService:
 
     def has_extended_card(self, facts: AgentFacts) -> bool:
         """Whether there is more to say of the agent to those who are known."""
-        return facts.extended and self.secured()
+        return facts.extended and self._is_secured()
 
     def build_card(
         self, facts: AgentFacts, principal: Principal | None, base: str, *, grpc: bool = True
@@ -80,16 +86,17 @@ class CardService:
         urls = Interfaces(
             url=url, grpc=self._find_grpc_address(base) if grpc else None, tenant=tenant
         )
-        return card_of(described, urls=urls, security=self.secured())
+        return card_of(described, urls=urls, security=self._is_secured())
 
     def _find_grpc_address(self, base: str) -> str | None:
         """The address of gRPC for those who reach the hub at `base`: the same host."""
-        if self.grpc_port is None:
+        port = self._find_grpc_port()
+        if port is None:
             return None
         if self._settings.grpc_address:
             return self._settings.grpc_address
         host = urlsplit(base).hostname or "localhost"
-        return f"[{host}]:{self.grpc_port}" if ":" in host else f"{host}:{self.grpc_port}"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def encode_card(
         self,
@@ -107,9 +114,9 @@ class CardService:
         facts = self._targets.get_visible_facts(principal, agent)
         self._drop_stale()
         wanted = version or self._settings.card
-        if facts is not HUB_FACTS and self.secured():
+        if facts is not HUB_FACTS and self._is_secured():
             principal = None  # the public one is the same for all
-        key = facts.name, principal, base, wanted, self.secured(), grpc
+        key = facts.name, principal, base, wanted, self._is_secured(), grpc
         kept = self._kept.get(key)
         if kept is None:
             body = encode(
@@ -131,7 +138,7 @@ class CardService:
         self._drop_stale()
         wanted = version or self._settings.card
         grpc = self._settings.grpc_on_cards == "always"
-        key = "", principal, base, wanted, self.secured(), grpc
+        key = "", principal, base, wanted, self._is_secured(), grpc
         kept = self._listed.get(key)
         if kept is None:
             tools = self._targets.list_agents(principal)

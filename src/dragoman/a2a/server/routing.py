@@ -7,7 +7,7 @@ where there is none that is the hub itself, whose skills are its tools.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dragoman.a2a.config import HUB
@@ -70,13 +70,19 @@ class Destination:
 
 
 class MessageRouter:
-    def __init__(self, hub: Hub, default_agent: str | None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        default_agent: str | None,
+        order: Sequence[str] = (),
+        find_unavailability: Callable[[str], str | None] = lambda name: None,
+    ) -> None:
+        """`order` has the names of the local agents as the configuration has them;
+        `find_unavailability` says why a configured agent is not in the catalog, None for others."""
         self._hub = hub
         self._default = default_agent
-        self.order: list[str] = []
-        """The names of the hub's own agents, in the order of the configuration."""
-        self.find_unavailability: Callable[[str], str | None] = lambda name: None
-        """Why an agent of the configuration is not there; None for one that is not in it."""
+        self._order = order
+        self._find_unavailability = find_unavailability
         self._facts: dict[str | None, AgentFacts] = {}
         self._facts_at = -1
         self._slugs: dict[str, str] = {}
@@ -89,7 +95,7 @@ class MessageRouter:
             for tool in self._hub.catalog.tools()
             if tool.agent is not None and self.can_discover(principal, tool)
         }
-        first = [found.pop(name) for name in self.order if name in found]
+        first = [found.pop(name) for name in self._order if name in found]
         return [*first, *found.values()]
 
     def get_facts(self, agent: str | None) -> AgentFacts:
@@ -125,7 +131,7 @@ class MessageRouter:
             return HUB_FACTS
         tool = self._find_agent_tool(name)
         if tool is None or tool.agent is None:
-            why = self.find_unavailability(name)
+            why = self._find_unavailability(name)
             if why is not None:
                 raise A2aError(UNAVAILABLE, f'agent "{name}" is not there now: {why}')
             raise _unknown_agent_error(name)
@@ -135,7 +141,7 @@ class MessageRouter:
         """The name of the agent that answers where none is named; empty for the hub."""
         if self._default:
             return self._default
-        return next((name for name in self.order if self._find_agent_tool(name) is not None), "")
+        return next((name for name in self._order if self._find_agent_tool(name) is not None), "")
 
     def list_skills(self, principal: Principal) -> Iterable[Tool]:
         """The tools that the hub as an agent has to offer to that caller."""

@@ -1,0 +1,108 @@
+"""The table of registered agents. The registry fills it; pins, policies and name claims read it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from dragoman.a2a.remote.health_watch import HealthWatch, Watched
+from dragoman.a2a.remote.registration import AgentRegistration
+from dragoman.core.errors import NotFound
+
+
+class RegisteredAgent:
+    def __init__(self, row: AgentRegistration) -> None:
+        self.registration = row
+        self.watch: HealthWatch | None = None
+        """None for one that is not enabled, or refused."""
+        self.refusal = ""
+        """Why the hub keeps the agent but does not use it."""
+
+    @property
+    def name(self) -> str:
+        return self.registration.entry.name
+
+
+class RegisteredAgents:
+    def __init__(self) -> None:
+        self._by_slug: dict[str, RegisteredAgent] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_slug)
+
+    def __iter__(self) -> Iterator[RegisteredAgent]:
+        return iter(tuple(self._by_slug.values()))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def put(self, agent: RegisteredAgent) -> None:
+        """Adds the agent, in place of one with its slug."""
+        self._by_slug[agent.registration.slug] = agent
+
+    def remove(self, agent: RegisteredAgent) -> None:
+        self._by_slug.pop(agent.registration.slug, None)
+
+    def find_slug(self, slug: str) -> RegisteredAgent | None:
+        return self._by_slug.get(slug)
+
+    def list_namespaces(self) -> dict[str, str]:
+        """The names of the agents by what the names of their tools begin with."""
+        found: dict[str, str] = {}
+        for agent in self._by_slug.values():
+            found |= {agent.registration.slug: agent.name, agent.name: agent.name}
+        return found
+
+    def list_refused(self) -> dict[str, str]:
+        """Returns why agents are registered but not used, by name."""
+        return {one.name: one.refusal for one in self._by_slug.values() if one.refusal}
+
+    def find(self, key: str) -> RegisteredAgent:
+        """Finds an agent by its id, slug or name."""
+        for member in self._by_slug.values():
+            if key in (member.registration.id, member.registration.slug, member.name):
+                return member
+        names = [one.name for one in self._by_slug.values()]
+        near = difflib.get_close_matches(key, names, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise NotFound(f'there is no registered agent "{key[:100]}"{hint}')
+
+    def find_pin_mode(self, name: str) -> str | None:
+        member = self.find_by_name(name)
+        return member.registration.entry.pin if member is not None else None
+
+    def find_additions_mode(self, name: str) -> str | None:
+        member = self.find_by_name(name)
+        return member.registration.entry.additions if member is not None else None
+
+    def find_target(self, name: str) -> Watched | None:
+        member = self.find_by_name(name)
+        return member.watch.agent if member is not None and member.watch is not None else None
+
+    def find_by_name(self, name: str) -> RegisteredAgent | None:
+        return next((one for one in self._by_slug.values() if one.name == name), None)
+
+    def list_names(self) -> list[str]:
+        return [member.name for member in self._by_slug.values()]
+
+    def find_absent(self, name: str) -> tuple[Watched, str] | None:
+        """Finds the agent in whose namespace `name` is, of those never reached, and the reason."""
+        folded = name.lower().replace("-", "_")
+        for member in self._by_slug.values():
+            if member.watch is None or member.watch.agent.was_found:
+                continue
+            slug, agent = member.registration.slug.replace("-", "_"), member.watch.agent
+            starts = (f"{slug}.", f"a2a_{slug}_", f"{slug}_")
+            if folded == slug or folded.startswith(starts) or folded.endswith(f"_agent_{slug}"):
+                return agent, f'agent "{member.name}" is not found yet: {agent.reason}'
+        return None
+
+    def recheck(self, name: str) -> None:
+        """Checks an agent soon: what its pins quarantine was decided on."""
+        member = self.find_by_name(name)
+        if member is not None and member.watch is not None:
+            member.watch.check_soon()
+
+    def list_agents(self) -> list[RegisteredAgent]:
+        """Lists the agents, those of the configuration first."""
+        return list(self._by_slug.values())
