@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from dragoman import guards
-from dragoman.a2a.cards.parse import card_in
+from dragoman.a2a.cards.parse import parse_card
 from dragoman.a2a.client.card_discovery import FoundCard
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import JSONRPC, Endpoint
@@ -167,7 +167,7 @@ def _of(row: Mapping[str, Any], name: str) -> Any:
 def _peer(url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str) -> ProbedAgent:
     """The agent as if it had been found: nothing is asked."""
     raw = {**card, "skills": [skill]}
-    peer = ProbedAgent(FoundCard(asked=url, url=url, raw=raw, card=card_in(raw, url)))
+    peer = ProbedAgent(FoundCard(asked=url, url=url, raw=raw, card=parse_card(raw, url)))
     if wire == "auto":
         said = card.get("protocolVersion") or card.get("supportedInterfaces")
         peer.endpoint = peer.endpoints[0] if said else Endpoint(JSONRPC, V03, url, declared=True)

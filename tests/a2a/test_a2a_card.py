@@ -18,24 +18,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.a2a.cards.build import (
+    AgentDescription,
+    CardAddresses,
+    build_card,
+    build_card_headers,
+    build_etag,
+    find_text_argument,
+    is_unchanged,
+    skill_from_tool,
+)
+from dragoman.a2a.cards.parse import (
     MAX_CARD_BYTES,
     MAX_SKILLS,
-    Described,
-    Interface,
-    Interfaces,
-    card_in,
-    card_of,
-    etag,
-    headers_of,
-    interfaces_of,
-    read_card,
-    skill_of_tool,
-    text_argument,
-    unchanged,
+    CardInterface,
+    InvalidCard,
+    decode_card,
+    list_interfaces,
+    parse_card,
 )
-from dragoman.a2a.cards.parse import NotACard
 from dragoman.a2a.protocol.card_fields import FIELDS
-from dragoman.a2a.protocol.dialects.card_shapes import shape
+from dragoman.a2a.protocol.dialects.card_shapes import render_card
 from dragoman.wire.json import encode
 
 URL = "http://127.0.0.1:50051/a2a"
@@ -48,12 +50,12 @@ EXTENSION = {
 }
 
 
-def described(**changes: Any) -> Described:
+def described(**changes: Any) -> AgentDescription:
     said: dict[str, Any] = {
         "name": "code-reviewer",
         "description": "Reviews code for bugs, security issues, and style",
         "version": "0.1.0",
-        "skills": [skill_of_tool("file_read")],
+        "skills": [skill_from_tool("file_read")],
         "streaming": True,
         "push": True,
         "extended": True,
@@ -61,14 +63,14 @@ def described(**changes: Any) -> Described:
         "provider": {"organization": "Example", "url": "https://example.com"},
         "documentation": "https://example.com/docs",
     }
-    return Described(**{**said, **changes})
+    return AgentDescription(**{**said, **changes})
 
 
 def a_card(
     security: bool = True, grpc: str | None = "127.0.0.1:50052", **changes: Any
 ) -> dict[str, Any]:
-    urls = Interfaces(url=URL, grpc=grpc, tenant="code-reviewer")
-    return card_of(described(**changes), urls=urls, security=security)
+    urls = CardAddresses(url=URL, grpc=grpc, tenant="code-reviewer")
+    return build_card(described(**changes), urls=urls, security=security)
 
 
 # --- made -----------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ def a_card(
 
 @pytest.mark.promise("I1")
 def test_a_tool_is_a_skill_by_its_name_and_has_words_where_it_brings_none() -> None:
-    skill = skill_of_tool("file_read")
+    skill = skill_from_tool("file_read")
     assert skill == {
         "id": "file_read",
         "name": "file read",
@@ -86,8 +88,8 @@ def test_a_tool_is_a_skill_by_its_name_and_has_words_where_it_brings_none() -> N
         "inputModes": ["text/plain", "application/json"],
         "outputModes": ["text/plain", "application/json"],
     }
-    assert skill_of_tool("a_b", description="Adds")["description"] == "Adds"
-    assert len(skill_of_tool("a_b", description="x" * 50_000)["description"]) == 1_000
+    assert skill_from_tool("a_b", description="Adds")["description"] == "Adds"
+    assert len(skill_from_tool("a_b", description="x" * 50_000)["description"]) == 1_000
 
 
 @pytest.mark.parametrize(
@@ -107,22 +109,24 @@ def test_a_tool_is_a_skill_by_its_name_and_has_words_where_it_brings_none() -> N
 def test_a_skill_takes_text_where_its_tool_has_one_argument_for_it(
     schema: dict[str, Any], argument: str | None
 ) -> None:
-    assert text_argument(schema) == argument
-    modes = skill_of_tool("t", input_schema=schema)["inputModes"]
+    assert find_text_argument(schema) == argument
+    modes = skill_from_tool("t", input_schema=schema)["inputModes"]
     assert modes == (["text/plain"] if argument else []) + ["application/json"]
 
 
 @pytest.mark.promise("I1")
 def test_a_card_has_the_skills_of_its_tools_and_those_that_were_declared() -> None:
     review = {"id": "review", "name": "Review", "description": "Reads a diff", "tags": ["code"]}
-    card = a_card(skills=[skill_of_tool("file_read"), review], input_modes=["text/plain"])
+    card = a_card(skills=[skill_from_tool("file_read"), review], input_modes=["text/plain"])
     assert [skill["id"] for skill in card["skills"]] == ["file_read", "review"]
     assert card["skills"][1]["inputModes"] == ["text/plain"]
     assert card["skills"][1]["outputModes"] == ["text/plain", "application/json"]
 
 
 def test_no_required_member_is_empty_even_where_nothing_was_said() -> None:
-    card = shape(a_card(name="", description=" ", version="", skills=[], input_modes=[]), "1.0")
+    card = render_card(
+        a_card(name="", description=" ", version="", skills=[], input_modes=[]), "1.0"
+    )
     assert all(card[name] for name in REQUIRED)
     assert all(card["skills"][0][name] for name in ("id", "name", "description", "tags"))
 
@@ -137,14 +141,17 @@ def test_a_card_stays_small_whatever_it_is_made_of() -> None:
 
 
 def test_interfaces_come_http_first_newest_first_and_grpc_last() -> None:
-    assert interfaces_of(a_card()) == [
-        Interface(URL, "JSONRPC", "1.0", ""),
-        Interface(URL, "HTTP+JSON", "1.0", ""),
-        Interface(URL, "JSONRPC", "0.3", ""),
-        Interface(URL, "HTTP+JSON", "0.3", ""),
-        Interface("127.0.0.1:50052", "GRPC", "1.0", "code-reviewer"),
+    assert list_interfaces(a_card()) == [
+        CardInterface(URL, "JSONRPC", "1.0", ""),
+        CardInterface(URL, "HTTP+JSON", "1.0", ""),
+        CardInterface(URL, "JSONRPC", "0.3", ""),
+        CardInterface(URL, "HTTP+JSON", "0.3", ""),
+        CardInterface("127.0.0.1:50052", "GRPC", "1.0", "code-reviewer"),
     ]
-    assert [one.binding for one in interfaces_of(a_card(grpc=None))] == ["JSONRPC", "HTTP+JSON"] * 2
+    assert [one.binding for one in list_interfaces(a_card(grpc=None))] == [
+        "JSONRPC",
+        "HTTP+JSON",
+    ] * 2
 
 
 @pytest.mark.promise("I3")
@@ -152,12 +159,12 @@ def test_interfaces_come_http_first_newest_first_and_grpc_last() -> None:
 def test_a_card_declares_what_is_so_in_every_shape(on: bool) -> None:
     card = a_card(streaming=on, push=on, extended=on)
     for version in ("1.0", "0.3", "0.1", "merged"):
-        known = shape(card, version)["capabilities"]
+        known = render_card(card, version)["capabilities"]
         assert (known["streaming"], known["pushNotifications"]) == (on, on)
-    assert shape(card, "1.0")["capabilities"]["extendedAgentCard"] is on
-    assert shape(card, "0.3")["supportsAuthenticatedExtendedCard"] is on
+    assert render_card(card, "1.0")["capabilities"]["extendedAgentCard"] is on
+    assert render_card(card, "0.3")["supportsAuthenticatedExtendedCard"] is on
     for version in ("0.3", "0.1", "merged"):
-        assert shape(card, version)["capabilities"]["stateTransitionHistory"] is True
+        assert render_card(card, version)["capabilities"]["stateTransitionHistory"] is True
 
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -166,7 +173,7 @@ def test_a_card_declares_what_is_so_in_every_shape(on: bool) -> None:
 @pytest.mark.promise("I2")
 @pytest.mark.parametrize("security", [True, False])
 def test_the_pure_card_has_what_1_0_knows_and_nothing_else(security: bool) -> None:
-    pure = shape(a_card(security), "1.0")
+    pure = render_card(a_card(security), "1.0")
     parsed = ParseDict(pure, AgentCard())  # refuses any member that a2a.proto does not have
     assert parsed.skills[0].name == "file read"
     assert pure["skills"][0]["examples"] == []
@@ -177,7 +184,7 @@ def test_the_pure_card_has_what_1_0_knows_and_nothing_else(security: bool) -> No
 @pytest.mark.promise("I2")
 def test_the_oldest_card_has_the_shape_of_0_1() -> None:
     card = a_card(False, provider=None, documentation=None)
-    assert shape(card, "0.1") == {
+    assert render_card(card, "0.1") == {
         "name": "code-reviewer",
         "description": "Reviews code for bugs, security issues, and style",
         "url": URL,
@@ -199,13 +206,13 @@ def test_the_oldest_card_has_the_shape_of_0_1() -> None:
         "defaultInputModes": ["text", "text/plain", "application/json"],
         "defaultOutputModes": ["text", "text/plain", "application/json"],
     }
-    assert shape(a_card(True), "0.1")["authentication"] == {"schemes": ["bearer"]}
+    assert render_card(a_card(True), "0.1")["authentication"] == {"schemes": ["bearer"]}
 
 
 @pytest.mark.parametrize("version", ["0.3", "merged"])
 def test_a_card_of_0_3_says_where_how_and_with_what_key(version: str) -> None:
-    skill = {**skill_of_tool("t"), "securityRequirements": [{"schemes": {"bearer": {}}}]}
-    old = AgentCard03.model_validate(shape(a_card(skills=[skill]), version))
+    skill = {**skill_from_tool("t"), "securityRequirements": [{"schemes": {"bearer": {}}}]}
+    old = AgentCard03.model_validate(render_card(a_card(skills=[skill]), version))
     assert (old.url, old.preferred_transport, old.protocol_version) == (URL, "JSONRPC", "0.3.0")
     assert [one.transport for one in old.additional_interfaces or ()] == ["JSONRPC", "HTTP+JSON"]
     assert old.security == [{"bearer": []}]
@@ -228,19 +235,19 @@ def test_every_kind_of_scheme_is_told_in_both_ways() -> None:
     }
     wanted = [{"schemes": {"oauth": {"list": ["read"]}, "key": {"list": []}}}]
     card = {**a_card(), "securitySchemes": schemes, "securityRequirements": wanted}
-    AgentCard03.model_validate(shape(card, "0.3"))
+    AgentCard03.model_validate(render_card(card, "0.3"))
     for version in ("1.0", "0.3", "merged"):
-        again = card_in(shape(card, version))
+        again = parse_card(render_card(card, version))
         assert again["securitySchemes"] == schemes
         assert (
-            shape(again, "1.0")["securityRequirements"]
-            == shape(card, "1.0")["securityRequirements"]
+            render_card(again, "1.0")["securityRequirements"]
+            == render_card(card, "1.0")["securityRequirements"]
         )
 
 
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="no shape"):
-        shape(a_card(), "2.0")
+        render_card(a_card(), "2.0")
 
 
 @pytest.fixture
@@ -276,7 +283,7 @@ def served() -> Iterator[dict[str, Any]]:
 async def test_the_official_client_takes_every_shape(
     served: dict[str, Any], version: str, security: bool
 ) -> None:
-    served["card"] = shape(a_card(security), version)
+    served["card"] = render_card(a_card(security), version)
     async with httpx.AsyncClient(trust_env=False) as client:
         card = await A2ACardResolver(client, served["url"]).get_agent_card()
     assert card.name == "code-reviewer"
@@ -294,7 +301,9 @@ async def test_the_official_client_takes_every_shape(
 def test_what_we_make_we_read_without_a_loss(version: str, security: bool) -> None:
     card = a_card(security)
     odd: list[str] = []
-    assert shape(card_in(shape(card, version), odd=odd), "1.0") == shape(card, "1.0")
+    assert render_card(parse_card(render_card(card, version), odd=odd), "1.0") == render_card(
+        card, "1.0"
+    )
     assert odd == []
 
 
@@ -302,9 +311,9 @@ def test_what_we_make_we_read_without_a_loss(version: str, security: bool) -> No
 @pytest.mark.parametrize(("version", "spoken"), [("0.3", "0.3"), ("0.1", "0.1")])
 def test_the_older_shapes_are_read_as_what_they_are(version: str, spoken: str) -> None:
     card = a_card()
-    read = card_in(shape(card, version))
-    assert {one.version for one in interfaces_of(read)} == {spoken}
-    assert {one.url for one in interfaces_of(read)} == {URL}
+    read = parse_card(render_card(card, version))
+    assert {one.version for one in list_interfaces(read)} == {spoken}
+    assert {one.url for one in list_interfaces(read)} == {URL}
     assert read["skills"] == card["skills"]
     assert read["securityRequirements"] == card["securityRequirements"]
     scheme = read["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"]
@@ -327,8 +336,8 @@ def test_the_card_of_python_a2a_is_read() -> None:
         "authentication": "bearer",
         "provider": "Acme",
     }
-    read = card_in(raw)
-    assert interfaces_of(read) == [Interface("http://localhost:5001", "JSONRPC", "0.3", "")]
+    read = parse_card(raw)
+    assert list_interfaces(read) == [CardInterface("http://localhost:5001", "JSONRPC", "0.3", "")]
     assert read["provider"] == {"organization": "Acme", "url": ""}
     assert read["securitySchemes"] == {"bearer": {"httpAuthSecurityScheme": {"scheme": "bearer"}}}
     assert read["capabilities"] == {"streaming": False}
@@ -355,9 +364,9 @@ def test_the_card_of_fasta2a_is_read_with_its_own_form_of_requirements() -> None
         "defaultOutputModes": ["application/json"],
     }
     odd: list[str] = []
-    read = card_in(raw, odd=odd)
+    read = parse_card(raw, odd=odd)
     assert odd == []
-    assert interfaces_of(read) == [Interface("http://localhost:8000", "JSONRPC", "1.0", "")]
+    assert list_interfaces(read) == [CardInterface("http://localhost:8000", "JSONRPC", "1.0", "")]
     assert read["capabilities"] == {"streaming": True, "pushNotifications": False}
     assert read["securityRequirements"] == [{"schemes": {"key": {"list": ["read"]}}}]
 
@@ -396,7 +405,7 @@ def test_the_card_of_fasta2a_is_read_with_its_own_form_of_requirements() -> None
 def test_an_address_is_found_where_there_is_one(
     raw: dict[str, Any], found_at: str, expected: tuple[str, str, str]
 ) -> None:
-    assert [one[:3] for one in interfaces_of(card_in(raw, found_at))] == [expected]
+    assert [one[:3] for one in list_interfaces(parse_card(raw, found_at))] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -404,7 +413,7 @@ def test_an_address_is_found_where_there_is_one(
 )
 def test_an_address_that_cannot_be_used_is_left_out_and_said(url: Any) -> None:
     odd: list[str] = []
-    card = card_in({"name": "n", "url": url}, odd=odd)
+    card = parse_card({"name": "n", "url": url}, odd=odd)
     assert card["supportedInterfaces"] == []
     assert any("address" in said for said in odd)
 
@@ -426,7 +435,7 @@ def test_what_is_missing_or_wrong_is_put_right_and_said() -> None:
         ],
     }
     odd: list[str] = []
-    card = card_in(raw, odd=odd)
+    card = parse_card(raw, odd=odd)
     assert (card["name"], card["description"]) == ("agent.example", "5")
     assert card["version"] == "unknown"
     assert card["capabilities"] == {}
@@ -459,7 +468,7 @@ def test_what_is_read_is_bounded() -> None:
         "securitySchemes": {f"s{n}": {"type": "mutualTLS"} for n in range(5_000)},
     }
     odd: list[str] = []
-    card = card_in(raw, odd=odd)
+    card = parse_card(raw, odd=odd)
     assert len(card["name"]) == 256
     assert len(card["skills"]) == MAX_SKILLS
     assert len(card["skills"][0]["description"]) == 10_000
@@ -471,17 +480,17 @@ def test_what_is_read_is_bounded() -> None:
     for _ in range(100):
         deep = {"deeper": deep}
     extended = {"url": "http://h", "capabilities": {"extensions": [{"uri": "u", "params": deep}]}}
-    assert card_in(extended)["capabilities"] == {"extensions": [{"uri": "u"}]}
+    assert parse_card(extended)["capabilities"] == {"extensions": [{"uri": "u"}]}
 
 
 @pytest.mark.parametrize(
     "data", [b"[]", b"null", b"{", b'"text"', b"{" + b" " * MAX_CARD_BYTES + b"}"]
 )
 def test_what_is_no_card_is_refused(data: bytes) -> None:
-    with pytest.raises(NotACard):
-        read_card(data)
-    with pytest.raises(NotACard):
-        card_in([])
+    with pytest.raises(InvalidCard):
+        decode_card(data)
+    with pytest.raises(InvalidCard):
+        parse_card([])
 
 
 def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -497,7 +506,7 @@ def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("version", ["1.0", "merged", "0.3", "0.1"])
 def test_a_card_with_anything_wrong_anywhere_is_still_one(version: str) -> None:
-    whole = shape(a_card(), version)
+    whole = render_card(a_card(), version)
     for path in paths(whole):
         for junk in (None, 5, True, "x", "", [], {}, [None], [[]], {"a": None}, {"": [{}]}):
             raw = copy.deepcopy(whole)
@@ -505,11 +514,11 @@ def test_a_card_with_anything_wrong_anywhere_is_still_one(version: str) -> None:
             for step in path[:-1]:
                 place = place[step]
             place[path[-1]] = junk
-            card = card_in(raw, "http://h/.well-known/agent.json")
+            card = parse_card(raw, "http://h/.well-known/agent.json")
             assert all(card[name] for name in ("name", "description", "version"))
             assert all(name in card for name in REQUIRED)
             ParseDict(card, AgentCard())
-            shape(card, "merged")
+            render_card(card, "merged")
 
 
 JSON = st.recursive(
@@ -525,25 +534,28 @@ JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from([*FIELDS["AgentCard"], "url", "security"]), JSON))
 def test_any_object_makes_a_card_that_others_can_read(raw: dict[str, Any]) -> None:
-    ParseDict(card_in(raw), AgentCard(), ignore_unknown_fields=True)
+    ParseDict(parse_card(raw), AgentCard(), ignore_unknown_fields=True)
 
 
 # --- served ---------------------------------------------------------------------------------------
 
 
 def test_the_same_bytes_have_the_same_tag_and_others_another() -> None:
-    tag = etag(b"{}")
-    assert tag == etag(b"{}") != etag(b"[]")
+    tag = build_etag(b"{}")
+    assert tag == build_etag(b"{}") != build_etag(b"[]")
     assert tag.startswith('"') and tag.endswith('"')
-    assert unchanged(tag, f'"other", W/{tag}')
-    assert unchanged(tag, "*")
-    assert not unchanged(tag, '"other"')
-    assert not unchanged(tag, "")
+    assert is_unchanged(tag, f'"other", W/{tag}')
+    assert is_unchanged(tag, "*")
+    assert not is_unchanged(tag, '"other"')
+    assert not is_unchanged(tag, "")
 
 
 def test_only_a_card_that_all_may_see_may_be_kept_for_all() -> None:
-    shared, own = dict(headers_of(b"{}", shared=True)), dict(headers_of(b"{}", shared=False))
+    shared, own = (
+        dict(build_card_headers(b"{}", shared=True)),
+        dict(build_card_headers(b"{}", shared=False)),
+    )
     assert shared[b"cache-control"] == b"public, max-age=60"
     assert own[b"cache-control"] == b"private, max-age=60"
-    assert shared[b"etag"] == etag(b"{}").encode()
+    assert shared[b"etag"] == build_etag(b"{}").encode()
     assert b"Authorization" in shared[b"vary"]

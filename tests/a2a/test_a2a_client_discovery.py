@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.a2a.odd_agent import OLD_PLACE, WELL_KNOWN, Request, card_10, odd_agent
 
 from dragoman import __version__
-from dragoman.a2a.cards.signing import sign
+from dragoman.a2a.cards.signing import sign_card
 from dragoman.a2a.client.card_discovery import (
     IGNORE,
     PREFER,
@@ -185,9 +185,9 @@ async def test_registered_headers_go_with_the_card_of_the_registered_origin_alon
 
 KEY, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 PLAIN = card_10("https://a.example/rpc")
-GOOD = sign(PLAIN, KEY)
+GOOD = sign_card(PLAIN, KEY)
 BAD = {**GOOD, "description": "something else"}
-FOREIGN = sign(PLAIN, OTHER)
+FOREIGN = sign_card(PLAIN, OTHER)
 
 
 def trust(policy: str, *keys: Any, at: str = "https://a.example") -> CardTrust:

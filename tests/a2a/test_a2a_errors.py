@@ -6,7 +6,13 @@ import pytest
 
 from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import v01, v03, v10
-from dragoman.a2a.protocol.errors import OF_HUB, TABLE, A2aError, error_of, invalid
+from dragoman.a2a.protocol.errors import (
+    ERROR_CODES,
+    REASONS_BY_ERROR,
+    A2aError,
+    error_from_hub,
+    invalid,
+)
 from dragoman.core.errors import Declined, Denied, NotFound, Unreachable, find_row, list_leaves
 
 SPECIFIED = {
@@ -26,25 +32,25 @@ SPECIFIED = {
 @pytest.mark.promise("J3")
 def test_the_table_is_that_of_the_specification() -> None:
     for reason, row in SPECIFIED.items():
-        assert tuple(TABLE[reason]) == row
-    others = {reason: row.code for reason, row in TABLE.items() if reason not in SPECIFIED}
+        assert tuple(ERROR_CODES[reason]) == row
+    others = {reason: row.code for reason, row in ERROR_CODES.items() if reason not in SPECIFIED}
     assert not any(-32099 <= code <= -32001 for code in others.values()), "those are A2A's own"
 
 
 def test_every_reason_has_a_constant_of_its_name() -> None:
-    for reason in TABLE:
+    for reason in ERROR_CODES:
         assert getattr(errors, reason) == reason
 
 
 def test_every_error_of_the_hub_has_a_row() -> None:
-    assert all(find_row(OF_HUB, leaf) in TABLE for leaf in list_leaves())
-    assert set(OF_HUB.values()) <= set(TABLE)
+    assert all(find_row(REASONS_BY_ERROR, leaf) in ERROR_CODES for leaf in list_leaves())
+    assert set(REASONS_BY_ERROR.values()) <= set(ERROR_CODES)
 
 
 def test_an_error_of_the_hub_keeps_its_words_and_its_trace() -> None:
     error = Denied("no policy permits it")
     error.trace = "4f2a" * 8
-    seen = error_of(error)
+    seen = error_from_hub(error)
     assert seen.reason == "PERMISSION_DENIED"
     assert seen.message == "no policy permits it (trace 4f2a4f2a)"
     assert seen.metadata == {"kind": "Denied", "trace": "4f2a" * 8}
@@ -52,23 +58,23 @@ def test_an_error_of_the_hub_keeps_its_words_and_its_trace() -> None:
 
 def test_what_may_have_been_done_is_not_called_unavailable() -> None:
     """Clients send again what is unavailable."""
-    assert error_of(Unreachable("gone", sent=True)).reason == "INTERNAL"
-    assert error_of(Unreachable("gone", sent=False)).reason == "UNAVAILABLE"
+    assert error_from_hub(Unreachable("gone", sent=True)).reason == "INTERNAL"
+    assert error_from_hub(Unreachable("gone", sent=False)).reason == "UNAVAILABLE"
 
 
 def test_a_subclass_goes_by_the_row_above_it() -> None:
     class Special(NotFound):
         pass
 
-    seen = error_of(Special("no such task"))
+    seen = error_from_hub(Special("no such task"))
     assert (seen.reason, seen.metadata["kind"]) == ("TASK_NOT_FOUND", "NotFound")
-    assert error_of(Declined("I would rather not")).reason == "UNSUPPORTED_OPERATION"
+    assert error_from_hub(Declined("I would rather not")).reason == "UNSUPPORTED_OPERATION"
 
 
 @pytest.mark.promise("J3")
 def test_a_json_rpc_error_of_1_0_has_the_details_of_google_rpc() -> None:
     error = A2aError("TASK_NOT_FOUND", "no such task", metadata={"taskId": "t"})
-    assert v10.error_out(error) == {
+    assert v10.render_error(error) == {
         "code": -32001,
         "message": "no such task",
         "data": [
@@ -83,7 +89,7 @@ def test_a_json_rpc_error_of_1_0_has_the_details_of_google_rpc() -> None:
 
 
 def test_parameters_that_do_not_fit_are_named_in_a_bad_request() -> None:
-    out = v10.error_out(invalid("message.parts", "must have at least one part"))
+    out = v10.render_error(invalid("message.parts", "must have at least one part"))
     assert out["code"] == -32602
     assert out["message"] == '"message.parts" must have at least one part'
     assert out["data"][1] == {
@@ -96,39 +102,39 @@ def test_parameters_that_do_not_fit_are_named_in_a_bad_request() -> None:
 
 @pytest.mark.promise("J3")
 def test_an_http_error_of_1_0_is_a_status_of_google_rpc() -> None:
-    status, body = v10.rest_error_out(A2aError("TASK_NOT_CANCELABLE", "it is done"))
+    status, body = v10.render_rest_error(A2aError("TASK_NOT_CANCELABLE", "it is done"))
     assert status == 400
     assert body["error"]["code"] == 400
     assert body["error"]["status"] == "FAILED_PRECONDITION"
     assert body["error"]["details"][0]["reason"] == "TASK_NOT_CANCELABLE"
-    status, body = v10.rest_error_out(A2aError("METHOD_NOT_FOUND", "no such path"))
+    status, body = v10.render_rest_error(A2aError("METHOD_NOT_FOUND", "no such path"))
     assert (status, body["error"]["status"]) == (404, "NOT_FOUND")
 
 
-@pytest.mark.parametrize("reason", TABLE)
+@pytest.mark.parametrize("reason", ERROR_CODES)
 def test_older_dialects_hear_only_codes_that_they_know(reason: str) -> None:
     error = A2aError(reason, "no")
     known = {-32700, -32600, -32601, -32602, -32603, -32000, -32001, -32002, -32003, -32004}
-    assert v01.error_out(error)["code"] in known
-    assert v03.error_out(error)["code"] in known | {-32005, -32006, -32007}
-    assert v01.error_out(error)["data"]["reason"] == reason
+    assert v01.render_error(error)["code"] in known
+    assert v03.render_error(error)["code"] in known | {-32005, -32006, -32007}
+    assert v01.render_error(error)["data"]["reason"] == reason
 
 
 @pytest.mark.parametrize("dialect", [v01, v03, v10])
-@pytest.mark.parametrize("reason", TABLE)
+@pytest.mark.parametrize("reason", ERROR_CODES)
 def test_an_error_comes_back_from_each_wire_as_it_was(dialect: object, reason: str) -> None:
     error = A2aError(reason, "because", violations=[("a.b", "is wrong")], metadata={"taskId": "7"})
-    back = dialect.error_in(dialect.error_out(error))  # type: ignore[attr-defined]
+    back = dialect.parse_error(dialect.render_error(error))  # type: ignore[attr-defined]
     assert (back.reason, back.message) == (reason, "because")
     assert back.violations == [("a.b", "is wrong")]
     assert back.metadata == {"taskId": "7"}
 
 
 @pytest.mark.parametrize("dialect", [v03, v10])
-@pytest.mark.parametrize("reason", TABLE)
+@pytest.mark.parametrize("reason", ERROR_CODES)
 def test_an_http_error_comes_back_with_its_reason(dialect: object, reason: str) -> None:
     error = A2aError(reason, "because")
-    back = dialect.rest_error_in(*dialect.rest_error_out(error))  # type: ignore[attr-defined]
+    back = dialect.parse_rest_error(*dialect.render_rest_error(error))  # type: ignore[attr-defined]
     assert (back.reason, back.message) == (reason, "because")
 
 
@@ -145,16 +151,16 @@ def test_an_http_error_comes_back_with_its_reason(dialect: object, reason: str) 
     ],
 )
 def test_http_errors_of_others_are_understood(status: int, body: object, reason: str) -> None:
-    error = v03.rest_error_in(status, body)
+    error = v03.parse_rest_error(status, body)
     assert error.reason == reason
     assert error.message
 
 
 @pytest.mark.parametrize("error", [None, "boom", [], {}, {"code": "x"}, {"code": 7, "data": [1]}])
 def test_an_error_that_is_none_is_an_internal_one(error: object) -> None:
-    assert v10.error_in(error).reason == "INTERNAL"
-    assert v10.error_in(error).message
+    assert v10.parse_error(error).reason == "INTERNAL"
+    assert v10.parse_error(error).message
 
 
 def test_the_words_of_a_far_side_have_an_end() -> None:
-    assert len(v10.error_in({"code": -32603, "message": "x" * 100_000}).message) <= 2000
+    assert len(v10.parse_error({"code": -32603, "message": "x" * 100_000}).message) <= 2000

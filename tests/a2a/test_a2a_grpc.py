@@ -378,7 +378,7 @@ async def test_every_reason_has_its_status_and_the_sdk_raises_its_own_error_for_
     canned = CannedServer()
     async with serving(canned) as client:
         stub = A2AServiceStub(client.channel)
-        for reason, row in errors.TABLE.items():
+        for reason, row in errors.ERROR_CODES.items():
             canned.stop = A2aError(reason, "no: ö")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.GetTask(pb.GetTaskRequest(id="t"))

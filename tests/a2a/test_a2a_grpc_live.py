@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf.json_format import ParseDict
 
-from dragoman.a2a.cards.signing import sign
+from dragoman.a2a.cards.signing import sign_card
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.server.card_service import CardService
 from dragoman.a2a.server.grpc_server import A2aGrpcServer
@@ -74,7 +74,7 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
     catalog.offer("echo", [FunctionAgent(entry, "dragoman_agent_", lambda given: None).tool])
     tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
     targets = MessageRouter(hub, "echo")
-    cards = CardService(targets, settings, lambda card: sign(card, KEY, "k"))
+    cards = CardService(targets, settings, lambda card: sign_card(card, KEY, "k"))
     push = PushNotifier(tasks, store, lambda url, private: _NoWay(), settings, check=_nothing_wrong)
     face = A2aServer(hub, tasks, targets, cards, push, 60)
     known = Principal("key", "one")

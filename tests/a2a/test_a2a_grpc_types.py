@@ -10,7 +10,7 @@ from a2a.types import a2a_pb2
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.rpc import error_details_pb2, status_pb2
 
-from dragoman.a2a.protocol.grpc.messages import MAX_VALUES, TYPES_10, NotAMessage, status_bytes
+from dragoman.a2a.protocol.grpc.messages import MAX_VALUES, TYPES_10, InvalidMessage, encode_status
 from dragoman.a2a.protocol.grpc.tables import MESSAGES_10, METHODS_10
 
 TASK = {
@@ -99,28 +99,28 @@ def test_every_method_takes_and_gives_what_the_official_service_does() -> None:
 def test_what_is_written_is_read_the_same_by_us_and_by_the_sdk(
     name: str, plain: dict[str, Any]
 ) -> None:
-    ours = TYPES_10.write(name, plain)
-    assert TYPES_10.read(name, ours) == plain
+    ours = TYPES_10.encode(name, plain)
+    assert TYPES_10.decode(name, ours) == plain
     theirs = getattr(a2a_pb2, name)
     assert MessageToDict(theirs.FromString(ours)) == plain
-    assert TYPES_10.read(name, ParseDict(plain, theirs()).SerializeToString()) == plain
+    assert TYPES_10.decode(name, ParseDict(plain, theirs()).SerializeToString()) == plain
 
 
 def test_a_whole_number_is_an_integer_as_long_as_that_is_certain() -> None:
     values = [3.0, -2.0, 2.5, 2.0**53, 2.0**54]
-    read = TYPES_10.read("Part", TYPES_10.write("Part", {"data": values}))["data"]
+    read = TYPES_10.decode("Part", TYPES_10.encode("Part", {"data": values}))["data"]
     assert [type(value) for value in read] == [int, int, float, int, float]
 
 
 def test_an_optional_zero_is_told_from_nothing_and_other_defaults_are_left_out() -> None:
     asked = a2a_pb2.ListTasksRequest(page_size=0, page_token="", include_artifacts=False)
-    read = TYPES_10.read("ListTasksRequest", asked.SerializeToString())
+    read = TYPES_10.decode("ListTasksRequest", asked.SerializeToString())
     assert read == {"pageSize": 0, "includeArtifacts": False}
 
 
 def test_members_that_the_message_does_not_know_are_left_out() -> None:
-    data = TYPES_10.write("Task", {"id": "t", "kind": "task", "_own": {"x": 1}})
-    assert TYPES_10.read("Task", data) == {"id": "t"}
+    data = TYPES_10.encode("Task", {"id": "t", "kind": "task", "_own": {"x": 1}})
+    assert TYPES_10.decode("Task", data) == {"id": "t"}
 
 
 def _number(value: float) -> bytes:
@@ -159,8 +159,8 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("why", UNREADABLE)
 def test_what_cannot_be_read_is_no_message(why: str) -> None:
-    with pytest.raises(NotAMessage):
-        TYPES_10.read(*UNREADABLE[why])
+    with pytest.raises(InvalidMessage):
+        TYPES_10.decode(*UNREADABLE[why])
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_what_cannot_be_read_is_no_message(why: str) -> None:
     ],
 )
 def test_what_cannot_be_written_is_no_message(plain: dict[str, Any]) -> None:
-    with pytest.raises(NotAMessage):
-        TYPES_10.write("Task", plain)
+    with pytest.raises(InvalidMessage):
+        TYPES_10.encode("Task", plain)
 
 
 def _many_parts() -> bytes:
@@ -199,22 +199,24 @@ def _sized(data: bytes) -> bytes:
 @pytest.mark.parametrize("data", [_many_parts(), _many_nulls(), b"\x08\x01" * (MAX_VALUES + 1)])
 def test_more_values_than_a_message_may_have_are_refused(data: bytes) -> None:
     assert a2a_pb2.SendMessageRequest.FromString(data)
-    with pytest.raises(NotAMessage, match="more than 200000 values"):
-        TYPES_10.read("SendMessageRequest", data)
+    with pytest.raises(InvalidMessage, match="more than 200000 values"):
+        TYPES_10.decode("SendMessageRequest", data)
 
 
 def test_a_group_in_a_large_message_is_refused() -> None:
-    with pytest.raises(NotAMessage, match="does not have"):
-        TYPES_10.read("SendMessageRequest", b"\x2b\x2c" * (MAX_VALUES + 1))
+    with pytest.raises(InvalidMessage, match="does not have"):
+        TYPES_10.decode("SendMessageRequest", b"\x2b\x2c" * (MAX_VALUES + 1))
 
 
 def test_a_large_file_is_few_values() -> None:
     asked = {"message": {"messageId": "m", "parts": [{"raw": "QUFB" * 500_000}]}}
-    assert TYPES_10.read("SendMessageRequest", TYPES_10.write("SendMessageRequest", asked)) == asked
+    assert (
+        TYPES_10.decode("SendMessageRequest", TYPES_10.encode("SendMessageRequest", asked)) == asked
+    )
 
 
 def test_a_status_carries_details_that_googles_own_types_read() -> None:
-    data = status_bytes(
+    data = encode_status(
         5,
         "no such täsk",
         [

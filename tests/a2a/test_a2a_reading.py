@@ -22,13 +22,13 @@ def refused(read: Callable[[Any], Any], params: Any) -> tuple[str, str]:
 
 def test_a_request_that_fits_is_handed_on_as_it_is() -> None:
     request = {"message": dict(MESSAGE)}
-    assert validation.send_of(request) is request
+    assert validation.validate_send(request) is request
     request = {"message": {**MESSAGE, "contextId": "c", "metadata": {"a": 1}}}
-    assert validation.send_of(request)["message"] is request["message"]
+    assert validation.validate_send(request)["message"] is request["message"]
 
 
 def test_unknown_and_null_members_are_left_behind() -> None:
-    found = validation.send_of(
+    found = validation.validate_send(
         {
             "message": {
                 **MESSAGE,
@@ -89,7 +89,7 @@ def test_a_message_that_does_not_fit_is_refused_with_its_field(
     change: dict[str, Any], field: str
 ) -> None:
     message = {**MESSAGE, **change}
-    assert refused(validation.send_of, {"message": message})[0] == field
+    assert refused(validation.validate_send, {"message": message})[0] == field
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_a_message_that_does_not_fit_is_refused_with_its_field(
 def test_a_request_that_does_not_fit_is_refused_with_its_field(
     params: dict[str, Any], field: str
 ) -> None:
-    assert refused(validation.send_of, params)[0] == field
+    assert refused(validation.validate_send, params)[0] == field
 
 
 @pytest.mark.parametrize("params", [None, [], "x", 7])
 def test_parameters_are_an_object(params: Any) -> None:
     with pytest.raises(A2aError) as caught:
-        validation.send_of(params)
+        validation.validate_send(params)
     assert caught.value.reason == "INVALID_PARAMS"
 
 
@@ -143,17 +143,17 @@ def test_parameters_are_an_object(params: Any) -> None:
 )
 def test_every_base64_of_proto_json_is_taken_and_kept_in_one_form(given: str, kept: str) -> None:
     parts = [{"raw": given, "mediaType": "text/plain"}]
-    found = validation.send_of({"message": {**MESSAGE, "parts": parts}})
+    found = validation.validate_send({"message": {**MESSAGE, "parts": parts}})
     assert found["message"]["parts"] == [{"raw": kept, "mediaType": "text/plain"}]
 
 
 def test_null_is_a_value_of_data() -> None:
     request = {"message": {**MESSAGE, "parts": [{"data": None}]}}
-    assert validation.send_of(request)["message"]["parts"] == [{"data": None}]
+    assert validation.validate_send(request)["message"]["parts"] == [{"data": None}]
 
 
 def test_the_configuration_is_kept_as_far_as_it_says_something() -> None:
-    found = validation.send_of(
+    found = validation.validate_send(
         {
             "message": MESSAGE,
             "configuration": {
@@ -193,13 +193,16 @@ def test_the_configuration_is_kept_as_far_as_it_says_something() -> None:
     ],
 )
 def test_a_list_that_does_not_fit_is_refused(params: dict[str, Any], field: str) -> None:
-    assert refused(validation.list_of, params)[0] == field
+    assert refused(validation.validate_list, params)[0] == field
 
 
 def test_a_list_without_wishes_has_none() -> None:
-    assert validation.list_of({"status": "TASK_STATE_UNSPECIFIED", "pageToken": "", "x": 1}) == {}
+    assert (
+        validation.validate_list({"status": "TASK_STATE_UNSPECIFIED", "pageToken": "", "x": 1})
+        == {}
+    )
     wishes = {"status": "TASK_STATE_WORKING", "pageSize": 100, "includeArtifacts": False}
-    assert validation.list_of(wishes) == wishes
+    assert validation.validate_list(wishes) == wishes
 
 
 @pytest.mark.parametrize(
@@ -224,20 +227,20 @@ def test_a_list_without_wishes_has_none() -> None:
 )
 def test_a_webhook_that_does_not_fit_is_refused(change: dict[str, Any], field: str) -> None:
     config = {"taskId": "t", "url": "https://a.example/hook", **change}
-    assert refused(validation.push_set_of, config)[0] == field
+    assert refused(validation.validate_push_set, config)[0] == field
 
 
 @pytest.mark.parametrize(
     ("read", "params"),
     [
-        (validation.get_of, {}),
-        (validation.task_of, {"id": 7}),
-        (validation.cancel_of, {"id": "t", "metadata": []}),
-        (validation.push_of, {"taskId": "t"}),
-        (validation.push_of, {"id": "t"}),
-        (validation.push_list_of, {"id": "t"}),
-        (validation.push_list_of, {"taskId": "t", "pageSize": 101}),
-        (validation.card_of, {"tenant": []}),
+        (validation.validate_get, {}),
+        (validation.validate_task_key, {"id": 7}),
+        (validation.validate_cancel, {"id": "t", "metadata": []}),
+        (validation.validate_push_key, {"taskId": "t"}),
+        (validation.validate_push_key, {"id": "t"}),
+        (validation.validate_push_list, {"id": "t"}),
+        (validation.validate_push_list, {"taskId": "t", "pageSize": 101}),
+        (validation.validate_card_request, {"tenant": []}),
     ],
 )
 def test_the_other_requests_need_their_ids(read: Callable[[Any], Any], params: Any) -> None:
@@ -245,8 +248,8 @@ def test_the_other_requests_need_their_ids(read: Callable[[Any], Any], params: A
 
 
 def test_a_time_is_read_with_its_zone() -> None:
-    assert validation.instant("1970-01-01T00:00:01Z") == 1.0
-    assert validation.instant("1970-01-01T01:00:01.5+01:00") == 1.5
-    assert validation.instant("1970-01-01T00:00:00.123456789Z") == 0.123456
-    assert validation.instant("1970-01-01T00:00:00") is None
-    assert validation.instant("1970-02-30T00:00:00Z") is None
+    assert validation.seconds_from_timestamp("1970-01-01T00:00:01Z") == 1.0
+    assert validation.seconds_from_timestamp("1970-01-01T01:00:01.5+01:00") == 1.5
+    assert validation.seconds_from_timestamp("1970-01-01T00:00:00.123456789Z") == 0.123456
+    assert validation.seconds_from_timestamp("1970-01-01T00:00:00") is None
+    assert validation.seconds_from_timestamp("1970-02-30T00:00:00Z") is None

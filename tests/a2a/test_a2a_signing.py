@@ -20,20 +20,20 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from dragoman.a2a.cards.build import Described, Interfaces, card_of, skill_of_tool
-from dragoman.a2a.cards.canonical import NotCanonical, canonical, unsigned
+from dragoman.a2a.cards.build import AgentDescription, CardAddresses, build_card, skill_from_tool
+from dragoman.a2a.cards.canonical import NotCanonical, canonicalize, remove_signatures
 from dragoman.a2a.cards.signing import (
     PRUNED,
-    check,
-    key_id,
-    load_private,
-    load_public,
-    public_jwk,
-    sign,
-    verify,
+    check_signatures,
+    compute_key_id,
+    load_private_key,
+    load_public_key,
+    render_public_jwk,
+    sign_card,
+    verify_card,
 )
-from dragoman.a2a.protocol.card_fields import members
-from dragoman.a2a.protocol.dialects.card_shapes import shape
+from dragoman.a2a.protocol.card_fields import select_members
+from dragoman.a2a.protocol.dialects.card_shapes import render_card
 from dragoman.core.errors import ConfigError
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -57,11 +57,11 @@ def pem(key: Any) -> bytes:
 
 
 def a_card(security: bool = True, params: Any = None) -> dict[str, Any]:
-    described = Described(
+    described = AgentDescription(
         name="Übersetzer",
         description='Says "it" in another\ttongue, e.g. 😀',
         version="1.0.0",
-        skills=[skill_of_tool("file_read"), skill_of_tool("a_b", description="Adds")],
+        skills=[skill_from_tool("file_read"), skill_from_tool("a_b", description="Adds")],
         streaming=True,
         push=False,
         extended=True,
@@ -69,8 +69,8 @@ def a_card(security: bool = True, params: Any = None) -> dict[str, Any]:
         provider={"organization": "Example", "url": "https://example.com"},
         documentation="https://example.com/docs",
     )
-    urls = Interfaces(url="http://127.0.0.1:9/a2a", grpc="127.0.0.1:10", tenant="t")
-    return card_of(described, urls=urls, security=security)
+    urls = CardAddresses(url="http://127.0.0.1:9/a2a", grpc="127.0.0.1:10", tenant="t")
+    return build_card(described, urls=urls, security=security)
 
 
 def header_of(signature: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def signed_with(key: Any, algorithm: str, header: dict[str, Any], payload: bytes
 )
 def test_numbers_are_written_as_the_appendix_says(bits: str, text: str) -> None:
     [number] = struct.unpack(">d", bytes.fromhex(bits))
-    assert canonical(number).decode() == text
+    assert canonicalize(number).decode() == text
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_numbers_are_written_as_the_appendix_says(bits: str, text: str) -> None:
     ],
 )
 def test_values_are_written_as_the_scheme_says(value: Any, text: str) -> None:
-    assert canonical(value).decode() == text
+    assert canonicalize(value).decode() == text
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_values_are_written_as_the_scheme_says(value: Any, text: str) -> None:
 )
 def test_what_has_no_canonical_form_is_refused(value: Any) -> None:
     with pytest.raises(NotCanonical):
-        canonical(value)
+        canonicalize(value)
 
 
 def test_members_are_there_or_not_as_the_specification_shows() -> None:
@@ -179,7 +179,7 @@ def test_members_are_there_or_not_as_the_specification_shows() -> None:
         "skills": [],
         "signatures": [{"protected": "eyJ", "signature": "MEU"}],
     }
-    assert canonical(members(unsigned(card))).decode() == (
+    assert canonicalize(select_members(remove_signatures(card))).decode() == (
         '{"capabilities":{"pushNotifications":false,"streaming":false},"description":"",'
         '"name":"Example Agent","skills":[]}'
     )
@@ -196,7 +196,7 @@ def test_only_what_is_required_or_marked_is_kept_when_it_is_empty() -> None:
         "capabilities": {"extensions": [{"uri": "u", "required": False, "params": {}}]},
         "other": 5,
     }
-    assert members(card) == {
+    assert select_members(card) == {
         "iconUrl": "",
         "securityRequirements": [{"schemes": {"a": {}}}],
         "provider": {"url": "", "organization": ""},
@@ -216,7 +216,9 @@ PARAMS = [None, {"a": "", "b": [], "n": [1, 2.5, 1e21, -0.0], "ä": {"x": None, 
 def test_the_official_verifier_accepts_the_cards_we_serve(
     version: str, security: bool, params: Any
 ) -> None:
-    served = json.loads(json.dumps(shape(sign(a_card(security, params), KEY, "k1"), version)))
+    served = json.loads(
+        json.dumps(render_card(sign_card(a_card(security, params), KEY, "k1"), version))
+    )
     asked: list[Any] = []
 
     def provide(kid: str | None, jku: str | None) -> bytes:
@@ -230,13 +232,13 @@ def test_the_official_verifier_accepts_the_cards_we_serve(
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("security", [True, False])
 def test_we_accept_the_cards_that_the_official_sdk_signs(security: bool, params: Any) -> None:
-    theirs = ParseDict(shape(a_card(security, params), "1.0"), AgentCard())
+    theirs = ParseDict(render_card(a_card(security, params), "1.0"), AgentCard())
     header: Any = {"kid": "k1", "alg": "ES256", "jku": "https://evil.example/keys", "typ": "JOSE"}
     create_agent_card_signer(pem(KEY), header)(theirs)
     raw = json.loads(json.dumps(MessageToDict(theirs)))
-    assert verify(raw, {"k1": KEY.public_key()}) is None
+    assert verify_card(raw, {"k1": KEY.public_key()}) is None
     raw["description"] = "evil"
-    assert verify(raw, {"k1": KEY.public_key()}) is not None
+    assert verify_card(raw, {"k1": KEY.public_key()}) is not None
 
 
 # --- ours -----------------------------------------------------------------------------------------
@@ -245,17 +247,17 @@ def test_we_accept_the_cards_that_the_official_sdk_signs(security: bool, params:
 def test_a_signature_names_its_key_and_the_card_stays_as_it_was() -> None:
     card = a_card()
     before = copy.deepcopy(card)
-    signed = sign(card, KEY)
+    signed = sign_card(card, KEY)
     assert card == before
     assert {name: value for name, value in signed.items() if name != "signatures"} == card
     assert header_of(signed["signatures"][0]) == {
         "alg": "ES256",
-        "kid": key_id(KEY),
+        "kid": compute_key_id(KEY),
         "typ": "JOSE",
     }
-    assert verify(signed, {key_id(KEY): KEY.public_key()}) is None
-    assert verify(sign(a_card(), KEY, "mine"), {"mine": KEY.public_key()}) is None
-    assert len(sign(a_card(False, {"x": 1}), KEY)["signatures"]) == 1
+    assert verify_card(signed, {compute_key_id(KEY): KEY.public_key()}) is None
+    assert verify_card(sign_card(a_card(), KEY, "mine"), {"mine": KEY.public_key()}) is None
+    assert len(sign_card(a_card(False, {"x": 1}), KEY)["signatures"]) == 1
 
 
 def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -272,50 +274,50 @@ def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize("version", ["1.0", "merged"])
 def test_no_member_can_be_changed_or_taken_away(version: str) -> None:
     whole = a_card(params={"empty": "", "deep": [{"x": 0}]})
-    served = shape(sign(whole, KEY), version)
+    served = render_card(sign_card(whole, KEY), version)
     keys = [KEY.public_key()]
-    assert verify(served, keys) is None
+    assert verify_card(served, keys) is None
     changed = 0
-    for path in paths(members(whole)):
+    for path in paths(select_members(whole)):
         place: Any = copy.deepcopy(served)
         raw = place
         for step in path[:-1]:
             place = place[step]
         value = place[path[-1]]
         place[path[-1]] = (not value) if isinstance(value, bool) else "changed"
-        assert verify(raw, keys) is not None, path
+        assert verify_card(raw, keys) is not None, path
         del place[path[-1]]
-        assert verify(raw, keys) is not None, path
+        assert verify_card(raw, keys) is not None, path
         changed += 1
     assert changed > 50
 
 
 def test_what_a_signature_does_not_cover_is_not_vouched_for() -> None:
-    served = shape(sign(a_card(), KEY), "merged")
+    served = render_card(sign_card(a_card(), KEY), "merged")
     served["url"] = "https://evil.example/"
     served["capabilities"]["other"] = True
-    found = check(served, [KEY.public_key()])
+    found = check_signatures(served, [KEY.public_key()])
     assert found.why is None
-    assert found.covered == members(a_card())
-    assert check({**served, "name": "evil"}, [KEY.public_key()]).covered == {}
+    assert found.covered == select_members(a_card())
+    assert check_signatures({**served, "name": "evil"}, [KEY.public_key()]).covered == {}
 
 
 def test_a_card_that_was_signed_as_it_stands_is_vouched_for_whole() -> None:
     raw = {"name": "n", "url": "https://h", "securitySchemes": {"o": {"type": "oauth2"}}, "x": []}
-    signature = signed_with(pem(KEY), "ES256", {"kid": "k", "typ": "JOSE"}, canonical(raw))
-    found = check({**raw, "signatures": [signature]}, [KEY.public_key()])
+    signature = signed_with(pem(KEY), "ES256", {"kid": "k", "typ": "JOSE"}, canonicalize(raw))
+    found = check_signatures({**raw, "signatures": [signature]}, [KEY.public_key()])
     assert (found.why, found.covered) == (None, raw)
-    assert verify({**raw, "url": "https://g", "signatures": [signature]}, [KEY.public_key()])
+    assert verify_card({**raw, "url": "https://g", "signatures": [signature]}, [KEY.public_key()])
 
 
 def test_the_signature_for_those_who_check_less_is_not_enough_for_us() -> None:
-    signed = sign(a_card(), KEY)
+    signed = sign_card(a_card(), KEY)
     whole, less = signed["signatures"]
     assert header_of(less)[PRUNED] == "pruned"
     weaker = {**signed, "signatures": [less]}
     del weaker["securityRequirements"]
-    assert verify(weaker, [KEY.public_key()]) == "a signature does not cover the whole card"
-    assert verify({**signed, "signatures": [less, whole]}, [KEY.public_key()]) is None
+    assert verify_card(weaker, [KEY.public_key()]) == "a signature does not cover the whole card"
+    assert verify_card({**signed, "signatures": [less, whole]}, [KEY.public_key()]) is None
 
 
 @pytest.mark.parametrize(
@@ -330,17 +332,17 @@ def test_the_signature_for_those_who_check_less_is_not_enough_for_us() -> None:
     ],
 )
 def test_only_a_key_that_was_given_counts(keys: Any, why: str | None) -> None:
-    found = verify(sign(a_card(), KEY, "k1"), keys)
+    found = verify_card(sign_card(a_card(), KEY, "k1"), keys)
     assert found is None if why is None else (found is not None and why in found)
 
 
 def test_one_good_signature_among_others_is_enough() -> None:
-    mine, theirs = sign(a_card(), KEY, "a"), sign(a_card(), OTHER, "b")
+    mine, theirs = sign_card(a_card(), KEY, "a"), sign_card(a_card(), OTHER, "b")
     both = {**mine, "signatures": [5, *theirs["signatures"], *mine["signatures"]]}
-    assert verify(both, {"a": KEY.public_key()}) is None
+    assert verify_card(both, {"a": KEY.public_key()}) is None
 
 
-PAYLOAD = canonical(members(a_card()))
+PAYLOAD = canonicalize(select_members(a_card()))
 PUBLIC = pem(KEY.public_key())
 
 
@@ -359,7 +361,9 @@ PUBLIC = pem(KEY.public_key())
         (signed_with(pem(KEY), "ES256", {"typ": "JOSE"}, PAYLOAD), "does not name its key"),
         (signed_with(pem(KEY), "ES256", {"kid": "k", "crit": ["x"], "x": 1}, PAYLOAD), "extension"),
         (
-            signed_with(pem(OTHER), "ES256", {"kid": "k", "jwk": public_jwk(OTHER)}, PAYLOAD),
+            signed_with(
+                pem(OTHER), "ES256", {"kid": "k", "jwk": render_public_jwk(OTHER)}, PAYLOAD
+            ),
             "not by a trusted key",
         ),
         (signed_with(pem(KEY), "ES256", {"kid": "k"}, PAYLOAD + b" "), "was changed"),
@@ -368,21 +372,21 @@ PUBLIC = pem(KEY.public_key())
 def test_a_signature_that_proves_nothing_is_refused(signature: Any, why: str) -> None:
     if isinstance(signature, dict) and signature.get("signature") == "":
         signature["signature"] = "AAAA"  # `none` has none
-    found = verify({**a_card(), "signatures": [signature]}, [KEY.public_key()])
+    found = verify_card({**a_card(), "signatures": [signature]}, [KEY.public_key()])
     assert found is not None and why in found
 
 
 def test_cards_without_and_with_too_many_signatures_are_refused() -> None:
-    signed = sign(a_card(), KEY)
+    signed = sign_card(a_card(), KEY)
     keys = [KEY.public_key()]
-    assert verify(a_card(), keys) == "the card has no signature"
-    assert verify({**signed, "signatures": {}}, keys) == "the card has no signature"
+    assert verify_card(a_card(), keys) == "the card has no signature"
+    assert verify_card({**signed, "signatures": {}}, keys) == "the card has no signature"
     many = {**signed, "signatures": [None] * 16 + signed["signatures"]}
-    assert "more than 16" in (verify(many, keys) or "")
+    assert "more than 16" in (verify_card(many, keys) or "")
     deep: Any = []
     for _ in range(200):
         deep = [deep]
-    assert "canonical" in (verify({**signed, "other": deep}, keys) or "")
+    assert "canonical" in (verify_card({**signed, "other": deep}, keys) or "")
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -394,21 +398,26 @@ def jwk_file(path: Path, key: dict[str, Any]) -> Path:
 
 
 def test_keys_are_read_from_pem_and_jwk(tmp_path: Path) -> None:
-    signed = sign(a_card(), KEY)
+    signed = sign_card(a_card(), KEY)
     (tmp_path / "private.pem").write_bytes(pem(KEY))
     (tmp_path / "public.pem").write_bytes(PUBLIC)
     number = KEY.private_numbers().private_value.to_bytes(32, "big")
-    secret = {**public_jwk(KEY), "d": base64.urlsafe_b64encode(number).decode().rstrip("=")}
+    secret = {**render_public_jwk(KEY), "d": base64.urlsafe_b64encode(number).decode().rstrip("=")}
     private = [tmp_path / "private.pem", jwk_file(tmp_path / "private.json", secret)]
     public = [
         tmp_path / "public.pem",
-        jwk_file(tmp_path / "public.json", public_jwk(KEY)),
-        jwk_file(tmp_path / "set.json", {"keys": [public_jwk(KEY)]}),
+        jwk_file(tmp_path / "public.json", render_public_jwk(KEY)),
+        jwk_file(tmp_path / "set.json", {"keys": [render_public_jwk(KEY)]}),
     ]
     for path in public:
-        assert verify(signed, [load_public(path)]) is None
+        assert verify_card(signed, [load_public_key(path)]) is None
         for own in private:
-            assert verify(sign(a_card(), load_private(own)), [load_public(str(path))]) is None
+            assert (
+                verify_card(
+                    sign_card(a_card(), load_private_key(own)), [load_public_key(str(path))]
+                )
+                is None
+            )
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "EdDSA"])
@@ -421,16 +430,16 @@ def test_signatures_of_other_kinds_are_checked_with_keys_of_their_kind(
         else ed25519.Ed25519PrivateKey.generate()
     )
     card = a_card()
-    signature = signed_with(pem(key), algorithm, {"kid": "k"}, canonical(members(card)))
+    signature = signed_with(pem(key), algorithm, {"kid": "k"}, canonicalize(select_members(card)))
     signed = {**card, "signatures": [signature]}
     (tmp_path / "k.pem").write_bytes(pem(key.public_key()))
     named = "RSAAlgorithm" if algorithm == "RS256" else "OKPAlgorithm"
     jwk = json.loads(getattr(jwt.algorithms, named).to_jwk(key.public_key()))
     for path in (tmp_path / "k.pem", jwk_file(tmp_path / "k.json", jwk)):
-        assert verify(signed, [load_public(path)]) is None
-        assert verify({**signed, "name": "evil"}, [load_public(path)]) is not None
-    assert verify(signed, [KEY.public_key()]) is not None
-    assert verify(sign(card, KEY), [key.public_key()]) is not None
+        assert verify_card(signed, [load_public_key(path)]) is None
+        assert verify_card({**signed, "name": "evil"}, [load_public_key(path)]) is not None
+    assert verify_card(signed, [KEY.public_key()]) is not None
+    assert verify_card(sign_card(card, KEY), [key.public_key()]) is not None
 
 
 def test_a_key_file_that_cannot_be_used_is_named_and_explained(tmp_path: Path) -> None:
@@ -447,19 +456,19 @@ def test_a_key_file_that_cannot_be_used_is_named_and_explained(tmp_path: Path) -
         (tmp_path / name).write_bytes(data)
     for name in [*files, "missing.pem"]:
         with pytest.raises(ConfigError, match=name):
-            load_private(tmp_path / name)
+            load_private_key(tmp_path / name)
         with pytest.raises(ConfigError, match=name):
-            load_public(tmp_path / name)
+            load_public_key(tmp_path / name)
     with pytest.raises(ConfigError, match="too large"):
-        load_public(tmp_path / "large.pem")
+        load_public_key(tmp_path / "large.pem")
     (tmp_path / "public384.pem").write_bytes(
         pem(ec.generate_private_key(ec.SECP384R1()).public_key())
     )
     with pytest.raises(ConfigError, match="EC P-256"):
-        load_public(tmp_path / "public384.pem")
+        load_public_key(tmp_path / "public384.pem")
     (tmp_path / "public.pem").write_bytes(PUBLIC)
     with pytest.raises(ConfigError, match="no private key"):
-        load_private(tmp_path / "public.pem")
+        load_private_key(tmp_path / "public.pem")
 
 
 def test_without_the_extra_it_is_said_how_to_get_it(
@@ -467,6 +476,6 @@ def test_without_the_extra_it_is_said_how_to_get_it(
 ) -> None:
     (tmp_path / "k.pem").write_bytes(pem(KEY))
     monkeypatch.setitem(sys.modules, "cryptography", None)  # as if it were not installed
-    for use in (load_private, load_public):
+    for use in (load_private_key, load_public_key):
         with pytest.raises(ConfigError, match=r"pip install 'dragoman-hub\[signing\]'"):
             use(tmp_path / "k.pem")

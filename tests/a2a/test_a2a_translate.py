@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from dragoman.a2a.protocol.parts import (
     block_from_part,
+    join_texts,
     part_from_block,
     parts_from_result,
-    text_of,
 )
-from dragoman.a2a.protocol.validation import part_of
+from dragoman.a2a.protocol.validation import validate_part
 from dragoman.core.call import Result
 
 JSON = st.recursive(
@@ -114,7 +114,7 @@ def test_a_file_is_a_resource_with_its_name() -> None:
 )
 def test_a_block_of_a_tool_is_a_part(block: Any, part: dict[str, Any]) -> None:
     assert part_from_block(block) == part
-    assert part_of(part, "part") == part, "which fits"
+    assert validate_part(part, "part") == part, "which fits"
 
 
 def test_a_result_is_all_of_its_content() -> None:
@@ -136,5 +136,5 @@ def test_a_result_of_nothing_is_an_empty_text() -> None:
 
 
 def test_the_text_of_parts_is_their_texts_a_line_each() -> None:
-    assert text_of([{"text": "a"}, {"data": 1}, {"text": "b"}]) == "a\nb"
-    assert text_of([]) == ""
+    assert join_texts([{"text": "a"}, {"data": 1}, {"text": "b"}]) == "a\nb"
+    assert join_texts([]) == ""

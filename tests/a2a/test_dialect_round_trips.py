@@ -97,20 +97,20 @@ FEW = settings(max_examples=60, deadline=None)
 @FEW
 @given(TASKS)
 def test_a_task_comes_back_from_0_3(task: dict[str, Any]) -> None:
-    assert v03.result_in(GET, v03.result_out(GET, task)) == task
-    assert v03.result_in(SEND, v03.result_out(SEND, {"task": task})) == {"task": task}
+    assert v03.parse_result(GET, v03.render_result(GET, task)) == task
+    assert v03.parse_result(SEND, v03.render_result(SEND, {"task": task})) == {"task": task}
 
 
 @FEW
 @given(EVENTS, st.booleans())
 def test_an_event_comes_back_from_0_3(event: dict[str, Any], final: bool) -> None:
-    assert v03.event_in(v03.event_out(event, final=final)) == event
+    assert v03.parse_event(v03.render_event(event, final=final)) == event
 
 
 @FEW
 @given(EVENTS)
 def test_an_event_comes_back_from_0_3_over_http(event: dict[str, Any]) -> None:
-    back = v03.rest_event_in(v03.rest_event_out(event, final=False))
+    back = v03.parse_rest_event(v03.render_rest_event(event, final=False))
     assert back == without(event, "referenceTaskIds")
 
 
@@ -119,7 +119,7 @@ def test_an_event_comes_back_from_0_3_over_http(event: dict[str, Any]) -> None:
 @given(EVENTS)
 def test_what_is_well_formed_comes_back_from_1_0_as_it_is(event: dict[str, Any]) -> None:
     ParseDict(event, types.StreamResponse())
-    assert v10.event_in(v10.event_out(event, final=True)) == event
+    assert v10.parse_event(v10.render_event(event, final=True)) == event
 
 
 @FEW
@@ -127,13 +127,13 @@ def test_what_is_well_formed_comes_back_from_1_0_as_it_is(event: dict[str, Any])
 def test_a_request_comes_back_from_0_3(message: dict[str, Any], metadata: dict[str, Any]) -> None:
     request = {"message": message, "metadata": metadata, "configuration": {"historyLength": 3}}
     for op in (SEND, STREAM):
-        assert v03.params_in(op, v03.params_out(op, request)[1]) == request
+        assert v03.parse_params(op, v03.build_request(op, request)[1]) == request
 
 
 @FEW
 @given(messages("ROLE_USER"))
 def test_a_request_comes_back_from_0_1(message: dict[str, Any]) -> None:
-    found = v01.params_in(SEND, v01.params_out(SEND, {"message": message})[1])
+    found = v01.parse_params(SEND, v01.build_request(SEND, {"message": message})[1])
     assert found["message"]["parts"] == message["parts"]
     assert found["message"].get("contextId") == message.get("contextId")
     assert found["message"].get("metadata") == message.get("metadata")
@@ -150,7 +150,7 @@ DOWN = {
 @FEW
 @given(TASKS)
 def test_what_0_1_can_hold_of_a_task_comes_back(task: dict[str, Any]) -> None:
-    back = v01.result_in(CANCEL, v01.result_out(CANCEL, task))
+    back = v01.parse_result(CANCEL, v01.render_result(CANCEL, task))
     lost = ("messageId", "taskId", "contextId", "extensions", "referenceTaskIds", "artifactId")
     state = task["status"]["state"]
     wanted = {**task, "status": {**task["status"], "state": DOWN.get(state, state)}}

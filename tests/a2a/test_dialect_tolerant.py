@@ -41,7 +41,7 @@ def test_a_hybrid_is_read(dialect: Any) -> None:
             ],
         }
     }
-    assert dialect.result_in(SEND, answer) == {
+    assert dialect.parse_result(SEND, answer) == {
         "task": {
             "id": "t",
             "contextId": "c",
@@ -68,13 +68,13 @@ def test_a_bare_task_has_its_reply_as_an_artifact(dialect: Any) -> None:
         ],
         "artifacts": [],
     }
-    task = dialect.result_in(SEND, answer)["task"]
+    task = dialect.parse_result(SEND, answer)["task"]
     assert task["contextId"] == "s"
     assert task["artifacts"] == [
         {"artifactId": "response", "name": "response", "parts": [{"text": "hello"}]}
     ]
     assert [each["role"] for each in task["history"]] == ["ROLE_USER"]
-    failed = dialect.result_in(GET, {**answer, "status": "failed"})
+    failed = dialect.parse_result(GET, {**answer, "status": "failed"})
     assert failed["status"]["message"]["parts"] == [{"text": "hello"}]
     assert "artifacts" not in failed
 
@@ -92,12 +92,12 @@ def test_the_task_of_python_a2a_is_read(dialect: Any) -> None:
         },
         "message": {"content": {"type": "text", "text": "hi"}, "role": "user", "message_id": "m"},
     }
-    task = dialect.result_in(SEND, answer)["task"]
+    task = dialect.parse_result(SEND, answer)["task"]
     assert task["status"]["state"] == "TASK_STATE_FAILED"
     assert task["status"]["message"]["parts"] == [{"text": "it broke"}]
     assert task["status"]["message"]["role"] == "ROLE_AGENT"
     message = {"content": {"type": "text", "text": "hello"}, "role": "agent", "message_id": "m"}
-    assert dialect.result_in(SEND, message)["message"]["parts"] == [{"text": "hello"}]
+    assert dialect.parse_result(SEND, message)["message"]["parts"] == [{"text": "hello"}]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_task_of_python_a2a_is_read(dialect: Any) -> None:
 )
 def test_every_spelling_of_a_state_is_known(said: Any, state: str) -> None:
     for status in ({"state": said}, {"state": said, "timestamp": 7}):
-        assert v10.result_in(GET, {"id": "t", "status": status})["status"] == {"state": state}
+        assert v10.parse_result(GET, {"id": "t", "status": status})["status"] == {"state": state}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_every_spelling_of_a_state_is_known(said: Any, state: str) -> None:
 )
 def test_a_time_is_utcs(said: Any, time: str | None) -> None:
     status = {"state": "working", "timestamp": said}
-    found = v10.result_in(GET, {"id": "t", "status": status})
+    found = v10.parse_result(GET, {"id": "t", "status": status})
     assert found["status"].get("timestamp") == time
 
 
@@ -169,7 +169,7 @@ def test_a_time_is_utcs(said: Any, time: str | None) -> None:
 )
 def test_a_part_that_is_odd_is_read_or_kept_as_data(part: Any, found: Any) -> None:
     message = {"role": "agent", "parts": [part]}
-    assert v10.result_in(SEND, message)["message"]["parts"] == [found]
+    assert v10.parse_result(SEND, message)["message"]["parts"] == [found]
 
 
 @pytest.mark.promise("L1")
@@ -193,17 +193,17 @@ def test_a_part_that_is_odd_is_read_or_kept_as_data(part: Any, found: Any) -> No
 )
 def test_an_event_is_known_by_what_is_in_it(value: Any, kind: str) -> None:
     for dialect in ALL:
-        found = dialect.event_in(value)  # type: ignore[attr-defined]
+        found = dialect.parse_event(value)  # type: ignore[attr-defined]
         assert list(found) == [kind]
 
 
 @pytest.mark.promise("L1")
 def test_chunks_of_0_1_are_pieces_of_one_artifact() -> None:
     artifact = {"parts": [{"type": "text", "text": "a"}], "index": 2, "append": True}
-    update = v01.event_in({"id": "t", "artifact": artifact})["artifactUpdate"]
+    update = v01.parse_event({"id": "t", "artifact": artifact})["artifactUpdate"]
     assert update["artifact"]["artifactId"] == "artifact-2"
     assert update["append"] is True
-    last = v01.event_in({"id": "t", "artifact": {**artifact, "lastChunk": True}})
+    last = v01.parse_event({"id": "t", "artifact": {**artifact, "lastChunk": True}})
     assert last["artifactUpdate"]["lastChunk"] is True
     assert last["artifactUpdate"]["artifact"]["artifactId"] == "artifact-2"
 
@@ -222,38 +222,38 @@ def test_what_is_no_answer_is_refused(value: Any) -> None:
     for dialect in ALL:
         for op in (SEND, GET):
             with pytest.raises(A2aError) as caught:
-                dialect.result_in(op, value)  # type: ignore[attr-defined]
+                dialect.parse_result(op, value)  # type: ignore[attr-defined]
             assert caught.value.reason == "INVALID_AGENT_RESPONSE"
 
 
 def test_an_artifact_is_no_answer_to_a_message() -> None:
     with pytest.raises(A2aError):
-        v10.result_in(SEND, {"artifactUpdate": {"taskId": "t", "artifact": {}}})
+        v10.parse_result(SEND, {"artifactUpdate": {"taskId": "t", "artifact": {}}})
 
 
 def test_lists_cards_and_webhooks_are_read() -> None:
     task = {"id": "t", "status": {"state": "TASK_STATE_WORKING"}}
     page = {"tasks": [task], "nextPageToken": "n", "pageSize": 1, "totalSize": 9}
-    assert v10.result_in(LIST, page) == page
-    assert v03.result_in(LIST, [task]) == {**page, "nextPageToken": "", "totalSize": 1}
-    assert v10.result_in(LIST, {}) == {
+    assert v10.parse_result(LIST, page) == page
+    assert v03.parse_result(LIST, [task]) == {**page, "nextPageToken": "", "totalSize": 1}
+    assert v10.parse_result(LIST, {}) == {
         "tasks": [],
         "nextPageToken": "",
         "pageSize": 0,
         "totalSize": 0,
     }
     with pytest.raises(A2aError):
-        v10.result_in(LIST, {"tasks": "x"})
+        v10.parse_result(LIST, {"tasks": "x"})
     flat = {"taskId": "t", "id": "c", "url": "https://a.example/"}
     nested = {"taskId": "t", "pushNotificationConfig": {"id": "c", "url": "https://a.example/"}}
-    assert v03.result_in(PUSH_GET, nested) == flat
-    assert v10.result_in(PUSH_GET, flat) == flat
-    assert v01.result_in(
+    assert v03.parse_result(PUSH_GET, nested) == flat
+    assert v10.parse_result(PUSH_GET, flat) == flat
+    assert v01.parse_result(
         PUSH_GET, {"id": "t", "pushNotificationConfig": {"url": "https://a.example/"}}
     ) == {"taskId": "t", "url": "https://a.example/"}
     for value in ([nested], {"configs": [flat]}):
-        assert v03.result_in(PUSH_LIST, value)["configs"] == [flat]
-    assert v03.result_in(PUSH_DELETE, None) == {}
-    assert v10.result_in(CARD, {"name": "x"}) == {"name": "x"}
+        assert v03.parse_result(PUSH_LIST, value)["configs"] == [flat]
+    assert v03.parse_result(PUSH_DELETE, None) == {}
+    assert v10.parse_result(CARD, {"name": "x"}) == {"name": "x"}
     with pytest.raises(A2aError):
-        v10.result_in(CARD, [])
+        v10.parse_result(CARD, [])

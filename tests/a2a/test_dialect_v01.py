@@ -55,7 +55,7 @@ def in_state(state: str, words: str | None = None) -> dict[str, Any]:
 
 @pytest.mark.promise("J2")
 def test_a_bare_request_is_understood() -> None:
-    found = v01.params_in(
+    found = v01.parse_params(
         SEND,
         {
             "message": {
@@ -85,7 +85,7 @@ def test_a_bare_request_is_understood() -> None:
 
 @pytest.mark.promise("J3")
 def test_the_clients_id_comes_along() -> None:
-    found = v01.params_in(
+    found = v01.parse_params(
         SEND,
         {
             "id": "mine",
@@ -140,13 +140,13 @@ def test_the_clients_id_comes_along() -> None:
 def test_what_does_not_fit_is_refused(params: Any) -> None:
     for op in (SEND, STREAM):
         with pytest.raises(A2aError) as caught:
-            v01.params_in(op, params)
-        assert v01.error_out(caught.value)["code"] == -32602
+            v01.parse_params(op, params)
+        assert v01.render_error(caught.value)["code"] == -32602
 
 
 @pytest.mark.promise("J3")
 def test_a_task_has_the_shape_of_0_1_and_the_bare_messages() -> None:
-    out = v01.result_out(SEND, {"task": TASK})
+    out = v01.render_result(SEND, {"task": TASK})
     assert out["id"] == "t"
     assert out["sessionId"] == "s"
     assert out["status"] == {"state": "completed", "timestamp": "2026-01-01T00:00:00Z"}
@@ -162,15 +162,15 @@ def test_a_task_has_the_shape_of_0_1_and_the_bare_messages() -> None:
     assert out["artifacts"][0]["parts"][1]["data"] == {"value": [1]}
     assert out["history"] == [{"role": "user", "parts": [{"type": "text", "text": "Review this"}]}]
     assert [each["role"] for each in out["messages"]] == ["user", "agent"]
-    assert v01.result_out(GET, TASK) == out
-    assert v01.result_out(CANCEL, TASK) == out
-    assert v01.result_out(LIST, {"tasks": [TASK]}) == [out]
-    assert v01.push_out({}, TASK) == out
+    assert v01.render_result(GET, TASK) == out
+    assert v01.render_result(CANCEL, TASK) == out
+    assert v01.render_result(LIST, {"tasks": [TASK]}) == [out]
+    assert v01.render_push({}, TASK) == out
 
 
 @pytest.mark.promise("J2")
 def test_a_bare_task_is_rendered() -> None:
-    assert v01.bare_task({**TASK, "artifacts": [REPLY]}) == {
+    assert v01.render_bare_task({**TASK, "artifacts": [REPLY]}) == {
         "id": "t",
         "sessionId": "s",
         "status": "completed",
@@ -184,7 +184,7 @@ def test_a_bare_task_is_rendered() -> None:
 
 @pytest.mark.promise("K4")
 def test_bare_parts_have_their_own_members() -> None:
-    assert v01.bare_task(TASK)["artifacts"] == [
+    assert v01.render_bare_task(TASK)["artifacts"] == [
         {
             "name": "report",
             "parts": [
@@ -217,8 +217,8 @@ def test_bare_parts_have_their_own_members() -> None:
 )
 def test_a_state_that_it_has_not_is_the_nearest(state: str, said: str, bare_state: str) -> None:
     task = in_state(state, "why")
-    assert v01.result_out(GET, task)["status"]["state"] == said
-    bare = v01.bare_task(task)
+    assert v01.render_result(GET, task)["status"]["state"] == said
+    bare = v01.render_bare_task(task)
     assert bare["status"] == bare_state
     assert bare["messages"][-1] == {"role": "agent", "parts": [{"type": "text", "text": "why"}]}
 
@@ -226,12 +226,12 @@ def test_a_state_that_it_has_not_is_the_nearest(state: str, said: str, bare_stat
 @pytest.mark.promise("J3")
 def test_a_message_is_the_answer_of_a_completed_task() -> None:
     message = {"messageId": "n", "role": "ROLE_AGENT", "parts": [{"text": "hello"}]}
-    out = v01.result_out(SEND, {"message": message, "_taskId": "mine"})
+    out = v01.render_result(SEND, {"message": message, "_taskId": "mine"})
     assert out["id"] == "mine"
     assert out["status"] == {"state": "completed"}
     assert out["artifacts"][0]["parts"] == [{"type": "text", "text": "hello"}]
-    assert v01.result_out(SEND, {"message": message})["id"] == "n"
-    event = v01.event_out({"message": message, "_taskId": "mine"}, final=True)
+    assert v01.render_result(SEND, {"message": message})["id"] == "n"
+    event = v01.render_event({"message": message, "_taskId": "mine"}, final=True)
     assert event == {
         "id": "mine",
         "status": {
@@ -246,47 +246,47 @@ def test_a_message_is_the_answer_of_a_completed_task() -> None:
 def test_events_are_a_status_or_an_artifact() -> None:
     status = {"state": "TASK_STATE_WORKING"}
     event = {"statusUpdate": {"taskId": "t", "contextId": "s", "status": status}}
-    assert v01.event_out(event, final=False) == {
+    assert v01.render_event(event, final=False) == {
         "id": "t",
         "status": {"state": "working"},
         "final": False,
     }
-    assert v01.event_out({"task": TASK}, final=True)["final"] is True
+    assert v01.render_event({"task": TASK}, final=True)["final"] is True
     update = {"taskId": "t", "contextId": "s", "artifact": TASK["artifacts"][0], "append": True}
-    first = v01.event_out({"artifactUpdate": update}, final=False)
+    first = v01.render_event({"artifactUpdate": update}, final=False)
     assert first["id"] == "t"
     assert (first["artifact"]["append"], first["artifact"]["lastChunk"]) == (True, False)
-    last = v01.event_out({"artifactUpdate": {**update, "lastChunk": True}}, final=False)
+    last = v01.render_event({"artifactUpdate": {**update, "lastChunk": True}}, final=False)
     assert last["artifact"]["lastChunk"] is True
     assert last["artifact"]["index"] == first["artifact"]["index"], "chunks of one artifact"
-    assert v01.result_out(GET, TASK)["artifacts"][0]["index"] == first["artifact"]["index"]
+    assert v01.render_result(GET, TASK)["artifacts"][0]["index"] == first["artifact"]["index"]
 
 
 def test_webhooks_have_the_tasks_id_and_none_of_their_own() -> None:
     config = {"url": "https://a.example/h", "token": "x"}
     params = {"id": "t", "pushNotificationConfig": config}
     flat = {"taskId": "t", **config}
-    assert v01.params_in(PUSH_SET, params) == flat
-    assert v01.params_in(PUSH_GET, {"id": "t"}) == {"taskId": "t"}
-    assert v01.result_out(PUSH_SET, {**flat, "id": "c"}) == params
-    assert v01.result_out(PUSH_GET, flat) == params
-    assert v01.params_out(PUSH_SET, flat) == ("tasks/pushNotification/set", params)
-    assert v01.params_out(PUSH_GET, flat) == ("tasks/pushNotification/get", {"id": "t"})
+    assert v01.parse_params(PUSH_SET, params) == flat
+    assert v01.parse_params(PUSH_GET, {"id": "t"}) == {"taskId": "t"}
+    assert v01.render_result(PUSH_SET, {**flat, "id": "c"}) == params
+    assert v01.render_result(PUSH_GET, flat) == params
+    assert v01.build_request(PUSH_SET, flat) == ("tasks/pushNotification/set", params)
+    assert v01.build_request(PUSH_GET, flat) == ("tasks/pushNotification/get", {"id": "t"})
 
 
 @pytest.mark.promise("L1")
 def test_a_request_of_ours_has_an_id_for_the_task() -> None:
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "x"}], "contextId": "s"}
-    method, params = v01.params_out(SEND, {"message": message, "_taskId": "mine"})
+    method, params = v01.build_request(SEND, {"message": message, "_taskId": "mine"})
     assert method == "tasks/send"
     assert (params["id"], params["sessionId"]) == ("mine", "s")
-    assert v01.params_in(SEND, params)["message"]["parts"] == [{"text": "x"}]
+    assert v01.parse_params(SEND, params)["message"]["parts"] == [{"text": "x"}]
     again = {"message": {**message, "taskId": "t"}, "_taskId": "mine"}
-    assert v01.params_out(STREAM, again)[1]["id"] == "t"
-    assert len(v01.params_out(SEND, {"message": message})[1]["id"]) == 36
-    assert v01.params_out(SUBSCRIBE, {"id": "t"}) == ("tasks/resubscribe", {"id": "t"})
+    assert v01.build_request(STREAM, again)[1]["id"] == "t"
+    assert len(v01.build_request(SEND, {"message": message})[1]["id"]) == 36
+    assert v01.build_request(SUBSCRIBE, {"id": "t"}) == ("tasks/resubscribe", {"id": "t"})
     with pytest.raises(A2aError):
-        v01.params_out(LIST, {})
+        v01.build_request(LIST, {})
 
 
 # --- python-a2a -----------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ MESSAGE = {
     ],
 )
 def test_a_bare_body_is_known_by_what_is_in_it(body: Any, form: str | None) -> None:
-    assert python_a2a.form_of(body) == form
+    assert python_a2a.find_form(body) == form
 
 
 @pytest.mark.promise("J3")
@@ -331,7 +331,7 @@ def test_a_bare_body_is_known_by_what_is_in_it(body: Any, form: str | None) -> N
     ],
 )
 def test_a_bare_body_is_a_request(body: Any) -> None:
-    found = python_a2a.params_in(SEND, body)
+    found = python_a2a.parse_params(SEND, body)
     assert found["message"]["parts"] == [{"text": "hi"}]
     assert found["message"]["messageId"] == "m"
     assert found["message"]["contextId"] == "c"
@@ -340,7 +340,7 @@ def test_a_bare_body_is_a_request(body: Any) -> None:
 
 def test_a_call_of_a_function_is_data() -> None:
     content = {"type": "function_call", "name": "f", "parameters": [{"name": "x", "value": 1}]}
-    found = python_a2a.params_in(SEND, {**MESSAGE, "content": content})
+    found = python_a2a.parse_params(SEND, {**MESSAGE, "content": content})
     assert found["message"]["parts"] == [
         {"data": {"function_call": {"name": "f", "parameters": [{"name": "x", "value": 1}]}}}
     ]
@@ -349,7 +349,7 @@ def test_a_call_of_a_function_is_data() -> None:
 @pytest.mark.parametrize("body", [{"messages": []}, {"messages": [1]}, {"message": 7}, {}])
 def test_a_bare_body_that_is_nothing_is_refused(body: Any) -> None:
     with pytest.raises(A2aError):
-        python_a2a.params_in(SEND, body)
+        python_a2a.parse_params(SEND, body)
 
 
 @pytest.mark.promise("J3")
@@ -365,20 +365,20 @@ def test_a_bare_body_that_is_nothing_is_refused(body: Any) -> None:
 )
 def test_its_client_always_finds_a_text(task: dict[str, Any], text: str) -> None:
     """Or it sends the same again to the next address."""
-    out = python_a2a.result_out(SEND, {"task": task})
+    out = python_a2a.render_result(SEND, {"task": task})
     last = [part for part in out["artifacts"][-1]["parts"] if part["type"] == "text"]
     assert last == [{"type": "text", "text": text}]
 
 
 def test_a_task_under_way_is_not_taken_for_a_completed_one() -> None:
-    out = python_a2a.result_out(GET, in_state("TASK_STATE_WORKING"))
+    out = python_a2a.render_result(GET, in_state("TASK_STATE_WORKING"))
     assert out["status"]["state"] == "waiting"
 
 
 @pytest.mark.promise("J3")
 def test_a_message_or_a_conversation_is_answered_with_one() -> None:
     value = {"task": TASK}
-    reply = python_a2a.rest_answer(python_a2a.MESSAGE, MESSAGE, value)
+    reply = python_a2a.render_rest_answer(python_a2a.MESSAGE, MESSAGE, value)
     assert reply["content"] == {"type": "text", "text": "I found 2 potential issues..."}
     assert (reply["role"], reply["parent_message_id"], reply["conversation_id"]) == (
         "agent",
@@ -386,45 +386,47 @@ def test_a_message_or_a_conversation_is_answered_with_one() -> None:
         "c",
     )
     parts = {"role": "user", "parts": [], "message_id": "m"}
-    other = python_a2a.rest_answer(python_a2a.MESSAGE, parts, value)
+    other = python_a2a.render_rest_answer(python_a2a.MESSAGE, parts, value)
     assert other["parts"] == [{"type": "text", "text": "I found 2 potential issues..."}]
     assert other["metadata"]["parent_message_id"] == "m"
     body = {"conversation_id": "c", "messages": [MESSAGE]}
-    whole = python_a2a.rest_answer(python_a2a.CONVERSATION, body, value)
+    whole = python_a2a.render_rest_answer(python_a2a.CONVERSATION, body, value)
     assert whole["conversation_id"] == "c"
     assert [each["role"] for each in whole["messages"]] == ["user", "agent"]
-    assert python_a2a.rest_answer(python_a2a.TASK, {}, value) == python_a2a.task_out(TASK)
+    assert python_a2a.render_rest_answer(python_a2a.TASK, {}, value) == python_a2a.render_task(TASK)
 
 
 def test_its_streams_are_tasks_or_pieces_of_text() -> None:
-    assert python_a2a.event_out(TASK, final=False)[0] == "update"
-    assert python_a2a.event_out(TASK, final=True) == ("complete", python_a2a.task_out(TASK))
+    assert python_a2a.render_event(TASK, final=False)[0] == "update"
+    assert python_a2a.render_event(TASK, final=True) == ("complete", python_a2a.render_task(TASK))
     update = {"taskId": "t", "contextId": "s", "artifact": REPLY}
-    chunk = python_a2a.chunk_out({"artifactUpdate": update}, final=False)
+    chunk = python_a2a.render_chunk({"artifactUpdate": update}, final=False)
     assert chunk == {
         "content": "I found 2 potential issues...",
         "append": True,
         "lastChunk": False,
     }
-    assert python_a2a.chunk_out({"task": TASK}, final=False) is None
+    assert python_a2a.render_chunk({"task": TASK}, final=False) is None
     failed = in_state("TASK_STATE_FAILED", "it broke")["status"]
     event = {"statusUpdate": {"taskId": "t", "contextId": "s", "status": failed}}
-    assert python_a2a.chunk_out(event, final=False) is None
-    last = python_a2a.chunk_out(event, final=True)
+    assert python_a2a.render_chunk(event, final=False) is None
+    last = python_a2a.render_chunk(event, final=True)
     assert last is not None
     assert (last["content"], last["lastChunk"]) == ("it broke", True)
     done = {"statusUpdate": {"taskId": "t", "contextId": "s", "status": TASK["status"]}}
-    assert python_a2a.chunk_out(done, final=True) is None, "its client shows what has no text"
+    assert python_a2a.render_chunk(done, final=True) is None, "its client shows what has no text"
 
 
 def test_its_errors_have_a_status_that_says_so() -> None:
-    status, error = python_a2a.error_out(A2aError("TASK_NOT_FOUND", "no such task"))
+    status, error = python_a2a.render_error(A2aError("TASK_NOT_FOUND", "no such task"))
     assert status == 404
     assert error["code"] == -32001
 
 
 def test_its_parameters_are_told_from_others() -> None:
-    assert python_a2a.is_its_own({"id": "t", "status": {"state": "submitted"}, "message": MESSAGE})
-    assert python_a2a.is_its_own({"message": MESSAGE})
-    assert not python_a2a.is_its_own({"message": {"role": "user", "parts": []}})
-    assert not python_a2a.is_its_own([])
+    assert python_a2a.is_python_a2a(
+        {"id": "t", "status": {"state": "submitted"}, "message": MESSAGE}
+    )
+    assert python_a2a.is_python_a2a({"message": MESSAGE})
+    assert not python_a2a.is_python_a2a({"message": {"role": "user", "parts": []}})
+    assert not python_a2a.is_python_a2a([])

@@ -64,7 +64,7 @@ def test_a_message_comes_in_with_all_of_its_parts() -> None:
         {"kind": "data", "data": {"a": [1]}},
         {"kind": "data", "data": {"value": 7}, "metadata": {"data_part_compat": True}},
     ]
-    found = v03.params_in(
+    found = v03.parse_params(
         SEND,
         {
             "message": message(parts=parts, taskId="t", contextId=None, extra=1),
@@ -110,12 +110,12 @@ def test_a_message_comes_in_with_all_of_its_parts() -> None:
 
 def test_to_wait_is_what_not_saying_means() -> None:
     for configuration in ({}, {"blocking": True}, {"blocking": None}):
-        found = v03.params_in(SEND, {"message": message(), "configuration": configuration})
+        found = v03.parse_params(SEND, {"message": message(), "configuration": configuration})
         assert "returnImmediately" not in found["configuration"]
 
 
 def test_the_skill_of_a_message_goes_into_its_metadata() -> None:
-    found = v03.params_in(SEND, {"message": message(skill={"skillId": "s"}, metadata={"a": 1})})
+    found = v03.parse_params(SEND, {"message": message(skill={"skillId": "s"}, metadata={"a": 1})})
     assert found["message"]["metadata"] == {"a": 1, "skillId": "s"}
 
 
@@ -152,8 +152,8 @@ def test_a_message_that_does_not_fit_is_refused_as_invalid(
     params: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(A2aError) as caught:
-        v03.params_in(SEND, params)
-    assert v03.error_out(caught.value)["code"] == -32602
+        v03.parse_params(SEND, params)
+    assert v03.render_error(caught.value)["code"] == -32602
     assert caught.value.violations[0][0] == field
 
 
@@ -161,13 +161,13 @@ def test_a_message_that_does_not_fit_is_refused_as_invalid(
 @pytest.mark.parametrize("params", [None, [], "x", {}, {"id": 7}, {"id": ""}])
 def test_parameters_that_do_not_fit_are_refused(op: str, params: Any) -> None:
     with pytest.raises(A2aError) as caught:
-        v03.params_in(op, params)
+        v03.parse_params(op, params)
     assert caught.value.reason == "INVALID_PARAMS"
 
 
 @pytest.mark.promise("J3")
 def test_a_task_is_one_of_the_sdks() -> None:
-    out = v03.result_out(GET, TASK)
+    out = v03.render_result(GET, TASK)
     task = types.Task.model_validate(out)
     assert out["kind"] == "task"
     assert task.status.state is types.TaskState.auth_required
@@ -195,32 +195,32 @@ def test_a_task_is_one_of_the_sdks() -> None:
 
 @pytest.mark.promise("J3")
 def test_an_answer_is_a_task_or_a_message_with_its_kind() -> None:
-    assert v03.result_out(SEND, {"task": TASK}) == v03.result_out(CANCEL, TASK)
-    out = v03.result_out(SEND, {"message": TASK["history"][0]})  # type: ignore[index]
+    assert v03.render_result(SEND, {"task": TASK}) == v03.render_result(CANCEL, TASK)
+    out = v03.render_result(SEND, {"message": TASK["history"][0]})  # type: ignore[index]
     assert types.Message.model_validate(out).role is types.Role.user
     assert out["kind"] == "message"
-    assert [each["id"] for each in v03.result_out(LIST, {"tasks": [TASK]})] == ["t"]
+    assert [each["id"] for each in v03.render_result(LIST, {"tasks": [TASK]})] == ["t"]
 
 
 @pytest.mark.promise("J3")
 def test_the_last_status_of_a_stream_is_final() -> None:
     event = {"statusUpdate": {"taskId": "t", "contextId": "c", "status": TASK["status"]}}
     for final in (True, False):
-        out = v03.event_out(event, final=final)
+        out = v03.render_event(event, final=final)
         assert types.TaskStatusUpdateEvent.model_validate(out).final is final
         assert out["kind"] == "status-update"
     artifact = TASK["artifacts"][0]  # type: ignore[index]
     update = {"taskId": "t", "contextId": "c", "artifact": artifact, "lastChunk": True}
-    out = v03.event_out({"artifactUpdate": update}, final=False)
+    out = v03.render_event({"artifactUpdate": update}, final=False)
     assert types.TaskArtifactUpdateEvent.model_validate(out).last_chunk is True
     assert "final" not in out
-    assert v03.event_out({"task": TASK}, final=False)["kind"] == "task"
-    assert v03.event_out({"message": TASK["history"][0]}, final=True)["kind"] == "message"  # type: ignore[index]
+    assert v03.render_event({"task": TASK}, final=False)["kind"] == "task"
+    assert v03.render_event({"message": TASK["history"][0]}, final=True)["kind"] == "message"  # type: ignore[index]
 
 
 @pytest.mark.promise("J3")
 def test_a_webhook_gets_the_task() -> None:
-    assert v03.push_out({"statusUpdate": {}}, TASK) == v03.result_out(GET, TASK)
+    assert v03.render_push({"statusUpdate": {}}, TASK) == v03.render_result(GET, TASK)
 
 
 @pytest.mark.promise("J3")
@@ -241,28 +241,28 @@ def test_push_configurations_stand_in_an_object_of_their_own() -> None:
             "authentication": {"schemes": ["Bearer"], "credentials": "y"},
         },
     }
-    assert v03.result_out(PUSH_SET, flat) == nested
-    assert v03.result_out(PUSH_GET, flat) == nested
-    assert v03.result_out(PUSH_LIST, {"configs": [flat], "nextPageToken": ""}) == [nested]
-    assert v03.params_in(PUSH_SET, nested) == flat
+    assert v03.render_result(PUSH_SET, flat) == nested
+    assert v03.render_result(PUSH_GET, flat) == nested
+    assert v03.render_result(PUSH_LIST, {"configs": [flat], "nextPageToken": ""}) == [nested]
+    assert v03.parse_params(PUSH_SET, nested) == flat
     types.TaskPushNotificationConfig.model_validate(nested)
-    assert v03.result_out(PUSH_DELETE, {}) is None
+    assert v03.render_result(PUSH_DELETE, {}) is None
 
 
 def test_the_id_of_a_request_about_a_webhook_is_the_tasks() -> None:
-    assert v03.params_in(PUSH_GET, {"id": "t"}) == {"taskId": "t"}
+    assert v03.parse_params(PUSH_GET, {"id": "t"}) == {"taskId": "t"}
     key = {"id": "t", "pushNotificationConfigId": "c"}
-    assert v03.params_in(PUSH_GET, key) == {"taskId": "t", "id": "c"}
-    assert v03.params_in(PUSH_DELETE, key) == {"taskId": "t", "id": "c"}
-    assert v03.params_in(PUSH_LIST, {"id": "t"}) == {"taskId": "t"}
+    assert v03.parse_params(PUSH_GET, key) == {"taskId": "t", "id": "c"}
+    assert v03.parse_params(PUSH_DELETE, key) == {"taskId": "t", "id": "c"}
+    assert v03.parse_params(PUSH_LIST, {"id": "t"}) == {"taskId": "t"}
     with pytest.raises(A2aError):
-        v03.params_in(PUSH_DELETE, {"id": "t"})
+        v03.parse_params(PUSH_DELETE, {"id": "t"})
 
 
 def test_a_webhook_without_a_scheme_has_no_authentication() -> None:
     for authentication in ({}, {"schemes": []}, None):
         config = {"url": "https://a.example/", "authentication": authentication}
-        found = v03.params_in(PUSH_SET, {"taskId": "t", "pushNotificationConfig": config})
+        found = v03.parse_params(PUSH_SET, {"taskId": "t", "pushNotificationConfig": config})
         assert "authentication" not in found
 
 
@@ -297,12 +297,12 @@ def test_a_webhook_without_a_scheme_has_no_authentication() -> None:
     ],
 )
 def test_a_request_of_ours_is_understood(op: str, request_: dict[str, Any]) -> None:
-    method, params = v03.params_out(op, request_)
+    method, params = v03.build_request(op, request_)
     assert v03.METHODS[method] == op
-    assert v03.params_in(op, params) == request_
+    assert v03.parse_params(op, params) == request_
 
 
 def test_there_is_no_list_of_tasks_to_ask_for() -> None:
     with pytest.raises(A2aError) as caught:
-        v03.params_out(LIST, {})
+        v03.build_request(LIST, {})
     assert caught.value.reason == "UNSUPPORTED_OPERATION"

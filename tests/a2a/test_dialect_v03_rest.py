@@ -85,7 +85,7 @@ def test_what_the_sdks_client_sends_is_understood() -> None:
         accepted_output_modes=["text/plain"],
         push_notification_config=types.PushNotificationConfig(id="p", url="https://a.example/h"),
     )
-    assert v03.rest_params_in(SEND, {}, {}, body) == {
+    assert v03.parse_rest_params(SEND, {}, {}, body) == {
         "message": {
             "messageId": "m",
             "contextId": "c",
@@ -126,7 +126,7 @@ def test_what_the_kit_sends_is_understood() -> None:
         },
         "configuration": {"history_length": 3, "blocking": False},
     }
-    found = v03.rest_params_in(STREAM, {}, {}, body)
+    found = v03.parse_rest_params(STREAM, {}, {}, body)
     assert found["configuration"] == {"historyLength": 3, "returnImmediately": True}
     assert found["message"]["taskId"] == "t"
     assert found["message"]["parts"] == [
@@ -139,7 +139,7 @@ def test_what_the_kit_sends_is_understood() -> None:
 
 def test_the_form_of_json_rpc_is_taken_too() -> None:
     message = {"messageId": "m", "role": "user", "parts": [{"kind": "text", "text": "hi"}]}
-    found = v03.rest_params_in(SEND, {}, {}, {"message": message})
+    found = v03.parse_rest_params(SEND, {}, {}, {"message": message})
     assert found["message"]["parts"] == [{"text": "hi"}]
 
 
@@ -160,14 +160,14 @@ def test_the_form_of_json_rpc_is_taken_too() -> None:
 )
 def test_a_message_that_does_not_fit_is_a_bad_request(body: Any) -> None:
     with pytest.raises(A2aError) as caught:
-        v03.rest_params_in(SEND, {}, {}, body)
-    status, out = v03.rest_error_out(caught.value)
+        v03.parse_rest_params(SEND, {}, {}, body)
+    status, out = v03.render_rest_error(caught.value)
     assert (status, out["error"], out["code"]) == (400, "InvalidParamsError", -32602)
 
 
 @pytest.mark.promise("J3")
 def test_a_task_is_one_that_the_sdks_client_takes() -> None:
-    parsed = ParseDict(v03.rest_result_out(GET, TASK), proto.Task())
+    parsed = ParseDict(v03.render_rest_result(GET, TASK), proto.Task())
     task = proto_utils.FromProto.task(parsed)
     assert task.status.state is types.TaskState.canceled
     assert task.status.message is not None
@@ -176,9 +176,9 @@ def test_a_task_is_one_that_the_sdks_client_takes() -> None:
     file = task.artifacts[0].parts[1].root.file  # type: ignore[union-attr]
     assert (file.bytes, file.name, file.mime_type) == ("iVBORw==", "o.png", "image/png")  # type: ignore[union-attr]
     assert task.artifacts[0].parts[3].root.data == {"k": 1}  # type: ignore[union-attr]
-    answer = v03.rest_result_out(SEND, {"task": TASK})
+    answer = v03.render_rest_result(SEND, {"task": TASK})
     ParseDict(answer, proto.SendMessageResponse())
-    message = v03.rest_result_out(SEND, {"message": TASK["history"][0]})
+    message = v03.render_rest_result(SEND, {"message": TASK["history"][0]})
     assert ParseDict(message, proto.SendMessageResponse()).msg.message_id == "m"
 
 
@@ -186,20 +186,22 @@ def test_a_task_is_one_that_the_sdks_client_takes() -> None:
 def test_events_are_those_that_the_sdks_client_takes() -> None:
     status = {"statusUpdate": {"taskId": "t", "contextId": "c", "status": TASK["status"]}}
     for final in (True, False):
-        out = v03.rest_event_out(status, final=final)
+        out = v03.render_rest_event(status, final=final)
         assert ParseDict(out, proto.StreamResponse()).status_update.final is final
     update = {"taskId": "t", "contextId": "c", "artifact": TASK["artifacts"][0], "append": True}
-    out = v03.rest_event_out({"artifactUpdate": update}, final=False)
+    out = v03.render_rest_event({"artifactUpdate": update}, final=False)
     assert ParseDict(out, proto.StreamResponse()).artifact_update.append is True
     for event in ({"task": TASK}, {"message": TASK["history"][0]}):
-        ParseDict(v03.rest_event_out(event, final=False), proto.StreamResponse())
+        ParseDict(v03.render_rest_event(event, final=False), proto.StreamResponse())
 
 
 @pytest.mark.promise("J3")
 def test_a_list_is_an_array_of_tasks_as_json_rpc_has_them() -> None:
-    out = v03.rest_result_out(LIST, {"tasks": [TASK], "nextPageToken": ""})
+    out = v03.render_rest_result(LIST, {"tasks": [TASK], "nextPageToken": ""})
     assert [(each["kind"], each["contextId"]) for each in out] == [("task", "c")]
-    assert v03.rest_params_in(LIST, {}, {"page_size": "5", "filter": "x"}, None) == {"pageSize": 5}
+    assert v03.parse_rest_params(LIST, {}, {"page_size": "5", "filter": "x"}, None) == {
+        "pageSize": 5
+    }
 
 
 @pytest.mark.promise("J3")
@@ -230,7 +232,7 @@ def test_a_list_is_an_array_of_tasks_as_json_rpc_has_them() -> None:
     ],
 )
 def test_a_webhook_is_set_in_any_of_the_forms(body: Any) -> None:
-    found = v03.rest_params_in(PUSH_SET, {"taskId": "t"}, {}, body)
+    found = v03.parse_rest_params(PUSH_SET, {"taskId": "t"}, {}, body)
     assert found == {"taskId": "t", "id": "c", "url": "https://a.example/h"}
 
 
@@ -241,16 +243,16 @@ def test_webhooks_are_those_that_the_sdks_client_takes() -> None:
         "url": "https://a.example/h",
         "authentication": {"scheme": "Bearer", "credentials": "x"},
     }
-    out = v03.rest_result_out(PUSH_SET, config)
+    out = v03.render_rest_result(PUSH_SET, config)
     parsed = ParseDict(out, proto.TaskPushNotificationConfig())
     seen = proto_utils.FromProto.task_push_notification_config(parsed)
     assert seen.task_id == "t"
     assert seen.push_notification_config.authentication is not None
     assert seen.push_notification_config.authentication.schemes == ["Bearer"]
-    assert v03.rest_result_out(PUSH_LIST, {"configs": [config]}) == {"configs": [out]}
-    assert v03.rest_result_out(PUSH_DELETE, {}) == {}
-    assert v03.rest_result_in(PUSH_GET, out) == config
-    assert v03.rest_result_in(PUSH_LIST, {"configs": [out]})["configs"] == [config]
+    assert v03.render_rest_result(PUSH_LIST, {"configs": [config]}) == {"configs": [out]}
+    assert v03.render_rest_result(PUSH_DELETE, {}) == {}
+    assert v03.parse_rest_result(PUSH_GET, out) == config
+    assert v03.parse_rest_result(PUSH_LIST, {"configs": [out]})["configs"] == [config]
 
 
 @pytest.mark.parametrize(
@@ -269,13 +271,13 @@ def test_webhooks_are_those_that_the_sdks_client_takes() -> None:
 def test_the_other_requests_are_understood(
     op: str, path: dict[str, str], query: dict[str, str], found: Any
 ) -> None:
-    assert v03.rest_params_in(op, path, query, None) == found
+    assert v03.parse_rest_params(op, path, query, None) == found
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "9" * 100])
 def test_a_length_that_is_none_is_refused(length: str) -> None:
     with pytest.raises(A2aError):
-        v03.rest_params_in(GET, {"id": "t"}, {"historyLength": length}, None)
+        v03.parse_rest_params(GET, {"id": "t"}, {"historyLength": length}, None)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_a_length_that_is_none_is_refused(length: str) -> None:
     ],
 )
 def test_errors_have_the_names_of_0_3(reason: str, status: int, name: str) -> None:
-    seen, body = v03.rest_error_out(A2aError(reason, "because"))
+    seen, body = v03.render_rest_error(A2aError(reason, "because"))
     assert (seen, body["error"], body["message"]) == (status, name, "because")
 
 
@@ -307,16 +309,16 @@ def test_what_we_send_is_what_an_sdks_server_takes_and_back() -> None:
         "message": {"messageId": "m", "role": "ROLE_USER", "parts": PARTS, "contextId": "c"},
         "configuration": {"taskPushNotificationConfig": {"id": "p", "url": "https://a.example/"}},
     }
-    http, path, query, body = v03.rest_request_out(SEND, request)
+    http, path, query, body = v03.build_rest_request(SEND, request)
     assert (http, path, query) == ("POST", "/v1/message:send", {})
     ParseDict(body, proto.SendMessageRequest())
-    assert v03.rest_params_in(SEND, {}, {}, body) == request
+    assert v03.parse_rest_params(SEND, {}, {}, body) == request
     config = {"taskId": "t", "id": "c", "url": "https://a.example/h"}
-    http, path, query, body = v03.rest_request_out(PUSH_SET, config)
+    http, path, query, body = v03.build_rest_request(PUSH_SET, config)
     assert path == "/v1/tasks/t/pushNotificationConfigs"
     ParseDict(body, proto.CreateTaskPushNotificationConfigRequest())
-    assert v03.rest_params_in(PUSH_SET, {"taskId": "t"}, {}, body) == config
-    assert v03.rest_request_out(GET, {"id": "a/b", "historyLength": 2}) == (
+    assert v03.parse_rest_params(PUSH_SET, {"taskId": "t"}, {}, body) == config
+    assert v03.build_rest_request(GET, {"id": "a/b", "historyLength": 2}) == (
         "GET",
         "/v1/tasks/a%2Fb",
         {"historyLength": "2"},
@@ -329,10 +331,10 @@ def test_what_an_sdks_server_answers_is_read() -> None:
     """With the names of the proto, too."""
     for preserving in (False, True):
         answer = MessageToDict(
-            ParseDict(v03.rest_result_out(SEND, {"task": TASK}), proto.SendMessageResponse()),
+            ParseDict(v03.render_rest_result(SEND, {"task": TASK}), proto.SendMessageResponse()),
             preserving_proto_field_name=preserving,
         )
-        found = v03.result_in(SEND, answer)["task"]
+        found = v03.parse_result(SEND, answer)["task"]
         del TASK["history"][0]["referenceTaskIds"]
         assert found == {**TASK, "status": {**TASK["status"]}}
         TASK["history"][0]["referenceTaskIds"] = ["r"]

@@ -30,17 +30,17 @@ MESSAGE = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
 @pytest.mark.promise("J3")
 def test_a_request_is_not_copied_and_a_result_goes_out_as_it_is() -> None:
     request = {"message": MESSAGE}
-    assert v10.params_in(SEND, request) is request
+    assert v10.parse_params(SEND, request) is request
     for value in ({"task": {}}, {"message": {}}):
-        assert v10.result_out(SEND, value) is value
-        assert v10.event_out(value, final=True) is value
-        assert v10.push_out(value, {"id": "t"}) is value
-        assert v10.rest_event_out(value, final=False) is value
+        assert v10.render_result(SEND, value) is value
+        assert v10.render_event(value, final=True) is value
+        assert v10.render_push(value, {"id": "t"}) is value
+        assert v10.render_rest_event(value, final=False) is value
 
 
 def test_the_names_of_the_proto_are_taken_too() -> None:
     """proto-JSON has a parser accept both."""
-    found = v10.params_in(
+    found = v10.parse_params(
         SEND,
         {
             "message": {
@@ -63,7 +63,10 @@ def test_the_names_of_the_proto_are_taken_too() -> None:
         },
         "configuration": {"historyLength": 3},
     }
-    assert v10.params_in(GET, {"id": "t", "history_length": 3}) == {"id": "t", "historyLength": 3}
+    assert v10.parse_params(GET, {"id": "t", "history_length": 3}) == {
+        "id": "t",
+        "historyLength": 3,
+    }
 
 
 REQUESTS: list[tuple[str, dict[str, Any], Any]] = [
@@ -113,9 +116,9 @@ def test_every_request_of_ours_is_one_of_the_protos_and_is_understood(
     op: str, request_: dict[str, Any], proto: Any
 ) -> None:
     ParseDict(request_, proto())
-    method, params = v10.params_out(op, request_)
+    method, params = v10.build_request(op, request_)
     assert v10.METHODS[method] == op
-    assert v10.params_in(op, params) == request_
+    assert v10.parse_params(op, params) == request_
 
 
 @pytest.mark.promise("J3")
@@ -123,7 +126,7 @@ def test_every_request_of_ours_is_one_of_the_protos_and_is_understood(
 def test_every_request_goes_over_http_and_comes_in_as_it_was(
     op: str, request_: dict[str, Any], proto: Any
 ) -> None:
-    http, path, query, body = v10.rest_request_out(op, request_)
+    http, path, query, body = v10.build_rest_request(op, request_)
     if tenant := request_.get("tenant"):
         assert path.startswith(f"/{tenant}/")
         path = path.removeprefix(f"/{tenant}")
@@ -131,7 +134,7 @@ def test_every_request_goes_over_http_and_comes_in_as_it_was(
     assert found is not None
     assert found[0] == op
     wanted = {name: value for name, value in request_.items() if name != "tenant"}
-    assert v10.rest_params_in(op, found[1], query, body) == wanted
+    assert v10.parse_rest_params(op, found[1], query, body) == wanted
 
 
 @pytest.mark.parametrize(
@@ -155,12 +158,12 @@ def test_what_does_not_fit_over_http_is_refused(
     op: str, path: dict[str, str], query: dict[str, str], body: Any
 ) -> None:
     with pytest.raises(A2aError) as caught:
-        v10.rest_params_in(op, path, query, body)
+        v10.parse_rest_params(op, path, query, body)
     assert caught.value.reason == "INVALID_PARAMS"
 
 
 def test_a_query_says_numbers_and_flags_as_text() -> None:
-    found = v10.rest_params_in(
+    found = v10.parse_rest_params(
         LIST, {}, {"pageSize": "10", "include_artifacts": "TRUE", "A2A-Version": "1.0"}, None
     )
     assert found == {"pageSize": 10, "includeArtifacts": True}

@@ -135,11 +135,11 @@ def with_odd(value: Any) -> Iterator[Any]:
 def test_what_a_member_is_not_is_the_callers_mistake(dialect: Any, method: str) -> None:
     right = PARAMS[dialect][method]
     op = dialect.METHODS[method]
-    assert isinstance(dialect.params_in(op, right), dict)
+    assert isinstance(dialect.parse_params(op, right), dict)
     refused = 0
     for params in with_odd(right):
         try:
-            read = dialect.params_in(op, params)
+            read = dialect.parse_params(op, params)
         except A2aError as error:
             refused += 1
             assert error.reason != "INTERNAL", params

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from dragoman.a2a.cards.parse import card_in, read_card
+from dragoman.a2a.cards.parse import decode_card, parse_card
 from dragoman.a2a.protocol.skill_tools import (
     OPEN,
-    Owner,
-    alias_name,
-    argument_forms,
-    skill_tools,
-    slug_of,
+    SkillOwner,
+    build_alias,
+    build_skill_tools,
+    choose_argument_forms,
+    slug_from_name,
 )
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.tool import Tool
@@ -32,13 +32,18 @@ class Somebody:
 
 def tools_of(name: str, skills: list[Any], odd: list[str] | None = None, **more: Any) -> list[Tool]:
     raw = {"name": "Whoever", "url": "http://a.example", "skills": skills, **more}
-    card = card_in(read_card(json.dumps(raw).encode()), "http://a.example")
+    card = parse_card(decode_card(json.dumps(raw).encode()), "http://a.example")
     labels = frozenset({"external_network"})
-    owner = Owner(
-        Somebody(name), slug_of(name), "agent-1", "http://a.example", labels, frozenset({"net"})
+    owner = SkillOwner(
+        Somebody(name),
+        slug_from_name(name),
+        "agent-1",
+        "http://a.example",
+        labels,
+        frozenset({"net"}),
     )
     taken = {f"{name}.message"}
-    return skill_tools(owner, card, compile_schema, taken, [] if odd is None else odd)
+    return build_skill_tools(owner, card, compile_schema, taken, [] if odd is None else odd)
 
 
 @pytest.mark.promise("R1")
@@ -79,7 +84,7 @@ def test_what_the_card_says_of_a_skill_follows_what_it_is() -> None:
 
 @pytest.mark.parametrize("name", ["", "---", "日本", "!?"])
 def test_a_name_without_letters_or_digits_makes_no_slug(name: str) -> None:
-    assert slug_of(name) == ""
+    assert slug_from_name(name) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_any_id_makes_names_that_every_revision_and_model_takes(skill: str) -> N
     assert tool.name.startswith("some_agent.") and tool.remote_name == skill
     for style in ("safe", "safe!"):
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.other_names[style])
-    assert len(alias_name("some_agent", skill)) <= 128
+    assert len(build_alias("some_agent", skill)) <= 128
     catalog = Catalog(review=admit_all)
     catalog.offer("Some Agent", [tool])
     assert catalog.find(f"some_agent.{skill}") is tool
@@ -119,9 +124,11 @@ def test_the_schema_of_a_skill_is_the_tools_to_the_byte() -> None:
         ' "type":"object","properties":{"z":{"type":"number","minimum":1e2},"a":{"x-own":[1.0]}}}'
     )
     card = f'{{"name":"W","url":"http://a.example","skills":[{{"id":"s","inputSchema":{text}}}]}}'
-    raw = read_card(card.encode())
-    owner = Owner(Somebody("w"), "w", "1", "http://a.example", frozenset(), frozenset())
-    (tool,) = skill_tools(owner, card_in(raw, "http://a.example"), compile_schema, set(), [])
+    raw = decode_card(card.encode())
+    owner = SkillOwner(Somebody("w"), "w", "1", "http://a.example", frozenset(), frozenset())
+    (tool,) = build_skill_tools(
+        owner, parse_card(raw, "http://a.example"), compile_schema, set(), []
+    )
     assert json.dumps(tool.definition["inputSchema"]) == json.dumps(json.loads(text))
     assert tool.definition["inputSchema"] is raw["skills"][0]["inputSchema"]
     assert tool.validate({"z": 100, "a": 1}) is None
@@ -163,7 +170,7 @@ def test_arguments_are_sent_in_the_form_that_the_card_says_the_skill_takes() -> 
         {"id": "typed", "inputModes": ["text/*", "application/json"], "inputSchema": {}},
     ]
     raw = {"name": "a", "defaultInputModes": ["text"], "skills": skills}
-    assert argument_forms(raw, card_in(raw, "http://a.example")) == {
+    assert choose_argument_forms(raw, parse_card(raw, "http://a.example")) == {
         "plain": "text",
         "json": "data",
         "both": "both",
@@ -173,4 +180,6 @@ def test_arguments_are_sent_in_the_form_that_the_card_says_the_skill_takes() -> 
         "typed": "data",
     }
     silent = {"name": "a", "skills": [{"id": "plain"}]}
-    assert argument_forms(silent, card_in(silent, "http://a.example")) == {"plain": "data"}
+    assert choose_argument_forms(silent, parse_card(silent, "http://a.example")) == {
+        "plain": "data"
+    }

@@ -31,7 +31,7 @@ from tests.live.lasting import text_of, until
 from tests.live.matrix_grounds import Log
 from tests.peers.process import server_entry
 
-from dragoman.a2a.cards.parse import card_in
+from dragoman.a2a.cards.parse import parse_card
 
 SKILL = "urn:dragoman:a2a:skill:v1"
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
@@ -103,7 +103,7 @@ def test_the_hub_is_an_agent_whose_skills_are_its_tools(grounds: Grounds) -> Non
     assert card["capabilities"]["extensions"][0]["uri"] == SKILL
     schemas = card["capabilities"]["extensions"][0]["params"]["inputSchemas"]
     assert schemas["modern.add"]["required"] == ["a", "b"]
-    read = {skill["id"]: skill for skill in card_in(card)["skills"]}  # as another hub reads it
+    read = {skill["id"]: skill for skill in parse_card(card)["skills"]}  # as another hub reads it
     assert read["modern.add"]["inputSchema"] == schemas["modern.add"]
     listed = grounds.hub.api("/a2a/agents")  # where there is no other agent
     assert [one["name"] for one in listed["agents"]] == ["dragoman"] and listed["total"] == 1

@@ -66,7 +66,7 @@ class Agent(AgentExecutor):
             await queue.enqueue_event(updater.new_agent_message([Part(text=rest)]))
             return
         if word == "parts":
-            heard = [json_format.MessageToDict(part) for part in context.message.parts]
+            heard = [json_format.MessageToDict(part) for part in context.message.read_parts]
             await queue.enqueue_event(updater.new_agent_message([data_part({"parts": heard})]))
             return
         if word == "turn":
@@ -205,7 +205,7 @@ def received(context: RequestContext) -> dict[str, Any]:
         "activated": sorted(context.requested_extensions),
         "extensions": list(message.merge_extensions),
         "references": list(message.reference_task_ids),
-        "parts": [json_format.MessageToDict(part) for part in message.parts],
+        "parts": [json_format.MessageToDict(part) for part in message.read_parts],
     }
 
 

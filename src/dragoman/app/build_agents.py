@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.protocol.skill_tools import slug_of
+from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.remote.credentials import (
     TOKENS,
     AgentCredentials,
@@ -168,7 +168,7 @@ class AgentSide:
             self._remote,
             self._hub.bus,
             others=self._others,
-            reserved=("mcp_", "a2a_", f"{slug_of(self._config.mcp.agent_prefix)}_"),
+            reserved=("mcp_", "a2a_", f"{slug_from_name(self._config.mcp.agent_prefix)}_"),
             pins=self._pins,
             changed=self._facts_changed,
             every=self._config.bridge.probe_secs,
@@ -187,7 +187,7 @@ class AgentSide:
         from dragoman.a2a.cards import signing
 
         key = load_signing_key(place / path)
-        return lambda card: signing.sign(card, key)
+        return lambda card: signing.sign_card(card, key)
 
     def _without(self, name: str, error: ConfigError) -> None:
         self.failures[name] = str(error)
@@ -388,4 +388,4 @@ def load_signing_key(path: Path) -> Any:
     """Raises `ConfigError` for a key that cannot be used."""
     from dragoman.a2a.cards import signing  # needs an extra
 
-    return signing.load_private(path)
+    return signing.load_private_key(path)

@@ -6,33 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.a2a.cards.parse import (
-    MAX_CARD_BYTES,
-    MAX_SKILLS,
-    Interface,
-    card_in,
-    interfaces_of,
-    read_card,
-)
+from dragoman.a2a.cards.parse import MAX_SKILLS
 from dragoman.a2a.protocol.dialects.card_shapes import TEXT_MODE
 from dragoman.core.fast_dataclass import record
-
-__all__ = [
-    "MAX_CARD_BYTES",
-    "MAX_SKILLS",
-    "Described",
-    "Interface",
-    "Interfaces",
-    "card_in",
-    "card_of",
-    "etag",
-    "headers_of",
-    "interfaces_of",
-    "read_card",
-    "skill_of_tool",
-    "text_argument",
-    "unchanged",
-]
 
 DATA_MODE = "application/json"
 MODES = (TEXT_MODE, DATA_MODE)
@@ -57,7 +33,7 @@ _BEARER = {
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Described:
+class AgentDescription:
     """What there is to say of an agent. `skills`, `extensions` and `provider` are in 1.0's form."""
 
     name: str
@@ -76,7 +52,7 @@ class Described:
 
 
 @record(frozen=True, slots=True, kw_only=True)
-class Interfaces:
+class CardAddresses:
     """Where an agent is reached, as a client sees it."""
 
     url: str
@@ -88,21 +64,23 @@ class Interfaces:
     """The agent where no path can name it, which is over gRPC."""
 
 
-def card_of(described: Described, *, urls: Interfaces, security: bool) -> dict[str, Any]:
+def build_card(
+    described: AgentDescription, *, urls: CardAddresses, security: bool
+) -> dict[str, Any]:
     """The agent's card in the form of 1.0; `security` says that a key is needed."""
     name = _cut(described.name, MAX_NAME) or "agent"
     description = _cut(described.description, MAX_DESCRIPTION) or f'The agent "{name}"'
     inputs, outputs = list(described.input_modes or MODES), list(described.output_modes or MODES)
-    skills = [_whole(skill, inputs, outputs) for skill in described.skills[:MAX_SKILLS]]
+    skills = [_complete_skill(skill, inputs, outputs) for skill in described.skills[:MAX_SKILLS]]
     if not skills:  # a required list is never empty (5.7)
         only = {"id": name, "name": name, "description": description, "tags": ["agent"]}
-        skills = [_whole(only, inputs, outputs)]
+        skills = [_complete_skill(only, inputs, outputs)]
     card: dict[str, Any] = {
         "name": name,
         "description": description,
-        "supportedInterfaces": _interfaces(urls),
+        "supportedInterfaces": _build_interfaces(urls),
         "version": _cut(described.version, MAX_NAME) or "0",
-        "capabilities": _capabilities(described),
+        "capabilities": _build_capabilities(described),
         "defaultInputModes": inputs,
         "defaultOutputModes": outputs,
         "skills": skills,
@@ -117,7 +95,7 @@ def card_of(described: Described, *, urls: Interfaces, security: bool) -> dict[s
     return card
 
 
-def _interfaces(urls: Interfaces) -> list[dict[str, Any]]:
+def _build_interfaces(urls: CardAddresses) -> list[dict[str, Any]]:
     """The preferred one first. HTTP carries all versions at one address, and gRPC comes last. In
     0.3 gRPC has no tenant, so it reaches the default agent alone."""
     found: list[dict[str, Any]] = [
@@ -134,7 +112,7 @@ def _interfaces(urls: Interfaces) -> list[dict[str, Any]]:
     return found
 
 
-def _capabilities(described: Described) -> dict[str, Any]:
+def _build_capabilities(described: AgentDescription) -> dict[str, Any]:
     known: dict[str, Any] = {
         "streaming": described.streaming,
         "pushNotifications": described.push,
@@ -145,7 +123,9 @@ def _capabilities(described: Described) -> dict[str, Any]:
     return known
 
 
-def _whole(skill: Mapping[str, Any], inputs: list[str], outputs: list[str]) -> dict[str, Any]:
+def _complete_skill(
+    skill: Mapping[str, Any], inputs: list[str], outputs: list[str]
+) -> dict[str, Any]:
     """A skill with nothing missing that any client asks for. fasta2a refuses one without modes."""
     id_ = str(skill["id"])
     name = _cut(skill.get("name"), MAX_NAME) or id_
@@ -161,7 +141,7 @@ def _whole(skill: Mapping[str, Any], inputs: list[str], outputs: list[str]) -> d
     }
 
 
-def skill_of_tool(
+def skill_from_tool(
     name: str,
     title: str | None = None,
     description: str = "",
@@ -170,7 +150,7 @@ def skill_of_tool(
 ) -> dict[str, Any]:
     """A tool as a skill. Its modes say what it takes: data by its schema, and text where there is
     one argument that it can only be."""
-    takes_text = input_schema is None or text_argument(input_schema) is not None
+    takes_text = input_schema is None or find_text_argument(input_schema) is not None
     return {
         "id": name,
         "name": _cut(title, MAX_NAME) or name.replace("_", " "),
@@ -182,7 +162,7 @@ def skill_of_tool(
     }
 
 
-def text_argument(schema: Mapping[str, Any]) -> str | None:
+def find_text_argument(schema: Mapping[str, Any]) -> str | None:
     """The argument that a plain text is meant for: the only required one, or else the only one,
     where it takes a string. None where there is none such."""
     properties = schema.get("properties")
@@ -200,23 +180,23 @@ def text_argument(schema: Mapping[str, Any]) -> str | None:
 # --- as it is served ------------------------------------------------------------------------------
 
 
-def etag(data: bytes) -> str:
+def build_etag(data: bytes) -> str:
     """A strong one: the same bytes, the same tag."""
     return f'"{hashlib.sha256(data).hexdigest()[:32]}"'
 
 
-def unchanged(tag: str, if_none_match: str) -> bool:
+def is_unchanged(tag: str, if_none_match: str) -> bool:
     """RFC 9110, 13.1.2: compared weakly, and `*` stands for whatever there is."""
     asked = [one.strip().removeprefix("W/") for one in if_none_match[:4_096].split(",")]
     return tag in asked or "*" in asked
 
 
-def headers_of(data: bytes, *, shared: bool) -> list[tuple[bytes, bytes]]:
+def build_card_headers(data: bytes, *, shared: bool) -> list[tuple[bytes, bytes]]:
     """The head of a card's answer. `shared` says that every caller is shown the same."""
     scope = "public" if shared else "private"
     return [
         (b"content-type", b"application/json"),
-        (b"etag", etag(data).encode()),
+        (b"etag", build_etag(data).encode()),
         (b"cache-control", f"{scope}, max-age={MAX_AGE_SECS}".encode()),
         (b"vary", b"A2A-Version, Authorization"),
     ]

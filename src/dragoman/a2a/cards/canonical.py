@@ -16,25 +16,25 @@ class NotCanonical(ValueError):
     """It has no canonical form; the text says why."""
 
 
-def unsigned(card: Mapping[str, Any]) -> dict[str, Any]:
+def remove_signatures(card: Mapping[str, Any]) -> dict[str, Any]:
     """The card without its signatures, whatever else it has."""
     if deeper_than(card, MAX_DEPTH):
         raise NotCanonical(f"it is nested deeper than {MAX_DEPTH}")
     return {name: value for name, value in card.items() if name != "signatures"}
 
 
-def pruned(value: Any) -> Any:
+def prune(value: Any) -> Any:
     """Without anything empty at any depth, None where nothing is left: what the official SDKs for
     Python and JavaScript sign, though 8.4.1 says otherwise."""
     if isinstance(value, dict):
-        kept = {key: left for key, item in value.items() if (left := pruned(item)) is not None}
+        kept = {key: left for key, item in value.items() if (left := prune(item)) is not None}
         return kept or None
     if isinstance(value, list):
-        return [left for item in value if (left := pruned(item)) is not None] or None
+        return [left for item in value if (left := prune(item)) is not None] or None
     return None if value == "" else value
 
 
-def canonical(value: Any) -> bytes:
+def canonicalize(value: Any) -> bytes:
     """RFC 8785: members in the order of their UTF-16 code units, numbers as ECMAScript writes
     them."""
     try:

@@ -48,11 +48,11 @@ _SCHEMES = {
 }
 
 
-class NotACard(ValueError):
+class InvalidCard(ValueError):
     """Nothing that a card could be made of; the text says why."""
 
 
-class Interface(NamedTuple):
+class CardInterface(NamedTuple):
     url: str
     binding: str
     """JSONRPC, HTTP+JSON or GRPC; or whatever else the card says."""
@@ -61,120 +61,133 @@ class Interface(NamedTuple):
     tenant: str
 
 
-class _Odd:
+class _Findings:
     """What was odd, as far as anybody would read it."""
 
     def __init__(self, said: list[str] | None) -> None:
         self._said = [] if said is None else said
 
-    def say(self, what: str) -> None:
+    def add(self, what: str) -> None:
         if len(self._said) < MAX_ODD:
             self._said.append(what[:300])
 
 
-def read_card(data: bytes) -> dict[str, Any]:
+def decode_card(data: bytes) -> dict[str, Any]:
     """The card as it was sent, which is what its signatures are checked against."""
     if len(data) > MAX_CARD_BYTES:
-        raise NotACard(f"it is larger than {MAX_CARD_BYTES} bytes")
+        raise InvalidCard(f"it is larger than {MAX_CARD_BYTES} bytes")
     try:
         value = decode(data.removeprefix(b"\xef\xbb\xbf"))
     except Malformed as error:
-        raise NotACard(str(error)) from None
+        raise InvalidCard(str(error)) from None
     if not isinstance(value, dict):
-        raise NotACard("it is no JSON object")
+        raise InvalidCard("it is no JSON object")
     return value
 
 
-def card_in(raw: Any, found_at: str = "", odd: list[str] | None = None) -> dict[str, Any]:
+def parse_card(raw: Any, found_at: str = "", odd: list[str] | None = None) -> dict[str, Any]:
     """`raw` as a card of 1.0 with every required member, whatever version it is of. Addresses that
     are relative or missing are taken from `found_at`. What was odd is added to the list `odd`."""
     if not isinstance(raw, dict):
-        raise NotACard("it is no JSON object")
-    notes = _Odd(odd)
-    lifted = {name: _of(raw, name) for name in FIELDS["AgentCard"]}
-    lifted["supportedInterfaces"] = _interfaces(raw, found_at, notes)
-    lifted["capabilities"] = _capabilities(raw)
-    lifted["securitySchemes"] = _schemes(raw) or None
-    lifted["securityRequirements"] = _requirements(raw) or None
-    lifted["provider"] = _provider(raw)
+        raise InvalidCard("it is no JSON object")
+    notes = _Findings(odd)
+    lifted = {name: _find_member(raw, name) for name in FIELDS["AgentCard"]}
+    lifted["supportedInterfaces"] = _parse_interfaces(raw, found_at, notes)
+    lifted["capabilities"] = _parse_capabilities(raw)
+    lifted["securitySchemes"] = _parse_schemes(raw) or None
+    lifted["securityRequirements"] = _parse_requirements(raw) or None
+    lifted["provider"] = _parse_provider(raw)
     skills = lifted.pop("skills")
-    card: dict[str, Any] = _message(lifted, "AgentCard", "", notes)
+    card: dict[str, Any] = _parse_message(lifted, "AgentCard", "", notes)
     if not card["supportedInterfaces"]:
-        notes.say("it names no address where the agent could be reached")
+        notes.add("it names no address where the agent could be reached")
     for modes in ("defaultInputModes", "defaultOutputModes"):
-        card[modes] = _media_types(card.get(modes) or ["text/plain"])
-    card["skills"] = _skills(skills, card, notes)
-    return _named(card, found_at, notes)
+        card[modes] = _list_media_types(card.get(modes) or ["text/plain"])
+    card["skills"] = _parse_skills(skills, card, notes)
+    return _complete_card(card, found_at, notes)
 
 
-def interfaces_of(card: Mapping[str, Any]) -> list[Interface]:
+def list_interfaces(card: Mapping[str, Any]) -> list[CardInterface]:
     """Where a card of 1.0 says that its agent is, the preferred place first."""
     return [
-        Interface(
+        CardInterface(
             one["url"],
             one["protocolBinding"],
-            _major_minor(one["protocolVersion"]),
+            _cut_version(one["protocolVersion"]),
             one.get("tenant", ""),
         )
         for one in card["supportedInterfaces"]
     ]
 
 
-def _major_minor(version: str) -> str:
+def _cut_version(version: str) -> str:
     return ".".join(version.strip().lstrip("vV").split(".")[:2])
 
 
 # --- what older cards say otherwise ---------------------------------------------------------------
 
 
-def _interfaces(raw: Mapping[str, Any], found_at: str, odd: _Odd) -> list[dict[str, Any]]:
+def _parse_interfaces(
+    raw: Mapping[str, Any], found_at: str, odd: _Findings
+) -> list[dict[str, Any]]:
     """1.0's where it has any that can be used; otherwise the address of 0.x and the others."""
-    offered = _list(_of(raw, "supportedInterfaces"))
-    if found := _usable(offered, "1.0", found_at, odd):
+    offered = _to_list(_find_member(raw, "supportedInterfaces"))
+    if found := _parse_offered(offered, "1.0", found_at, odd):
         return found
     if offered:
-        odd.say("supportedInterfaces has nothing that can be used")
-    version = _text_of(raw, "protocolVersion") or _guessed_version(raw, odd)
-    main = {"url": _of(raw, "url"), "transport": _of(raw, "preferredTransport") or "JSONRPC"}
+        odd.add("supportedInterfaces has nothing that can be used")
+    version = _find_text(raw, "protocolVersion") or _guess_version(raw, odd)
+    main = {
+        "url": _find_member(raw, "url"),
+        "transport": _find_member(raw, "preferredTransport") or "JSONRPC",
+    }
     if not isinstance(main["url"], str) or not main["url"].strip():
-        odd.say("it has no address of its own; it is taken to be where the card is")
-        main["url"] = _base(found_at)
-    return _usable([main, *_list(_of(raw, "additionalInterfaces"))], version, found_at, odd)
+        odd.add("it has no address of its own; it is taken to be where the card is")
+        main["url"] = _find_base(found_at)
+    return _parse_offered(
+        [main, *_to_list(_find_member(raw, "additionalInterfaces"))], version, found_at, odd
+    )
 
 
-def _guessed_version(raw: Mapping[str, Any], odd: _Odd) -> str:
-    odd.say("it does not say which version of A2A it speaks")
+def _guess_version(raw: Mapping[str, Any], odd: _Findings) -> str:
+    odd.add("it does not say which version of A2A it speaks")
     newer = ("securitySchemes", "security", "preferredTransport", "additionalInterfaces")
-    later = any(_of(raw, name) is not None for name in newer)
-    return "0.2" if later or _of(raw, "supportsAuthenticatedExtendedCard") is not None else "0.1"
+    later = any(_find_member(raw, name) is not None for name in newer)
+    return (
+        "0.2"
+        if later or _find_member(raw, "supportsAuthenticatedExtendedCard") is not None
+        else "0.1"
+    )
 
 
-def _usable(offered: list[Any], version: str, found_at: str, odd: _Odd) -> list[dict[str, Any]]:
+def _parse_offered(
+    offered: list[Any], version: str, found_at: str, odd: _Findings
+) -> list[dict[str, Any]]:
     """`version` is that of an entry without one."""
     found: list[dict[str, Any]] = []
     for one in offered[:MAX_ITEMS]:
         if not isinstance(one, dict):
-            odd.say("an interface is no object")
+            odd.add("an interface is no object")
             continue
-        said = _text_of(one, "protocolBinding") or _text_of(one, "transport") or "JSONRPC"
+        said = _find_text(one, "protocolBinding") or _find_text(one, "transport") or "JSONRPC"
         binding = _BINDINGS.get(re.sub(r"[^A-Z]", "", said.upper()), said)
-        url = _address(_text_of(one, "url"), binding, found_at)
+        url = _resolve_address(_find_text(one, "url"), binding, found_at)
         if url is None:
-            odd.say(f'an interface has no usable address: "{_text_of(one, "url")[:100]}"')
+            odd.add(f'an interface has no usable address: "{_find_text(one, "url")[:100]}"')
             continue
         entry = {
             "url": url,
             "protocolBinding": binding,
-            "protocolVersion": _text_of(one, "protocolVersion") or version,
+            "protocolVersion": _find_text(one, "protocolVersion") or version,
         }
-        if tenant := _text_of(one, "tenant"):
+        if tenant := _find_text(one, "tenant"):
             entry["tenant"] = tenant
         if entry not in found:
             found.append(entry)
     return found
 
 
-def _address(url: str, binding: str, found_at: str) -> str | None:
+def _resolve_address(url: str, binding: str, found_at: str) -> str | None:
     if not url or len(url) > MAX_TEXT or not url.isprintable() or " " in url:
         return None
     if binding not in ("JSONRPC", "HTTP+JSON"):
@@ -188,35 +201,35 @@ def _address(url: str, binding: str, found_at: str) -> str | None:
     return whole if usable else None
 
 
-def _base(found_at: str) -> str:
+def _find_base(found_at: str) -> str:
     """The agent's address by that of its card."""
     return re.sub(r"/(\.well-known/)?agent(-card)?\.json$", "", found_at.partition("?")[0])
 
 
-def _capabilities(raw: Mapping[str, Any]) -> dict[str, Any]:
-    given = _of(raw, "capabilities")
+def _parse_capabilities(raw: Mapping[str, Any]) -> dict[str, Any]:
+    given = _find_member(raw, "capabilities")
     known = dict(given) if isinstance(given, dict) else {}
     for name in ("supportsAuthenticatedExtendedCard", "supportsExtendedAgentCard"):
-        if _of(raw, name) is True and _of(known, "extendedAgentCard") is None:
+        if _find_member(raw, name) is True and _find_member(known, "extendedAgentCard") is None:
             known["extendedAgentCard"] = True
     return known
 
 
-def _provider(raw: Mapping[str, Any]) -> Any:
-    given = _of(raw, "provider")
+def _parse_provider(raw: Mapping[str, Any]) -> Any:
+    given = _find_member(raw, "provider")
     if isinstance(given, str) and given:  # python-a2a has a name alone
         return {"organization": given, "url": ""}
-    if isinstance(given, dict) and _text_of(given, "organization"):
-        return {"organization": given["organization"], "url": _text_of(given, "url")}
+    if isinstance(given, dict) and _find_text(given, "organization"):
+        return {"organization": given["organization"], "url": _find_text(given, "url")}
     return None
 
 
-def _schemes(raw: Mapping[str, Any]) -> dict[str, Any]:
-    given = _of(raw, "securitySchemes")
+def _parse_schemes(raw: Mapping[str, Any]) -> dict[str, Any]:
+    given = _find_member(raw, "securitySchemes")
     if isinstance(given, dict):
-        return {name: _scheme(one) for name, one in given.items() if isinstance(one, dict)}
+        return {name: _parse_scheme(one) for name, one in given.items() if isinstance(one, dict)}
     found: dict[str, Any] = {}
-    for scheme in _names(_of(raw, "authentication")):
+    for scheme in _list_scheme_names(_find_member(raw, "authentication")):
         if scheme.lower() in ("apikey", "api_key"):
             key = {"location": "header", "name": "X-API-Key"}
             found[scheme] = {"apiKeySecurityScheme": key}
@@ -225,10 +238,10 @@ def _schemes(raw: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _scheme(one: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_scheme(one: Mapping[str, Any]) -> Mapping[str, Any]:
     """A scheme of 0.3 says its kind beside its members, and may be merged with one of 1.0."""
     kind = one.get("type")
-    if any(_of(one, name) is not None for name in FIELDS["SecurityScheme"]):
+    if any(_find_member(one, name) is not None for name in FIELDS["SecurityScheme"]):
         return one
     if not isinstance(kind, str) or kind not in _SCHEMES:
         return {}
@@ -238,55 +251,57 @@ def _scheme(one: Mapping[str, Any]) -> Mapping[str, Any]:
     return {_SCHEMES[kind]: inner}
 
 
-def _requirements(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parse_requirements(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
     """1.0's, 0.3's, or those of 0.1; where one stands at the place of the other too, as it does in
     the specification's own sample."""
-    given = _of(raw, "securityRequirements")
-    wanted = given if given is not None else _of(raw, "security")
+    given = _find_member(raw, "securityRequirements")
+    wanted = given if given is not None else _find_member(raw, "security")
     if wanted is None:
-        schemes = _names(_of(raw, "authentication"))
+        schemes = _list_scheme_names(_find_member(raw, "authentication"))
         return [{"schemes": {scheme: {"list": []}}} for scheme in schemes]
     found = []
-    for one in _list(wanted)[:MAX_ITEMS]:
+    for one in _to_list(wanted)[:MAX_ITEMS]:
         if isinstance(one, dict):
             named = one["schemes"] if isinstance(one.get("schemes"), dict) else one
-            found.append({"schemes": {name: _scopes(scopes) for name, scopes in named.items()}})
+            found.append(
+                {"schemes": {name: _parse_scopes(scopes) for name, scopes in named.items()}}
+            )
     return found
 
 
-def _scopes(scopes: Any) -> dict[str, Any]:
+def _parse_scopes(scopes: Any) -> dict[str, Any]:
     inner = scopes.get("list") if isinstance(scopes, dict) else scopes
-    return {"list": [scope for scope in _list(inner) if isinstance(scope, str)]}
+    return {"list": [scope for scope in _to_list(inner) if isinstance(scope, str)]}
 
 
-def _names(authentication: Any) -> list[str]:
+def _list_scheme_names(authentication: Any) -> list[str]:
     """The schemes of 0.1: `{"schemes": [...]}`, and python-a2a's one word."""
     inner = authentication
     if isinstance(authentication, dict):
-        inner = _of(authentication, "schemes")
-    named = [inner] if isinstance(inner, str) else _list(inner)
+        inner = _find_member(authentication, "schemes")
+    named = [inner] if isinstance(inner, str) else _to_list(inner)
     return [one for one in named if isinstance(one, str) and one][:MAX_ITEMS]
 
 
-def _skills(given: Any, card: Mapping[str, Any], odd: _Odd) -> list[dict[str, Any]]:
+def _parse_skills(given: Any, card: Mapping[str, Any], odd: _Findings) -> list[dict[str, Any]]:
     if not isinstance(given, list):
-        odd.say("skills is no list")
+        odd.add("skills is no list")
         return []
     if len(given) > MAX_SKILLS:
-        odd.say(f"it has {len(given)} skills; the first {MAX_SKILLS} are read")
+        odd.add(f"it has {len(given)} skills; the first {MAX_SKILLS} are read")
     found: dict[str, dict[str, Any]] = {}
-    schemas = _schemas(card)
+    schemas = _find_schemas(card)
     for index, one in enumerate(given[:MAX_SKILLS]):
         where = f"skills[{index}]"
-        skill = _skill(one, where, card, schemas, odd)
+        skill = _parse_skill(one, where, card, schemas, odd)
         if skill is not None and skill["id"] in found:
-            odd.say(f'{where} has the id "{skill["id"][:100]}" of another')
+            odd.add(f'{where} has the id "{skill["id"][:100]}" of another')
         elif skill is not None:
             found[skill["id"]] = skill
     return list(found.values())
 
 
-def _schemas(card: Mapping[str, Any]) -> Mapping[str, Any]:
+def _find_schemas(card: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schemas of skills that a hub of this kind names with the extension for them."""
     for extension in card.get("capabilities", {}).get("extensions") or ():
         if extension.get("uri") == SKILL:
@@ -295,19 +310,19 @@ def _schemas(card: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _skill(
-    one: Any, where: str, card: Mapping[str, Any], schemas: Mapping[str, Any], odd: _Odd
+def _parse_skill(
+    one: Any, where: str, card: Mapping[str, Any], schemas: Mapping[str, Any], odd: _Findings
 ) -> dict[str, Any] | None:
     if isinstance(one, str) and one.strip():
         one = {"id": one, "name": one}
     if not isinstance(one, dict):
-        odd.say(f"{where} is no object")
+        odd.add(f"{where} is no object")
         return None
-    lifted = {**one, "securityRequirements": _requirements(one) or None}
-    skill: dict[str, Any] = _message(lifted, "AgentSkill", where, odd)
+    lifted = {**one, "securityRequirements": _parse_requirements(one) or None}
+    skill: dict[str, Any] = _parse_message(lifted, "AgentSkill", where, odd)
     said = skill.get("id") or skill.get("name")
     if not said:
-        odd.say(f"{where} has neither id nor name and is left out")
+        odd.add(f"{where} has neither id nor name and is left out")
         return None
     skill["id"] = said
     skill["name"] = skill.get("name") or said
@@ -317,8 +332,8 @@ def _skill(
         ("inputModes", "defaultInputModes"),
         ("outputModes", "defaultOutputModes"),
     ):
-        skill[modes] = _media_types(skill.get(modes) or card[default])
-    schema = _of(one, "inputSchema")
+        skill[modes] = _list_media_types(skill.get(modes) or card[default])
+    schema = _find_member(one, "inputSchema")
     if schema is None:
         schema = schemas.get(said)
     if isinstance(schema, dict) and not deeper_than(schema, MAX_DEPTH):
@@ -326,11 +341,11 @@ def _skill(
     return skill
 
 
-def _media_types(modes: list[str]) -> list[str]:
+def _list_media_types(modes: list[str]) -> list[str]:
     return list(dict.fromkeys(_MODES.get(mode, mode) for mode in modes))
 
 
-def _named(card: dict[str, Any], found_at: str, odd: _Odd) -> dict[str, Any]:
+def _complete_card(card: dict[str, Any], found_at: str, odd: _Findings) -> dict[str, Any]:
     """With the words that no card may lack, in the order that a2a.proto has."""
     if not card.get("name"):
         urls = [one["url"] for one in card["supportedInterfaces"]]
@@ -344,85 +359,87 @@ def _named(card: dict[str, Any], found_at: str, odd: _Odd) -> dict[str, Any]:
 # --- any message of the table ---------------------------------------------------------------------
 
 
-def _of(value: Mapping[str, Any], name: str) -> Any:
+def _find_member(value: Mapping[str, Any], name: str) -> Any:
     """By its JSON name or by that of a2a.proto, as every reader of proto-JSON is to take it."""
     found = value.get(name)
-    return found if found is not None else value.get(_snake(name))
+    return found if found is not None else value.get(_to_snake_case(name))
 
 
 @cache
-def _snake(name: str) -> str:
+def _to_snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower()
 
 
-def _message(value: Mapping[str, Any], message: str, where: str, odd: _Odd) -> dict[str, Any]:
+def _parse_message(
+    value: Mapping[str, Any], message: str, where: str, odd: _Findings
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, kind in FIELDS[message].items():
         place = f"{where}.{name}" if where else name
-        given = _of(value, name)
+        given = _find_member(value, name)
         if given is None:
             if kind[-1] == "!" and place != "skills":  # those are read by themselves
-                odd.say(f"{place} is missing")
+                odd.add(f"{place} is missing")
             continue
-        read = _value(given, kind.rstrip("!?"), place, odd)
+        read = _parse_value(given, kind.rstrip("!?"), place, odd)
         if read is not None:
             found[name] = read
     return found
 
 
-def _value(value: Any, kind: str, where: str, odd: _Odd) -> Any:
+def _parse_value(value: Any, kind: str, where: str, odd: _Findings) -> Any:
     """None for what cannot be read as `kind`."""
     if kind[0] == "[":
-        return _items(value, kind[1:-1], where, odd)
+        return _parse_items(value, kind[1:-1], where, odd)
     if kind == TEXT:
-        return _text(value, where, odd)
+        return _parse_text(value, where, odd)
     if kind == FLAG and isinstance(value, bool):
         return value
     if kind != FLAG and isinstance(value, dict):
         if kind in FIELDS:
-            return _message(value, kind, where, odd)
+            return _parse_message(value, kind, where, odd)
         if kind == FREE:
             return None if deeper_than(value, MAX_DEPTH) else value
         return {
             key[:MAX_TEXT]: read
             for key, item in list(value.items())[:MAX_ITEMS]
-            if (read := _value(item, kind[1:-1], f"{where}.{key[:50]}", odd)) is not None
+            if (read := _parse_value(item, kind[1:-1], f"{where}.{key[:50]}", odd)) is not None
         }
-    odd.say(f"{where} is no {'flag' if kind == FLAG else 'object'}")
+    odd.add(f"{where} is no {'flag' if kind == FLAG else 'object'}")
     return None
 
 
-def _items(value: Any, kind: str, where: str, odd: _Odd) -> list[Any] | None:
+def _parse_items(value: Any, kind: str, where: str, odd: _Findings) -> list[Any] | None:
     if isinstance(value, str) and kind == TEXT:
-        odd.say(f"{where} is a text and no list")
+        odd.add(f"{where} is a text and no list")
         value = [value]
     if not isinstance(value, list):
-        odd.say(f"{where} is no list")
+        odd.add(f"{where} is no list")
         return None
     if len(value) > MAX_ITEMS:
-        odd.say(f"{where} has {len(value)} items; the first {MAX_ITEMS} are read")
-    read = (_value(item, kind, where, odd) for item in value[:MAX_ITEMS])
+        odd.add(f"{where} has {len(value)} items; the first {MAX_ITEMS} are read")
+    read = (_parse_value(item, kind, where, odd) for item in value[:MAX_ITEMS])
     return [item for item in read if item is not None]
 
 
-def _text(value: Any, where: str, odd: _Odd) -> str | None:
+def _parse_text(value: Any, where: str, odd: _Findings) -> str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        odd.say(f"{where} is a number and no text")
+        odd.add(f"{where} is a number and no text")
         value = str(value)
     if not isinstance(value, str):
-        odd.say(f"{where} is no text")
+        odd.add(f"{where} is no text")
         return None
     limit = _LIMITS.get(where.rpartition(".")[2], MAX_TEXT)
     if len(value) > limit:
-        odd.say(f"{where} is longer than {limit} characters and is cut")
+        odd.add(f"{where} is longer than {limit} characters and is cut")
         return value[:limit]
     return value
 
 
-def _text_of(value: Mapping[str, Any], name: str) -> str:
-    found = _of(value, name)
+def _find_text(value: Mapping[str, Any], name: str) -> str:
+    found = _find_member(value, name)
     return found.strip() if isinstance(found, str) else ""
 
 
-def _list(value: Any) -> list[Any]:
+def _to_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

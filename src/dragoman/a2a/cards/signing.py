@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dragoman.a2a.cards.canonical import NotCanonical, canonical, pruned, unsigned
-from dragoman.a2a.protocol.card_fields import members
+from dragoman.a2a.cards.canonical import NotCanonical, canonicalize, prune, remove_signatures
+from dragoman.a2a.protocol.card_fields import select_members
 from dragoman.core.errors import ConfigError
 from dragoman.core.fast_dataclass import record
 from dragoman.wire.json import Malformed, decode, encode
@@ -45,7 +45,7 @@ _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @record(frozen=True, slots=True)
-class Checked:
+class SignatureCheck:
     """`why` no signature is good, or None; then `covered` is what the good one speaks for. In a
     card of several dialects at once, that is the part in 1.0's form and no more."""
 
@@ -53,17 +53,17 @@ class Checked:
     covered: dict[str, Any]
 
 
-def sign(card: Mapping[str, Any], key: PrivateKey, kid: str | None = None) -> dict[str, Any]:
+def sign_card(card: Mapping[str, Any], key: PrivateKey, kid: str | None = None) -> dict[str, Any]:
     """The card with signatures of `key`, by the name of `kid` or else of its thumbprint.
 
     There are two where the official SDKs would not accept the one that the specification asks for:
     they leave empty values out of what they verify, and with them a requirement without scopes.
     """
-    rest = members(unsigned(card))
-    whole = canonical(rest)
-    header = {"alg": "ES256", "kid": kid or key_id(key), "typ": "JOSE"}
+    rest = select_members(remove_signatures(card))
+    whole = canonicalize(rest)
+    header = {"alg": "ES256", "kid": kid or compute_key_id(key), "typ": "JOSE"}
     signatures = [_signed(whole, header, key)]
-    less = canonical(pruned(rest) or {})
+    less = canonicalize(prune(rest) or {})
     if less != whole:
         signatures.append(_signed(less, {**header, PRUNED: "pruned"}, key))
     return {**card, "signatures": signatures}
@@ -81,42 +81,44 @@ def _signed(payload: bytes, header: Mapping[str, Any], key: PrivateKey) -> dict[
     return {"protected": protected, "signature": _base64url(raw)}
 
 
-def verify(
+def verify_card(
     card: Mapping[str, Any], keys: Mapping[str, PublicKey] | Sequence[PublicKey]
 ) -> str | None:
     """None where one of these keys made a good signature of the card as it was fetched, otherwise
     why none counts. Of a mapping only the key with the signature's `kid` is tried."""
-    return check(card, keys).why
+    return check_signatures(card, keys).why
 
 
-def check(card: Mapping[str, Any], keys: Mapping[str, PublicKey] | Sequence[PublicKey]) -> Checked:
+def check_signatures(
+    card: Mapping[str, Any], keys: Mapping[str, PublicKey] | Sequence[PublicKey]
+) -> SignatureCheck:
     signatures = card.get("signatures")
     if not isinstance(signatures, list) or not signatures:
-        return Checked("the card has no signature", {})
+        return SignatureCheck("the card has no signature", {})
     if len(signatures) > MAX_SIGNATURES:
-        return Checked(f"the card has more than {MAX_SIGNATURES} signatures", {})
+        return SignatureCheck(f"the card has more than {MAX_SIGNATURES} signatures", {})
     if not keys:
-        return Checked("there is no key to check the card's signature with", {})
+        return SignatureCheck("there is no key to check the card's signature with", {})
     try:
         forms = _forms(card)
     except NotCanonical as error:
-        return Checked(f"the card has no canonical form: {error}", {})
+        return SignatureCheck(f"the card has no canonical form: {error}", {})
     reasons = []
     for signature in signatures:
         found = _check_one(signature, keys, forms)
         if not isinstance(found, str):
-            return Checked(None, found)
+            return SignatureCheck(None, found)
         reasons.append(found)
-    return Checked("; ".join(dict.fromkeys(reasons)), {})
+    return SignatureCheck("; ".join(dict.fromkeys(reasons)), {})
 
 
 def _forms(card: Mapping[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
     """What may have been signed, and what that speaks for: 8.4.1's form; what the official SDKs
     make of it; and the card as it stands, by those who left the presence rules out."""
-    given = unsigned(card)
-    known = members(given)
-    left = pruned(known) or {}
-    return [(canonical(known), known), (canonical(left), left), (canonical(given), given)]
+    given = remove_signatures(card)
+    known = select_members(given)
+    left = prune(known) or {}
+    return [(canonicalize(known), known), (canonicalize(left), left), (canonicalize(given), given)]
 
 
 def _check_one(
@@ -218,7 +220,7 @@ _VERIFIERS: Mapping[str, Callable[[PublicKey, bytes, bytes], bool]] = {
 """Each takes keys of its own kind only, so that a signature cannot choose how a key is used."""
 
 
-def load_private(path: str | Path) -> PrivateKey:
+def load_private_key(path: str | Path) -> PrivateKey:
     """The key that cards are signed with: EC P-256, in PEM or as a JWK."""
     _need()
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -241,7 +243,7 @@ def load_private(path: str | Path) -> PrivateKey:
     return key
 
 
-def load_public(path: str | Path) -> PublicKey:
+def load_public_key(path: str | Path) -> PublicKey:
     """A key that a card may be signed with: EC P-256, RSA or Ed25519, in PEM or as a JWK."""
     _need()
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -291,16 +293,16 @@ def _ec_numbers(jwk: Mapping[str, Any]) -> Any:
     return ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1())
 
 
-def public_jwk(key: PrivateKey) -> dict[str, str]:
+def render_public_jwk(key: PrivateKey) -> dict[str, str]:
     """The public half as a JWK, for those who are to pin it."""
     numbers = key.public_key().public_numbers()
     x, y = (_base64url(number.to_bytes(32, "big")) for number in (numbers.x, numbers.y))
     return {"crv": "P-256", "kty": "EC", "x": x, "y": y}
 
 
-def key_id(key: PrivateKey) -> str:
+def compute_key_id(key: PrivateKey) -> str:
     """RFC 7638: the thumbprint, so that a key has the same name wherever it is used."""
-    return _base64url(hashlib.sha256(canonical(public_jwk(key))).digest())
+    return _base64url(hashlib.sha256(canonicalize(render_public_jwk(key))).digest())
 
 
 def _need() -> None:

@@ -18,8 +18,8 @@ from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from dragoman.a2a.cards.parse import MAX_CARD_BYTES, NotACard, card_in, read_card
-from dragoman.a2a.cards.signing import check
+from dragoman.a2a.cards.parse import MAX_CARD_BYTES, InvalidCard, decode_card, parse_card
+from dragoman.a2a.cards.signing import check_signatures
 from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed, Unreachable
 from dragoman.core.fast_dataclass import record
@@ -93,7 +93,7 @@ class CardTrust:
         keys = self._keys.get(origin, ()) if origin is not None else ()
         signed, problem = bool(raw.get("signatures")), None
         if keys and signed:
-            checked = check(raw, keys)
+            checked = check_signatures(raw, keys)
             if checked.why is None:
                 return checked.covered, None
             problem = why = f"its signature does not hold: {checked.why}"
@@ -223,7 +223,7 @@ class CardDiscovery:
                 continue
             try:
                 return self._parse_card(url, place, await reply.body.read(MAX_CARD_BYTES)), reply
-            except NotACard as problem:
+            except InvalidCard as problem:
                 tried.append(f'"{_render_card_url(place)}" is no card: {problem}')
         hint = ""
         if wants_key:
@@ -262,7 +262,7 @@ class CardDiscovery:
             raise kind(f'"{_render_card_url(place)}" answers HTTP {reply.status}')
         try:
             found = self._parse_card(url, place, await reply.body.read(MAX_CARD_BYTES))
-        except NotACard as problem:
+        except InvalidCard as problem:
             raise BadReply(f'"{_render_card_url(place)}" is no card: {problem}') from None
         return (before if found.data == before.data else found), reply
 
@@ -279,11 +279,11 @@ class CardDiscovery:
 
     def _parse_card(self, asked: str, place: str, data: bytes) -> FoundCard:
         odd: list[str] = []
-        raw = read_card(data)
+        raw = decode_card(data)
         if not isinstance(raw.get("name"), str):
-            raise NotACard("it has no name")
+            raise InvalidCard("it has no name")
         believed, finding = self._verify(place, raw)
-        card = card_in(believed, place, odd)
+        card = parse_card(believed, place, odd)
         findings = [f"its card: {what}" for what in odd] + ([finding] if finding else [])
         base = strip_card_path(asked)
         if strip_card_path(place) != base:

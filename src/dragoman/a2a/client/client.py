@@ -429,7 +429,7 @@ class A2aClient:
             if error.reason in (UNAUTHENTICATED, PERMISSION_DENIED) and self._withholds_credentials(
                 endpoint
             ):
-                raise self._build_withheld_error(endpoint, error.row.http) from None
+                raise self._build_withheld_error(endpoint, error.codes.http) from None
             raise
 
     def _build_withheld_error(self, endpoint: Endpoint, status: int) -> AgentHttpStatus:

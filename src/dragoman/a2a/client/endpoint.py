@@ -23,7 +23,7 @@ from dragoman.a2a.protocol.dialects.operations import (
     STREAMING,
     TASK_ID,
 )
-from dragoman.a2a.protocol.dialects.v03_shapes import skill_of
+from dragoman.a2a.protocol.dialects.v03_shapes import find_skill_call
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED, A2aError
 from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.core.errors import BadReply
@@ -136,7 +136,7 @@ def build_http_call(
         method, rest = _TASK_ROUTES[op]
         return HttpCall(method, f"{base}/tasks/{quote(request['id'], safe='')}{rest}", headers, b"")
     headers["content-type"] = JSON_TYPE
-    method, params = endpoint.dialect.params_out(op, request)
+    method, params = endpoint.dialect.build_request(op, request)
     url = endpoint.url if endpoint.binding == JSONRPC else f"{base}/{method}"
     return HttpCall(
         "POST", url, headers, rpc.request(_choose_request_id(endpoint, message), method, params)
@@ -146,7 +146,7 @@ def build_http_call(
 def _choose_request_id(endpoint: Endpoint, message: Mapping[str, Any] | None) -> rpc.Id:
     if message is None:
         return str(uuid4())
-    if endpoint.traits.numbers_skill_calls and skill_of(message):
+    if endpoint.traits.numbers_skill_calls and find_skill_call(message):
         return int(time() * 1000)
     id: str = message["messageId"]  # as good as any
     return id
@@ -155,7 +155,7 @@ def _choose_request_id(endpoint: Endpoint, message: Mapping[str, Any] | None) ->
 def _build_rest_call(
     endpoint: Endpoint, op: str, request: dict[str, Any], headers: dict[str, str], other: bool
 ) -> HttpCall:
-    method, path, query, body = endpoint.dialect.rest_request_out(op, request)
+    method, path, query, body = endpoint.dialect.build_rest_request(op, request)
     if other:
         method = "GET" if method == "POST" else "POST"
     base = endpoint.url.rstrip("/")
@@ -219,9 +219,9 @@ def parse_result(endpoint: Endpoint, op: str, value: Any) -> Any:
     value = _unwrap_result(endpoint, op, value)
     try:
         return (
-            endpoint.dialect.event_in(value)
+            endpoint.dialect.parse_event(value)
             if op in STREAMING
-            else endpoint.dialect.result_in(op, value)
+            else endpoint.dialect.parse_result(op, value)
         )
     except A2aError as problem:
         raise BadReply(f"{_describe(endpoint, op)} was not answered: {problem.message}") from None
@@ -258,9 +258,9 @@ def _raise_error(
     if isinstance(error, str) and "task" not in error.lower():
         _check_status(endpoint, op, status, encode(value), sent)  # a proxy's or a framework's
     if endpoint.binding == HTTP_JSON or isinstance(error, str):
-        problem = endpoint.dialect.rest_error_in(status, value)
+        problem = endpoint.dialect.parse_rest_error(status, value)
     else:
-        problem = endpoint.dialect.error_in(error)
+        problem = endpoint.dialect.parse_error(error)
     problem.message = hide_secrets(problem.message, endpoint.url, sent)
     if problem.reason in (METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED):
         raise NotUnderstood(f"{_describe(endpoint, op)} is unknown there: {problem.message[:300]}")

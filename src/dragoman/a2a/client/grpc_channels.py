@@ -29,12 +29,12 @@ from dragoman.a2a.client.event_stream import (
 from dragoman.a2a.protocol.dialects import operations, v03, v10
 from dragoman.a2a.protocol.errors import (
     DOMAIN,
+    ERROR_CODES,
     INTERNAL,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
-    TABLE,
     TASK_NOT_FOUND,
     UNAUTHENTICATED,
     UNSUPPORTED_OPERATION,
@@ -58,8 +58,8 @@ try:
         TYPES_03,
         TYPES_10,
         TYPES_RPC,
-        NotAMessage,
-        Types,
+        InvalidMessage,
+        MessageTypes,
     )
     from dragoman.a2a.protocol.grpc.tables import (
         METHODS_03,
@@ -67,7 +67,7 @@ try:
         SERVICE,
         V03,
         V10,
-        Method,
+        GrpcMethod,
     )
 except ImportError as error:
     raise Unreachable(
@@ -97,31 +97,32 @@ FindAddresses = Callable[[str, float], Awaitable[list[str]]]
 
 class _Service(NamedTuple):
     name: str
-    types: Types
-    methods: Mapping[str, tuple[str, Method]]
+    types: MessageTypes
+    methods: Mapping[str, tuple[str, GrpcMethod]]
     """By operation: the name that the service has for it, and its types."""
-    result_in: Callable[[str, Any], Any]
-    event_in: Callable[[Any], dict[str, Any]]
+    parse_result: Callable[[str, Any], Any]
+    parse_event: Callable[[Any], dict[str, Any]]
 
 
-def _index_by_op(methods: Mapping[str, Method]) -> dict[str, tuple[str, Method]]:
+def _index_by_op(methods: Mapping[str, GrpcMethod]) -> dict[str, tuple[str, GrpcMethod]]:
     return {method.op: (name, method) for name, method in methods.items()}
 
 
 SERVICES = {
     operations.V10: _Service(
-        f"{V10}.{SERVICE}", TYPES_10, _index_by_op(METHODS_10), v10.result_in, v10.event_in
+        f"{V10}.{SERVICE}", TYPES_10, _index_by_op(METHODS_10), v10.parse_result, v10.parse_event
     ),
     operations.V03: _Service(
         f"{V03}.{SERVICE}",
         TYPES_03,
         _index_by_op(METHODS_03),
-        v03.rest_result_in,
-        v03.rest_event_in,
+        v03.parse_rest_result,
+        v03.parse_rest_event,
     ),
 }
 _NAMES_03 = {
-    v03.rest_error_out(A2aError(reason, ""))[1]["error"]: reason for reason in reversed(list(TABLE))
+    v03.render_rest_error(A2aError(reason, ""))[1]["error"]: reason
+    for reason in reversed(list(ERROR_CODES))
 }
 """The reason of each error that 0.3 puts by name before its words."""
 _REASONS = {
@@ -188,7 +189,7 @@ class GrpcChannels:
         return _convert(
             endpoint,
             op,
-            service.result_in,
+            service.parse_result,
             op,
             await _decode_answer(endpoint, service, method, answer),
         )
@@ -233,7 +234,7 @@ class GrpcChannels:
         endpoint: Endpoint,
         op: str,
         service: _Service,
-        method: Method,
+        method: GrpcMethod,
         call: Any,
         headers: Mapping[str, str],
         pace: Pace,
@@ -247,7 +248,7 @@ class GrpcChannels:
                         f"{endpoint} sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
                     )
                 plain = await _decode_answer(endpoint, service, method, data)
-                event = _convert(endpoint, op, service.event_in, plain)
+                event = _convert(endpoint, op, service.parse_event, plain)
                 task = find_task_id(event)
                 own = own or task
                 if task and task != own:
@@ -397,7 +398,7 @@ def _load_roots() -> Any:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def _find_method(endpoint: Endpoint, op: str) -> tuple[_Service, str, Method]:
+def _find_method(endpoint: Endpoint, op: str) -> tuple[_Service, str, GrpcMethod]:
     service = SERVICES[endpoint.version]
     if op not in service.methods:
         raise A2aError(METHOD_NOT_FOUND, f'"{op}" is unknown in {endpoint}')
@@ -406,27 +407,27 @@ def _find_method(endpoint: Endpoint, op: str) -> tuple[_Service, str, Method]:
 
 
 def _encode_request(
-    endpoint: Endpoint, service: _Service, method: Method, request: Mapping[str, Any]
+    endpoint: Endpoint, service: _Service, method: GrpcMethod, request: Mapping[str, Any]
 ) -> bytes:
     held = {name: value for name, value in request.items() if value is not None}
     held.pop(operations.TASK_ID, None)
     if endpoint.tenant:
         held["tenant"] = endpoint.tenant
     plain = (
-        v10.params_out(method.op, held)[1]
+        v10.build_request(method.op, held)[1]
         if endpoint.version == operations.V10
         else _request_for_v03(method, held)
     )
     try:
-        return service.types.write(method.asks, plain)
-    except NotAMessage as problem:
+        return service.types.encode(method.asks, plain)
+    except InvalidMessage as problem:
         raise A2aError(INVALID_PARAMS, str(problem)) from None
 
 
-def _request_for_v03(method: Method, request: Mapping[str, Any]) -> Mapping[str, Any]:
+def _request_for_v03(method: GrpcMethod, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """0.3 names what a request is about in one word."""
     op = method.op
-    body = v03.rest_request_out(op, request)[3]
+    body = v03.build_rest_request(op, request)[3]
     if op in (operations.SEND, operations.STREAM, operations.PUSH_SET):
         return body or {}
     task = f"tasks/{request.get('taskId') or request.get('id', '')}"
@@ -439,13 +440,13 @@ def _request_for_v03(method: Method, request: Mapping[str, Any]) -> Mapping[str,
 
 
 async def _decode_answer(
-    endpoint: Endpoint, service: _Service, method: Method, data: bytes
+    endpoint: Endpoint, service: _Service, method: GrpcMethod, data: bytes
 ) -> dict[str, Any]:
     try:
         if len(data) <= SMALL:
-            return service.types.read(method.answers, data)
-        return await asyncio.to_thread(service.types.read, method.answers, data)
-    except NotAMessage as problem:
+            return service.types.decode(method.answers, data)
+        return await asyncio.to_thread(service.types.decode, method.answers, data)
+    except InvalidMessage as problem:
         raise BadReply(f"{endpoint} answered with what is no message: {problem}") from None
 
 
@@ -485,11 +486,11 @@ def _reason_from_status(status: Any) -> str:
     if not isinstance(status, bytes):
         return ""
     try:
-        for detail in TYPES_RPC.read("Status", status).get("details", ()):
+        for detail in TYPES_RPC.decode("Status", status).get("details", ()):
             if str(detail.get("typeUrl", "")).endswith("google.rpc.ErrorInfo"):
-                info = TYPES_RPC.read("ErrorInfo", b64decode(detail.get("value", "")))
-                if info.get("domain") == DOMAIN and info.get("reason") in TABLE:
+                info = TYPES_RPC.decode("ErrorInfo", b64decode(detail.get("value", "")))
+                if info.get("domain") == DOMAIN and info.get("reason") in ERROR_CODES:
                     return str(info["reason"])
-    except (NotAMessage, ValueError):
+    except (InvalidMessage, ValueError):
         pass
     return ""

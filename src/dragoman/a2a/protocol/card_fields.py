@@ -92,7 +92,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
 _DEFAULTS: tuple[Any, ...] = ("", False, [], {})
 
 
-def members(value: Mapping[str, Any], message: str = "AgentCard") -> dict[str, Any]:
+def select_members(value: Mapping[str, Any], message: str = "AgentCard") -> dict[str, Any]:
     """What 1.0 knows of it, by the presence rules (8.4.1): what is required is there even when it
     is empty, what is `optional` where it was set, and no other default. A member that is missing
     though required stays missing, as in the specification's example."""
@@ -100,18 +100,18 @@ def members(value: Mapping[str, Any], message: str = "AgentCard") -> dict[str, A
     for name, kind in FIELDS[message].items():
         if (given := value.get(name)) is None:  # in proto-JSON, null is unset
             continue
-        inner = _settled(given, kind.rstrip("!?"))
+        inner = _select_value(given, kind.rstrip("!?"))
         always = kind[-1] in "!?" or kind in FIELDS or kind == FREE  # a message that is set is set
         if always or inner not in _DEFAULTS:
             kept[name] = inner
     return kept
 
 
-def _settled(value: Any, kind: str) -> Any:
+def _select_value(value: Any, kind: str) -> Any:
     if kind[0] == "[" and isinstance(value, list):
-        return [_settled(item, kind[1:-1]) for item in value]
+        return [_select_value(item, kind[1:-1]) for item in value]
     if kind[0] == "{" and isinstance(value, dict):
-        return {key: _settled(item, kind[1:-1]) for key, item in value.items()}
+        return {key: _select_value(item, kind[1:-1]) for key, item in value.items()}
     if kind in FIELDS and isinstance(value, dict):
-        return members(value, kind)
+        return select_members(value, kind)
     return value

@@ -47,7 +47,7 @@ UNAVAILABLE: Final = "UNAVAILABLE"
 DOMAIN: Final = "a2a-protocol.org"
 
 
-class Row(NamedTuple):
+class ErrorCodes(NamedTuple):
     code: int
     """JSON-RPC's."""
     http: int
@@ -58,29 +58,29 @@ class Row(NamedTuple):
 _SERVER = -32000
 """The one code of JSON-RPC's own range that A2A has not taken (it has -32001 to -32099)."""
 
-TABLE: Mapping[str, Row] = {
-    TASK_NOT_FOUND: Row(-32001, 404, "NOT_FOUND"),
-    TASK_NOT_CANCELABLE: Row(-32002, 400, "FAILED_PRECONDITION"),
-    PUSH_NOTIFICATION_NOT_SUPPORTED: Row(-32003, 400, "FAILED_PRECONDITION"),
-    UNSUPPORTED_OPERATION: Row(-32004, 400, "FAILED_PRECONDITION"),
-    CONTENT_TYPE_NOT_SUPPORTED: Row(-32005, 400, "INVALID_ARGUMENT"),
-    INVALID_AGENT_RESPONSE: Row(-32006, 500, "INTERNAL"),
-    EXTENDED_AGENT_CARD_NOT_CONFIGURED: Row(-32007, 400, "FAILED_PRECONDITION"),
-    EXTENSION_SUPPORT_REQUIRED: Row(-32008, 400, "FAILED_PRECONDITION"),
-    VERSION_NOT_SUPPORTED: Row(-32009, 400, "FAILED_PRECONDITION"),
-    INVALID_PARAMS: Row(-32602, 400, "INVALID_ARGUMENT"),
-    INVALID_REQUEST: Row(-32600, 400, "INVALID_ARGUMENT"),
-    METHOD_NOT_FOUND: Row(-32601, 404, "UNIMPLEMENTED"),
-    PARSE_ERROR: Row(-32700, 400, "INVALID_ARGUMENT"),
-    INTERNAL: Row(-32603, 500, "INTERNAL"),
-    UNAUTHENTICATED: Row(_SERVER, 401, "UNAUTHENTICATED"),
-    PERMISSION_DENIED: Row(_SERVER, 403, "PERMISSION_DENIED"),
-    RESOURCE_EXHAUSTED: Row(_SERVER, 429, "RESOURCE_EXHAUSTED"),
-    UNAVAILABLE: Row(_SERVER, 503, "UNAVAILABLE"),
+ERROR_CODES: Mapping[str, ErrorCodes] = {
+    TASK_NOT_FOUND: ErrorCodes(-32001, 404, "NOT_FOUND"),
+    TASK_NOT_CANCELABLE: ErrorCodes(-32002, 400, "FAILED_PRECONDITION"),
+    PUSH_NOTIFICATION_NOT_SUPPORTED: ErrorCodes(-32003, 400, "FAILED_PRECONDITION"),
+    UNSUPPORTED_OPERATION: ErrorCodes(-32004, 400, "FAILED_PRECONDITION"),
+    CONTENT_TYPE_NOT_SUPPORTED: ErrorCodes(-32005, 400, "INVALID_ARGUMENT"),
+    INVALID_AGENT_RESPONSE: ErrorCodes(-32006, 500, "INTERNAL"),
+    EXTENDED_AGENT_CARD_NOT_CONFIGURED: ErrorCodes(-32007, 400, "FAILED_PRECONDITION"),
+    EXTENSION_SUPPORT_REQUIRED: ErrorCodes(-32008, 400, "FAILED_PRECONDITION"),
+    VERSION_NOT_SUPPORTED: ErrorCodes(-32009, 400, "FAILED_PRECONDITION"),
+    INVALID_PARAMS: ErrorCodes(-32602, 400, "INVALID_ARGUMENT"),
+    INVALID_REQUEST: ErrorCodes(-32600, 400, "INVALID_ARGUMENT"),
+    METHOD_NOT_FOUND: ErrorCodes(-32601, 404, "UNIMPLEMENTED"),
+    PARSE_ERROR: ErrorCodes(-32700, 400, "INVALID_ARGUMENT"),
+    INTERNAL: ErrorCodes(-32603, 500, "INTERNAL"),
+    UNAUTHENTICATED: ErrorCodes(_SERVER, 401, "UNAUTHENTICATED"),
+    PERMISSION_DENIED: ErrorCodes(_SERVER, 403, "PERMISSION_DENIED"),
+    RESOURCE_EXHAUSTED: ErrorCodes(_SERVER, 429, "RESOURCE_EXHAUSTED"),
+    UNAVAILABLE: ErrorCodes(_SERVER, 503, "UNAVAILABLE"),
 }
 
-REASON_OF_CODE: Mapping[int, str] = {
-    row.code: reason for reason, row in TABLE.items() if row.code != _SERVER
+REASONS_BY_CODE: Mapping[int, str] = {
+    row.code: reason for reason, row in ERROR_CODES.items() if row.code != _SERVER
 }
 
 Violations = Sequence[tuple[str, str]]
@@ -105,8 +105,8 @@ class A2aError(Exception):
         self.metadata: dict[str, str] = dict(metadata or {})
 
     @property
-    def row(self) -> Row:
-        return TABLE[self.reason]
+    def codes(self) -> ErrorCodes:
+        return ERROR_CODES[self.reason]
 
 
 def invalid(field: str, description: str) -> A2aError:
@@ -114,7 +114,7 @@ def invalid(field: str, description: str) -> A2aError:
     return A2aError(INVALID_PARAMS, f'"{field}" {description}', violations=[(field, description)])
 
 
-OF_HUB: Mapping[type[HubError], str] = {
+REASONS_BY_ERROR: Mapping[type[HubError], str] = {
     HubError: INTERNAL,
     Refused: PERMISSION_DENIED,
     Overloaded: RESOURCE_EXHAUSTED,
@@ -129,8 +129,8 @@ OF_HUB: Mapping[type[HubError], str] = {
 }
 
 
-def error_of(error: HubError) -> A2aError:
-    reason = find_row(OF_HUB, type(error))
+def error_from_hub(error: HubError) -> A2aError:
+    reason = find_row(REASONS_BY_ERROR, type(error))
     if isinstance(error, Unreachable) and error.sent:
         reason = INTERNAL  # clients send again what was unavailable, and this may have been done
     metadata = {"kind": error.kind}
@@ -147,7 +147,7 @@ ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 BAD_REQUEST: Final = "type.googleapis.com/google.rpc.BadRequest"
 
 
-def details(error: A2aError) -> list[dict[str, Any]]:
+def render_details(error: A2aError) -> list[dict[str, Any]]:
     info: dict[str, Any] = {"@type": ERROR_INFO, "reason": error.reason, "domain": DOMAIN}
     if error.metadata:
         info["metadata"] = error.metadata

@@ -35,29 +35,33 @@ def block_from_part(part: Mapping[str, Any]) -> Block:
         kept["metadata"] = part["metadata"]
     if "text" in part:
         block: Block = {"type": "text", "text": part["text"]}
-        _keep(kept, mediaType=media, filename=name)
+        _keep_members(kept, mediaType=media, filename=name)
     elif "data" in part:
         block = {"type": "data", "data": part["data"]}
         if media:
             block["mimeType"] = media
-        _keep(kept, filename=name)
+        _keep_members(kept, filename=name)
     elif "url" in part:
-        block = {"type": "resource_link", "uri": part["url"], "name": name or _tail(part["url"])}
+        block = {
+            "type": "resource_link",
+            "uri": part["url"],
+            "name": name or _name_from_uri(part["url"]),
+        }
         if media:
             block["mimeType"] = media
         if not name:
             kept["unnamed"] = True
     else:
-        block = _block_of_bytes(part, media, name, kept)
+        block = _block_from_file(part, media, name, kept)
     if kept:
         block["_meta"] = {META: kept}
     return block
 
 
-def _block_of_bytes(part: Mapping[str, Any], media: Any, name: Any, kept: dict[str, Any]) -> Block:
+def _block_from_file(part: Mapping[str, Any], media: Any, name: Any, kept: dict[str, Any]) -> Block:
     kind = str(media or "").partition("/")[0].lower()
     if kind in ("image", "audio"):
-        _keep(kept, filename=name)
+        _keep_members(kept, filename=name)
         return {"type": kind, "data": part["raw"], "mimeType": media}
     resource = {"uri": FILE + quote(name or UNNAMED), "blob": part["raw"]}
     if media:
@@ -74,8 +78,8 @@ def part_from_block(block: Any) -> Part:
     meta = block.get("_meta")
     kept = meta.get(META) if isinstance(meta, dict) else None
     if not isinstance(kept, dict):  # as most
-        return _part_of(block, {})
-    part = _part_of(block, kept)
+        return _convert_block(block, {})
+    part = _convert_block(block, kept)
     for name in ("filename", "mediaType"):
         if isinstance(kept.get(name), str):
             part.setdefault(name, kept[name])
@@ -84,28 +88,28 @@ def part_from_block(block: Any) -> Part:
     return part
 
 
-def _part_of(block: Mapping[str, Any], kept: Mapping[str, Any]) -> Part:
+def _convert_block(block: Mapping[str, Any], kept: Mapping[str, Any]) -> Part:
     kind = block.get("type")
     if kind == "text":
         return {"text": str(block.get("text", ""))}
     if kind == "data":
-        return _with({"data": block.get("data")}, mediaType=block.get("mimeType"))
+        return _set_members({"data": block.get("data")}, mediaType=block.get("mimeType"))
     if kind in ("image", "audio") and isinstance(block.get("data"), str):
-        return _with({"raw": block["data"]}, mediaType=block.get("mimeType") or OCTETS)
+        return _set_members({"raw": block["data"]}, mediaType=block.get("mimeType") or OCTETS)
     if kind == "resource_link" and isinstance(block.get("uri"), str):
         name = None if kept.get("unnamed") else block.get("name")
-        return _with({"url": block["uri"]}, filename=name, mediaType=block.get("mimeType"))
+        return _set_members({"url": block["uri"]}, filename=name, mediaType=block.get("mimeType"))
     resource = block.get("resource")
     if kind == "resource" and isinstance(resource, dict):
-        return _part_of_resource(resource)
+        return _part_from_resource(resource)
     return {"data": dict(block)}
 
 
-def _part_of_resource(resource: Mapping[str, Any]) -> Part:
+def _part_from_resource(resource: Mapping[str, Any]) -> Part:
     uri, media = resource.get("uri"), resource.get("mimeType")
     uri = uri if isinstance(uri, str) else ""
     # Its name is that of our own address or the last piece of another's, which has more to it.
-    name = unquote(uri.removeprefix(FILE)) if uri.startswith(FILE) else _tail(uri)
+    name = unquote(uri.removeprefix(FILE)) if uri.startswith(FILE) else _name_from_uri(uri)
     part: Part
     if isinstance(resource.get("blob"), str):
         part = {"raw": resource["blob"]}
@@ -115,7 +119,7 @@ def _part_of_resource(resource: Mapping[str, Any]) -> Part:
         part = {"url": uri}
     if uri and not uri.startswith(FILE):
         part["metadata"] = {"uri": uri}
-    return _with(part, filename=name if name != UNNAMED else None, mediaType=media)
+    return _set_members(part, filename=name if name != UNNAMED else None, mediaType=media)
 
 
 def parts_from_result(result: Result, accepted: Sequence[str] = ()) -> list[Part]:
@@ -133,7 +137,7 @@ def parts_from_result(result: Result, accepted: Sequence[str] = ()) -> list[Part
     return parts or [{"text": ""}]
 
 
-def structured_in(parts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def find_structured_part(parts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The one part that is a tool's structured result; None where there is none, or several."""
     found = [one for one in parts if "data" in one and _is_structured(one.get("metadata"))]
     return found[0] if len(found) == 1 else None
@@ -152,23 +156,23 @@ def _has_data(content: Sequence[Any]) -> bool:
     return any(isinstance(block, dict) and block.get("type") == "data" for block in content)
 
 
-def text_of(parts: Sequence[Mapping[str, Any]]) -> str:
+def join_texts(parts: Sequence[Mapping[str, Any]]) -> str:
     """The texts among the parts, one a line."""
     return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
-def _keep(kept: dict[str, Any], **members: Any) -> None:
+def _keep_members(kept: dict[str, Any], **members: Any) -> None:
     for name, value in members.items():
         if value:
             kept[name] = value
 
 
-def _with(part: Part, **members: Any) -> Part:
+def _set_members(part: Part, **members: Any) -> Part:
     for name, value in members.items():
         if isinstance(value, str) and value:
             part[name] = value
     return part
 
 
-def _tail(uri: str) -> str:
+def _name_from_uri(uri: str) -> str:
     return unquote(uri.partition("?")[0].rstrip("/").rpartition("/")[2])[:200] or UNNAMED

@@ -31,33 +31,37 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def slug_of(name: str) -> str:
+def slug_from_name(name: str) -> str:
     """`Linear (prod)` is `linear_prod`. Empty for a name that has nothing to make one of."""
     return _OTHER.sub("_", name.lower()).strip("_")
 
 
-def canonical_name(slug: str, skill: str) -> str:
+def build_canonical_name(slug: str, skill: str) -> str:
     """`slug.skill`, the identity of the skill: see `core.identity`."""
     return identity_of(slug, skill)
 
 
-def spelled_name(slug: str, skill: str) -> str:
+def build_spelled_name(slug: str, skill: str) -> str:
     """`slug.skill`, the skill as its card has it as far as a tool can be called so."""
-    return shorten(f"{slug}.{_UNNAMEABLE.sub('_', _ascii(skill))}", original=f"{slug}.{skill}")
+    return shorten(
+        f"{slug}.{_UNNAMEABLE.sub('_', _fold_to_ascii(skill))}", original=f"{slug}.{skill}"
+    )
 
 
-def alias_name(slug: str, skill: str) -> str:
+def build_alias(slug: str, skill: str) -> str:
     """`a2a_slug_skill`, both slugs."""
-    return shorten(f"a2a_{slug}_{slug_of(_ascii(skill))}", original=f"{slug}.{skill}")
+    return shorten(
+        f"a2a_{slug}_{slug_from_name(_fold_to_ascii(skill))}", original=f"{slug}.{skill}"
+    )
 
 
-def _other_names(slug: str, skill: str, canonical: str, spelled: str) -> dict[str, str]:
+def _build_other_names(slug: str, skill: str, canonical: str, spelled: str) -> dict[str, str]:
     """What it is called in each style of naming; `safe!` is its own whatever others are called."""
-    safe = _UNSAFE.sub("_", f"{slug}_{_ascii(skill)}")
+    safe = _UNSAFE.sub("_", f"{slug}_{_fold_to_ascii(skill)}")
     names = {
         "legacy": spelled,
         "dotted": spelled,
-        "alias": alias_name(slug, skill),
+        "alias": build_alias(slug, skill),
         "safe": shorten(safe, MAX_SAFE, canonical),
         "safe!": tell_apart(safe, canonical, MAX_SAFE),
         **portable_names(spelled, safe, canonical),
@@ -69,7 +73,7 @@ def _other_names(slug: str, skill: str, canonical: str, spelled: str) -> dict[st
     return names
 
 
-def _ascii(skill: str) -> str:
+def _fold_to_ascii(skill: str) -> str:
     """As its card has it, unless nothing would be left of it in ASCII."""
     return skill if skill.isascii() else fold_name(skill)
 
@@ -77,7 +81,7 @@ def _ascii(skill: str) -> str:
 # --- tools ----------------------------------------------------------------------------------------
 
 
-class Owner(NamedTuple):
+class SkillOwner(NamedTuple):
     """Whose skills they are."""
 
     target: Target
@@ -88,8 +92,8 @@ class Owner(NamedTuple):
     sinks: frozenset[str]
 
 
-def skill_tools(
-    owner: Owner,
+def build_skill_tools(
+    owner: SkillOwner,
     card: Mapping[str, Any],
     compile_schema: SchemaCompiler,
     taken: set[str],
@@ -100,7 +104,7 @@ def skill_tools(
     found = []
     for skill in card.get("skills") or ():
         try:
-            tool = _tool(owner, skill, compile_schema, taken)
+            tool = _build_tool(owner, skill, compile_schema, taken)
         except ValueError as problem:
             odd.append(f'its skill "{str(skill.get("id"))[:100]}" is not offered: {problem}')
             continue
@@ -108,8 +112,8 @@ def skill_tools(
     return found
 
 
-def _tool(
-    owner: Owner, skill: Mapping[str, Any], compile_schema: SchemaCompiler, taken: set[str]
+def _build_tool(
+    owner: SkillOwner, skill: Mapping[str, Any], compile_schema: SchemaCompiler, taken: set[str]
 ) -> Tool:
     id = skill["id"]
     schema = skill.get("inputSchema", OPEN)
@@ -119,11 +123,11 @@ def _tool(
         validate = compile_schema(schema)
     except ValueError as problem:
         raise ValueError(f"its inputSchema cannot be used: {problem}") from None
-    name, spelled = canonical_name(owner.slug, id), spelled_name(owner.slug, id)
+    name, spelled = build_canonical_name(owner.slug, id), build_spelled_name(owner.slug, id)
     if name in taken:
         name = spelled = tell_apart(name, fold_name(id))
-    others = _other_names(owner.slug, id, name, spelled)
-    description = described(id, owner.target.name, skill)
+    others = _build_other_names(owner.slug, id, name, spelled)
+    description = describe_skill(id, owner.target.name, skill)
     return Tool(
         name=name,
         alias=spelled,
@@ -145,7 +149,7 @@ def _tool(
     )
 
 
-def described(id: str, agent: str, skill: Mapping[str, Any]) -> str:
+def describe_skill(id: str, agent: str, skill: Mapping[str, Any]) -> str:
     words = f"Invokes the {id} skill on remote A2A agent {agent}"
     own = skill.get("description")
     # A card that says nothing of a skill is read as saying its name.
@@ -156,11 +160,11 @@ AS_DATA, AS_TEXT, AS_BOTH = "data", "text", "both"
 """How the arguments of a call are sent."""
 
 
-def argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, str]:
+def choose_argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, str]:
     """The form in which each skill's arguments are sent, by what the card says that it takes. Text
     alone where it takes no JSON; both where it takes both and no schema says what to expect: there
     most agents read the text only. Data where the card says nothing of it, or gives a schema."""
-    said = {one.get("id"): one for one in _objects(raw.get("skills"))}
+    said = {one.get("id"): one for one in _list_objects(raw.get("skills"))}
     found = {}
     for skill in card.get("skills") or ():
         own = said.get(skill["id"], {})
@@ -176,7 +180,7 @@ def argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
+def _list_objects(value: Any) -> Iterator[dict[str, Any]]:
     for one in value if isinstance(value, list) else ():
         if isinstance(one, dict) and isinstance(one.get("id"), str):
             yield one

@@ -79,7 +79,7 @@ _INSTANT = re.compile(
 # --- single values --------------------------------------------------------------------------------
 
 
-def id_at(holder: Mapping[str, Any], name: str, field: str) -> str:
+def check_id(holder: Mapping[str, Any], name: str, field: str) -> str:
     """An id that must be there."""
     value = holder.get(name)
     if type(value) is not str or not value:
@@ -89,13 +89,13 @@ def id_at(holder: Mapping[str, Any], name: str, field: str) -> str:
     return value
 
 
-def optional_id(holder: Mapping[str, Any], name: str, field: str) -> str | None:
+def check_optional_id(holder: Mapping[str, Any], name: str, field: str) -> str | None:
     """An id that may be there; the empty one is none, as proto-JSON has it."""
     value = holder.get(name)
-    return None if value is None or value == "" else id_at(holder, name, field)
+    return None if value is None or value == "" else check_id(holder, name, field)
 
 
-def count_at(
+def check_count(
     holder: Mapping[str, Any], name: str, field: str, *, least: int = 0, most: int = MAX_INT
 ) -> int | None:
     value = holder.get(name)
@@ -108,21 +108,23 @@ def count_at(
     return value
 
 
-def flag_at(holder: Mapping[str, Any], name: str, field: str) -> bool | None:
+def check_flag(holder: Mapping[str, Any], name: str, field: str) -> bool | None:
     value = holder.get(name)
     if value is not None and type(value) is not bool:
         raise invalid(field, "must be true or false")
     return value
 
 
-def object_at(holder: Mapping[str, Any], name: str, field: str) -> dict[str, Any] | None:
+def check_object(holder: Mapping[str, Any], name: str, field: str) -> dict[str, Any] | None:
     value = holder.get(name)
     if value is not None and type(value) is not dict:
         raise invalid(field, "must be an object")
     return value
 
 
-def text_at(holder: Mapping[str, Any], name: str, field: str, most: int = MAX_NAME) -> str | None:
+def check_text(
+    holder: Mapping[str, Any], name: str, field: str, most: int = MAX_NAME
+) -> str | None:
     value = holder.get(name)
     if value is None or value == "":
         return None
@@ -131,7 +133,7 @@ def text_at(holder: Mapping[str, Any], name: str, field: str, most: int = MAX_NA
     return value
 
 
-def names_at(holder: Mapping[str, Any], name: str, field: str) -> list[str] | None:
+def check_names(holder: Mapping[str, Any], name: str, field: str) -> list[str] | None:
     value = holder.get(name)
     if value is None:
         return None
@@ -143,7 +145,7 @@ def names_at(holder: Mapping[str, Any], name: str, field: str) -> list[str] | No
     return value
 
 
-def instant(value: str) -> float | None:
+def seconds_from_timestamp(value: str) -> float | None:
     """Seconds since 1970 of a timestamp with a zone (RFC 3339); None for what is none."""
     match = _INSTANT.fullmatch(value)
     if match is None:
@@ -157,7 +159,7 @@ def instant(value: str) -> float | None:
     return moment.timestamp()
 
 
-def base64_of(text: str) -> str | None:
+def normalize_base64(text: str) -> str | None:
     """The same in the standard alphabet with its padding; None for what is not base64."""
     try:
         a2b_base64(text, strict_mode=True)
@@ -178,7 +180,7 @@ def base64_of(text: str) -> str | None:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def part_of(given: Any, field: str) -> dict[str, Any]:
+def validate_part(given: Any, field: str) -> dict[str, Any]:
     """The part, which has exactly one content."""
     if type(given) is not dict:
         raise invalid(field, "must be an object")
@@ -198,45 +200,45 @@ def part_of(given: Any, field: str) -> dict[str, Any]:
     if content != "data" and type(part[content]) is not str:
         raise invalid(f"{field}.{content}", "must be a string")
     if content == "raw":
-        raw = base64_of(part["raw"])
+        raw = normalize_base64(part["raw"])
         if raw is None:
             raise invalid(f"{field}.raw", "must be base64")
         if raw is not part["raw"]:
             part = {**part, "raw": raw}
     elif content == "url" and not 0 < len(part["url"]) <= MAX_PART_URL:
         raise invalid(f"{field}.url", f"must have 1 to {MAX_PART_URL} characters")
-    text_at(part, "filename", f"{field}.filename")
-    text_at(part, "mediaType", f"{field}.mediaType")
-    object_at(part, "metadata", f"{field}.metadata")
+    check_text(part, "filename", f"{field}.filename")
+    check_text(part, "mediaType", f"{field}.mediaType")
+    check_object(part, "metadata", f"{field}.metadata")
     return part
 
 
-def parts_of(parts: Any, field: str) -> list[dict[str, Any]]:
+def validate_parts(parts: Any, field: str) -> list[dict[str, Any]]:
     if type(parts) is not list or not parts:
         raise invalid(field, "must have at least one part")
     if len(parts) > MAX_PARTS:
         raise invalid(field, f"must have at most {MAX_PARTS} parts")
     if len(parts) == 1:
-        part = part_of(parts[0], f"{field}[0]")
+        part = validate_part(parts[0], f"{field}[0]")
         return parts if part is parts[0] else [part]
-    return [part_of(part, f"{field}[{index}]") for index, part in enumerate(parts)]
+    return [validate_part(part, f"{field}[{index}]") for index, part in enumerate(parts)]
 
 
-def message_of(params: Mapping[str, Any]) -> dict[str, Any]:
+def validate_message(params: Mapping[str, Any]) -> dict[str, Any]:
     """The message of a request, from a client."""
     message = params.get("message")
     if type(message) is not dict:
         raise invalid("message", "is required, and is an object")
-    id_at(message, "messageId", "message.messageId")
+    check_id(message, "messageId", "message.messageId")
     if message.get("role") != USER:
         raise invalid("message.role", f"must be {USER} in a message to an agent")
-    parts = parts_of(message.get("parts"), "message.parts")
+    parts = validate_parts(message.get("parts"), "message.parts")
     if len(message) > 3:
-        context = optional_id(message, "contextId", "message.contextId")
-        task = optional_id(message, "taskId", "message.taskId")
-        object_at(message, "metadata", "message.metadata")
-        names_at(message, "extensions", "message.extensions")
-        names_at(message, "referenceTaskIds", "message.referenceTaskIds")
+        context = check_optional_id(message, "contextId", "message.contextId")
+        task = check_optional_id(message, "taskId", "message.taskId")
+        check_object(message, "metadata", "message.metadata")
+        check_names(message, "extensions", "message.extensions")
+        check_names(message, "referenceTaskIds", "message.referenceTaskIds")
         if (
             not MESSAGE.issuperset(message)
             or None in message.values()
@@ -255,16 +257,16 @@ def message_of(params: Mapping[str, Any]) -> dict[str, Any]:
     return message
 
 
-def send_of(given: Any) -> dict[str, Any]:
+def validate_send(given: Any) -> dict[str, Any]:
     """A SendMessageRequest."""
-    params = _object(given)
-    message = message_of(params)
+    params = _check_params(given)
+    message = validate_message(params)
     same = message is params["message"]
     if len(params) == 1 and same:
         return params
-    tenant = text_at(params, "tenant", "tenant", MAX_ID)
-    metadata = object_at(params, "metadata", "metadata")
-    configuration = configuration_of(params)
+    tenant = check_text(params, "tenant", "tenant", MAX_ID)
+    metadata = check_object(params, "metadata", "metadata")
+    configuration = validate_configuration(params)
     request: dict[str, Any] = {"message": message}
     if tenant is not None:
         request["tenant"] = tenant
@@ -275,160 +277,162 @@ def send_of(given: Any) -> dict[str, Any]:
     return request
 
 
-def configuration_of(params: Mapping[str, Any]) -> dict[str, Any] | None:
-    given = object_at(params, "configuration", "configuration")
+def validate_configuration(params: Mapping[str, Any]) -> dict[str, Any] | None:
+    given = check_object(params, "configuration", "configuration")
     if given is None:
         return None
     configuration: dict[str, Any] = {}
-    modes = names_at(given, "acceptedOutputModes", "configuration.acceptedOutputModes")
+    modes = check_names(given, "acceptedOutputModes", "configuration.acceptedOutputModes")
     if modes:
         configuration["acceptedOutputModes"] = modes
-    length = count_at(given, "historyLength", "configuration.historyLength")
+    length = check_count(given, "historyLength", "configuration.historyLength")
     if length is not None:
         configuration["historyLength"] = length
-    if flag_at(given, "returnImmediately", "configuration.returnImmediately"):
+    if check_flag(given, "returnImmediately", "configuration.returnImmediately"):
         configuration["returnImmediately"] = True
     field = "configuration.taskPushNotificationConfig"
-    push = object_at(given, "taskPushNotificationConfig", field)
+    push = check_object(given, "taskPushNotificationConfig", field)
     if push is not None:
-        configuration["taskPushNotificationConfig"] = config_of(push, f"{field}.")
+        configuration["taskPushNotificationConfig"] = validate_push_config(push, f"{field}.")
     return configuration
 
 
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-def get_of(params: Any) -> dict[str, Any]:
-    request = task_of(params)
-    length = count_at(params, "historyLength", "historyLength")
+def validate_get(params: Any) -> dict[str, Any]:
+    request = validate_task_key(params)
+    length = check_count(params, "historyLength", "historyLength")
     if length is not None:
         request["historyLength"] = length
     return request
 
 
-def task_of(params: Any) -> dict[str, Any]:
+def validate_task_key(params: Any) -> dict[str, Any]:
     """A request about one task: the subscription, the cancellation."""
-    params = _object(params)
-    request: dict[str, Any] = {"id": id_at(params, "id", "id")}
-    return _with_tenant(request, params)
+    params = _check_params(params)
+    request: dict[str, Any] = {"id": check_id(params, "id", "id")}
+    return _add_tenant(request, params)
 
 
-def cancel_of(params: Any) -> dict[str, Any]:
-    request = task_of(params)
-    metadata = object_at(params, "metadata", "metadata")
+def validate_cancel(params: Any) -> dict[str, Any]:
+    request = validate_task_key(params)
+    metadata = check_object(params, "metadata", "metadata")
     if metadata is not None:
         request["metadata"] = metadata
     return request
 
 
-def list_of(params: Any) -> dict[str, Any]:
-    params = _object(params)
+def validate_list(params: Any) -> dict[str, Any]:
+    params = _check_params(params)
     request: dict[str, Any] = {}
     status = params.get("status")
     if type(status) is str and status in STATES:
         request["status"] = status
     elif status not in (None, "", UNSPECIFIED):
         raise invalid("status", f"must be one of {', '.join(sorted(STATES))}")
-    after = text_at(params, "statusTimestampAfter", "statusTimestampAfter", 64)
-    if after is not None and instant(after) is None:
+    after = check_text(params, "statusTimestampAfter", "statusTimestampAfter", 64)
+    if after is not None and seconds_from_timestamp(after) is None:
         raise invalid("statusTimestampAfter", "must be a time such as 2026-01-31T12:00:00Z")
     for name, value in (
-        ("contextId", optional_id(params, "contextId", "contextId")),
-        ("pageSize", count_at(params, "pageSize", "pageSize", least=1, most=MAX_PAGE)),
-        ("pageToken", text_at(params, "pageToken", "pageToken")),
-        ("historyLength", count_at(params, "historyLength", "historyLength")),
+        ("contextId", check_optional_id(params, "contextId", "contextId")),
+        ("pageSize", check_count(params, "pageSize", "pageSize", least=1, most=MAX_PAGE)),
+        ("pageToken", check_text(params, "pageToken", "pageToken")),
+        ("historyLength", check_count(params, "historyLength", "historyLength")),
         ("statusTimestampAfter", after),
-        ("includeArtifacts", flag_at(params, "includeArtifacts", "includeArtifacts")),
+        ("includeArtifacts", check_flag(params, "includeArtifacts", "includeArtifacts")),
     ):
         if value is not None:
             request[name] = value
-    return _with_tenant(request, params)
+    return _add_tenant(request, params)
 
 
-def card_of(params: Any) -> dict[str, Any]:
-    return {} if params is None else _with_tenant({}, _object(params))
+def validate_card_request(params: Any) -> dict[str, Any]:
+    return {} if params is None else _add_tenant({}, _check_params(params))
 
 
 # --- push notifications ---------------------------------------------------------------------------
 
 
-def config_of(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def validate_push_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A TaskPushNotificationConfig, of whatever task."""
-    url = text_at(config, "url", f"{prefix}url", MAX_URL)
-    if url is None or not url.lower().startswith(("http://", "https://")) or not _plain(url):
+    url = check_text(config, "url", f"{prefix}url", MAX_URL)
+    if url is None or not url.lower().startswith(("http://", "https://")) or not _is_plain(url):
         raise invalid(f"{prefix}url", "is required, and is an address with http:// or https://")
     found: dict[str, Any] = {"url": url}
-    id = optional_id(config, "id", f"{prefix}id")
+    id = check_optional_id(config, "id", f"{prefix}id")
     if id is not None:
         found["id"] = id
-    token = text_at(config, "token", f"{prefix}token", MAX_SECRET)
+    token = check_text(config, "token", f"{prefix}token", MAX_SECRET)
     if token is not None:
-        if not _plain(token):
+        if not _is_plain(token):
             raise invalid(f"{prefix}token", "must be one line of printable characters")
         found["token"] = token
-    authentication = object_at(config, "authentication", f"{prefix}authentication")
+    authentication = check_object(config, "authentication", f"{prefix}authentication")
     if authentication:  # clients of 0.3 send an empty one for none
-        found["authentication"] = _authentication(authentication, f"{prefix}authentication.")
+        found["authentication"] = _validate_authentication(
+            authentication, f"{prefix}authentication."
+        )
     return found
 
 
-def _authentication(given: Mapping[str, Any], prefix: str) -> dict[str, str]:
+def _validate_authentication(given: Mapping[str, Any], prefix: str) -> dict[str, str]:
     scheme = given.get("scheme")
     if type(scheme) is not str or _SCHEME.fullmatch(scheme) is None:
         raise invalid(f"{prefix}scheme", "is required, and is the name of an HTTP scheme")
     found = {"scheme": scheme}
-    credentials = text_at(given, "credentials", f"{prefix}credentials", MAX_SECRET)
+    credentials = check_text(given, "credentials", f"{prefix}credentials", MAX_SECRET)
     if credentials is not None:
-        if not _plain(credentials):
+        if not _is_plain(credentials):
             raise invalid(f"{prefix}credentials", "must be one line of printable characters")
         found["credentials"] = credentials
     return found
 
 
-def push_set_of(params: Any) -> dict[str, Any]:
-    params = _object(params)
-    request = {"taskId": id_at(params, "taskId", "taskId"), **config_of(params)}
-    return _with_tenant(request, params)
+def validate_push_set(params: Any) -> dict[str, Any]:
+    params = _check_params(params)
+    request = {"taskId": check_id(params, "taskId", "taskId"), **validate_push_config(params)}
+    return _add_tenant(request, params)
 
 
-def push_of(params: Any) -> dict[str, Any]:
+def validate_push_key(params: Any) -> dict[str, Any]:
     """A request about one configuration: to read it, to delete it."""
-    params = _object(params)
+    params = _check_params(params)
     request: dict[str, Any] = {
-        "taskId": id_at(params, "taskId", "taskId"),
-        "id": id_at(params, "id", "id"),
+        "taskId": check_id(params, "taskId", "taskId"),
+        "id": check_id(params, "id", "id"),
     }
-    return _with_tenant(request, params)
+    return _add_tenant(request, params)
 
 
-def push_list_of(params: Any) -> dict[str, Any]:
-    params = _object(params)
-    request: dict[str, Any] = {"taskId": id_at(params, "taskId", "taskId")}
-    size = count_at(params, "pageSize", "pageSize", most=MAX_PAGE)
+def validate_push_list(params: Any) -> dict[str, Any]:
+    params = _check_params(params)
+    request: dict[str, Any] = {"taskId": check_id(params, "taskId", "taskId")}
+    size = check_count(params, "pageSize", "pageSize", most=MAX_PAGE)
     if size:  # not `optional` in the proto: 0 is none
         request["pageSize"] = size
-    token = text_at(params, "pageToken", "pageToken")
+    token = check_text(params, "pageToken", "pageToken")
     if token is not None:
         request["pageToken"] = token
-    return _with_tenant(request, params)
+    return _add_tenant(request, params)
 
 
-Reader = Callable[[Any], dict[str, Any]]
+RequestValidator = Callable[[Any], dict[str, Any]]
 
 
-def _object(params: Any) -> dict[str, Any]:
+def _check_params(params: Any) -> dict[str, Any]:
     if type(params) is not dict:
         raise A2aError("INVALID_PARAMS", "the parameters must be an object")
     return params
 
 
-def _with_tenant(request: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    tenant = text_at(params, "tenant", "tenant", MAX_ID)
+def _add_tenant(request: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    tenant = check_text(params, "tenant", "tenant", MAX_ID)
     if tenant is not None:
         request["tenant"] = tenant
     return request
 
 
-def _plain(text: str) -> bool:
+def _is_plain(text: str) -> bool:
     """Fit for a header's value or an address: no line ends, nothing unseen."""
     return text.isprintable() and text.isascii()

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4, uuid5
 
 from dragoman.a2a.client.card_discovery import parse_origin
 from dragoman.a2a.config import HUB, PATHS, RENAMED_WIRES, WIRE_SKILL_ONLY, ExternalAgent
-from dragoman.a2a.protocol.skill_tools import slug_of
+from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.core.errors import InvalidInput
 from dragoman.core.fast_dataclass import record
 from dragoman.core.urls import render_origin, render_url
@@ -65,7 +65,7 @@ class AgentRegistration:
 
 
 def registration_from_config(entry: ExternalAgent, at: float) -> AgentRegistration:
-    slug = slug_of(entry.name)
+    slug = slug_from_name(entry.name)
     id = str(uuid5(_SPACE, f"{ORG}/{slug}"))
     return AgentRegistration(
         id=id, org=ORG, slug=slug, source=CONFIG, created=at, updated=at, entry=entry
@@ -73,7 +73,7 @@ def registration_from_config(entry: ExternalAgent, at: float) -> AgentRegistrati
 
 
 def create_registration(entry: ExternalAgent, at: float) -> AgentRegistration:
-    slug = slug_of(entry.name)
+    slug = slug_from_name(entry.name)
     id = str(uuid4())
     return AgentRegistration(
         id=id, org=ORG, slug=slug, source=API, created=at, updated=at, entry=entry
@@ -254,7 +254,7 @@ def name_from_card(card: Mapping[str, Any], url: str) -> str:
     for said in (_transliterate(str(card.get("name", ""))), _name_from_url(url)):
         words = " ".join(re.sub(r"[^A-Za-z0-9 _()-]+", " ", said).split())
         name = re.sub(r"^[^A-Za-z0-9]+", "", words)[:MAX_NAME].strip()
-        if is_valid_name(name) and slug_of(name):
+        if is_valid_name(name) and slug_from_name(name):
             return name
     raise InvalidInput(
         f'the card of "{render_origin(url)}" has no name that could be used; give one'

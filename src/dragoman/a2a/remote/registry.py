@@ -19,7 +19,7 @@ from dragoman.a2a.client.card_discovery import FoundCard, parse_origin
 from dragoman.a2a.client.dialect_probe import check_supported
 from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import A2aError
-from dragoman.a2a.protocol.skill_tools import slug_of
+from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.remote.credentials import ReferenceRules
 from dragoman.a2a.remote.health_watch import UNKNOWN, CardPins, HealthWatch, Watched
 from dragoman.a2a.remote.registered_agents import RegisteredAgent, RegisteredAgents
@@ -232,7 +232,7 @@ class Registry:
                 "them another name"
             )
         for kind, other in self._others():
-            if slug_of(other) == slug:
+            if slug_from_name(other) == slug:
                 raise AmbiguousName(
                     f'agent "{name}" would have its tools under "{slug}.", which is the name of '
                     f'{kind} "{other}"; give one of '
@@ -252,7 +252,7 @@ class Registry:
         """What a card says is its author's choice: its tools must not be listed as another's."""
         members = [("agent", member.name) for member in self.agents]
         for kind, other in (*self._others(), *members):
-            space = slug_of(other)
+            space = slug_from_name(other)
             if slug.startswith(f"{space}_") or space.startswith(f"{slug}_"):
                 raise InvalidInput(
                     f'the card says that the agent is called "{name}", and tools of {kind} '
@@ -269,8 +269,8 @@ class Registry:
         if known is not None:
             return await self._register_again(known, values)
         if "name" in values:  # or one would wait for an answer that is known
-            self._check_free(values["name"], slug_of(values["name"]))
-            self._check_reserved(values["name"], slug_of(values["name"]))
+            self._check_free(values["name"], slug_from_name(values["name"]))
+            self._check_reserved(values["name"], slug_from_name(values["name"]))
         if len(self.agents) >= MAX_AGENTS or self._joining >= MAX_JOINING:
             raise Overloaded(f"{len(self.agents)} agents are registered; remove some, or wait")
         self._joining += 1

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dragoman.a2a.cards.signing import load_public
+from dragoman.a2a.cards.signing import load_public_key
 from dragoman.a2a.client.card_discovery import CardTrust, parse_origin
 from dragoman.a2a.client.client import A2aClient, build_user_message
 from dragoman.a2a.client.dialect_probe import ProbedAgent
@@ -31,10 +31,10 @@ from dragoman.a2a.protocol.errors import (
 from dragoman.a2a.protocol.parts import Part, part_from_block
 from dragoman.a2a.protocol.skill_tools import (
     AS_DATA,
-    Owner,
-    argument_forms,
-    skill_tools,
-    slug_of,
+    SkillOwner,
+    build_skill_tools,
+    choose_argument_forms,
+    slug_from_name,
 )
 from dragoman.a2a.remote.circuit_breaker import CircuitBreaker
 from dragoman.a2a.remote.remote_task import (
@@ -121,7 +121,7 @@ class RemoteAgent:
         skill may take, where that is not what the entry says."""
         self.entry = entry
         self.name = entry.name
-        self.slug = slug_of(entry.name)
+        self.slug = slug_from_name(entry.name)
         self.state = "starting"
         self.reason = "it is being looked for"
         self.patience = timeout or entry.timeout_secs
@@ -174,7 +174,7 @@ class RemoteAgent:
         tools = self._tools(probed, card_id)
         self._offered, self.probed = offered, probed
         self.was_found = True
-        self._forms = argument_forms(probed.found.raw, probed.card)
+        self._forms = choose_argument_forms(probed.found.raw, probed.card)
         self.state, self.reason = "connected", ""
         try:
             self._catalog.offer(self.name, tools)
@@ -225,9 +225,9 @@ class RemoteAgent:
                 f'its skills are no tools: "{self.name}" has nothing to make names of'
             )
             return [whole]
-        owner = Owner(self, self.slug, card_id, render_origin(self.entry.url), sources, SINKS)
+        owner = SkillOwner(self, self.slug, card_id, render_origin(self.entry.url), sources, SINKS)
         odd: list[str] = []
-        skills = skill_tools(owner, probed.card, self._compile, {whole.name}, odd)
+        skills = build_skill_tools(owner, probed.card, self._compile, {whole.name}, odd)
         for finding in odd:
             probed.add_finding(finding)
         return [whole, *skills]
@@ -423,7 +423,7 @@ def _trust(entry: ExternalAgent, signatures: str, place: Path) -> CardTrust:
             f'agent "{entry.name}" is at "{render_origin(entry.url)}", which is no http:// or '
             "https:// address"
         )
-    keys = [load_public(place / path) for path in entry.keys]
+    keys = [load_public_key(place / path) for path in entry.keys]
     return CardTrust(entry.signatures or signatures, {origin: keys} if keys else None)
 
 

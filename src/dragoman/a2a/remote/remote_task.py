@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from dragoman.a2a.client.event_stream import INTERRUPTED, TERMINAL, read_state
 from dragoman.a2a.protocol.dialects import operations
-from dragoman.a2a.protocol.parts import block_from_part, part_from_block, text_of
+from dragoman.a2a.protocol.parts import block_from_part, join_texts, part_from_block
 from dragoman.core.call import (
     ABSENT,
     FORM,
@@ -205,7 +205,7 @@ class RemoteTask:
             return self._completed()
         if self.state in TERMINAL:
             raise self._failure(text_from_parts(read_parts(self._said)))
-        words = text_of(read_parts(self._said))[:MAX_WORDS]
+        words = join_texts(read_parts(self._said))[:MAX_WORDS]
         if self.state == operations.AUTH_REQUIRED:
             asked = Result(questions={AUTH: self._login(words)}, handle=handle)
             return replace(asked, said=self.said(), settles_itself=True)
@@ -302,7 +302,7 @@ def _schema_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def text_from_parts(parts: Sequence[Mapping[str, Any]]) -> str:
     """The texts among the parts, else their data as JSON."""
-    words = text_of(parts)
+    words = join_texts(parts)
     if not words:
         data = [part["data"] for part in parts if "data" in part]
         words = "\n".join(encode(one).decode() for one in data)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
-from dragoman.a2a.protocol.dialects import operations, parts_out
+from dragoman.a2a.protocol.dialects import operations, render_parts
 from dragoman.a2a.protocol.errors import A2aError
-from dragoman.a2a.protocol.parts import JSON, Part, block_from_part, structured_in
+from dragoman.a2a.protocol.parts import JSON, Part, block_from_part, find_structured_part
 from dragoman.a2a.protocol.skill_tools import AS_BOTH, AS_TEXT
 from dragoman.a2a.remote.remote_task import RemoteTask, build_artifact, read_parts
 from dragoman.core.call import ABSENT, Artifact, Result
@@ -67,7 +67,7 @@ def _of_made(far: RemoteTask, made: list[dict[str, Any]], version: str) -> Resul
         return _of_many({"artifacts": whole}, artifacts)
     parts = made[0]["parts"]
     if len(parts) > 1:
-        if (data := structured_in(parts)) is not None and isinstance(data["data"], dict):
+        if (data := find_structured_part(parts)) is not None and isinstance(data["data"], dict):
             others = [block_from_part(part) for part in parts if part is not data]
             return _of_many(data["data"], artifacts, others)
         return _of_many(_whole(made[0], version), artifacts)
@@ -86,7 +86,7 @@ def _of_words(parts: Parts, name: str, version: str, *, direct: bool = False) ->
     )
     if len(blocks) == 1:
         return _of_one(blocks[0], made, direct=direct)
-    return _of_many({"parts": parts_out(version, parts)}, made, blocks, direct=direct)
+    return _of_many({"parts": render_parts(version, parts)}, made, blocks, direct=direct)
 
 
 def _of_one(
@@ -120,7 +120,7 @@ def _of_many(
 
 
 def _whole(artifact: Mapping[str, Any], version: str) -> dict[str, Any]:
-    return {**artifact, "parts": parts_out(version, artifact["parts"])}
+    return {**artifact, "parts": render_parts(version, artifact["parts"])}
 
 
 def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:

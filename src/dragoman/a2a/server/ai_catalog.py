@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from dragoman import __version__
-from dragoman.a2a.cards.build import MAX_AGE_SECS, etag, unchanged
+from dragoman.a2a.cards.build import MAX_AGE_SECS, build_etag, is_unchanged
 from dragoman.a2a.config import HUB, A2aSettings
-from dragoman.a2a.protocol.skill_tools import slug_of
+from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.server.routing import HUB_FACTS, STRANGER, MessageRouter
 from dragoman.core.ports import JSON_HEADERS, HttpRequest
 from dragoman.core.principal import LOCAL, Principal
@@ -63,14 +63,14 @@ class AiCatalog:
             request.reply(405, [*JSON_HEADERS, (b"allow", b"GET")], body)
             return
         body = self._encode_document(self._base_of(request), public)
-        tag = etag(body)
+        tag = build_etag(body)
         headers = [
             (b"content-type", b"application/ai-catalog+json"),
             (b"etag", tag.encode()),
             (b"cache-control", f"public, max-age={MAX_AGE_SECS}".encode()),
         ]
         asked = request.fields.get(b"if-none-match")
-        if asked is not None and unchanged(tag, asked.decode("latin-1")):
+        if asked is not None and is_unchanged(tag, asked.decode("latin-1")):
             request.reply(304, headers, b"")
         else:
             request.reply(200, headers, body)
@@ -123,7 +123,7 @@ def build_identifier(base: str, name: str, url: str) -> str:
     host = (urlsplit(base).hostname or "").lower()
     if not _DOMAIN.fullmatch(host):
         return url
-    return f"urn:air:{host}:agent:{slug_of(name) or HUB}"
+    return f"urn:air:{host}:agent:{slug_from_name(name) or HUB}"
 
 
 async def _done() -> None:

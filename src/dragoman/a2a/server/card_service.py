@@ -11,11 +11,17 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from dragoman import __version__
-from dragoman.a2a.cards.build import Described, Interfaces, card_of, etag, skill_of_tool
+from dragoman.a2a.cards.build import (
+    AgentDescription,
+    CardAddresses,
+    build_card,
+    build_etag,
+    skill_from_tool,
+)
 from dragoman.a2a.cards.canonical import MAX_DEPTH
 from dragoman.a2a.cards.parse import SCHEMAS
 from dragoman.a2a.config import A2aSettings
-from dragoman.a2a.protocol.dialects.card_shapes import shape
+from dragoman.a2a.protocol.dialects.card_shapes import render_card
 from dragoman.a2a.server.routing import HUB_FACTS, MessageRouter
 from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts, Tool
@@ -70,7 +76,7 @@ class CardService:
         path = base + self._settings.listen_path
         ours = "" if facts is HUB_FACTS else facts.name
         url = path if ours == default else f"{path}/{quote(facts.name)}"
-        described = Described(
+        described = AgentDescription(
             name=facts.name,
             description=facts.description,
             version=__version__ if facts is HUB_FACTS else facts.version,
@@ -83,10 +89,10 @@ class CardService:
             extensions=self._build_extensions(facts, principal),
         )
         tenant = "" if ours == default else facts.name
-        urls = Interfaces(
+        urls = CardAddresses(
             url=url, grpc=self._find_grpc_address(base) if grpc else None, tenant=tenant
         )
-        return card_of(described, urls=urls, security=self._is_secured())
+        return build_card(described, urls=urls, security=self._is_secured())
 
     def _find_grpc_address(self, base: str) -> str | None:
         """The address of gRPC for those who reach the hub at `base`: the same host."""
@@ -122,7 +128,7 @@ class CardService:
             body = encode(
                 self.shape_card(self.build_card(facts, principal, base, grpc=grpc), wanted)
             )
-            tag = etag(body)
+            tag = build_etag(body)
             if len(self._since) >= MAX_KEPT:
                 self._since.clear()
             since = self._since.setdefault(tag, formatdate(usegmt=True))
@@ -131,7 +137,7 @@ class CardService:
         return kept
 
     def shape_card(self, card: Mapping[str, Any], version: str) -> Mapping[str, Any]:
-        return shape(self._sign(card) if self._sign is not None else card, version)
+        return render_card(self._sign(card) if self._sign is not None else card, version)
 
     def encode_agent_list(self, principal: Principal, base: str, version: str) -> bytes:
         """Their number and one of each agent, encoded; the hub's own where there is no other."""
@@ -186,7 +192,7 @@ class CardService:
                 break
             described = tool.description if tool.definition.get("description") else ""
             schema = tool.definition.get("inputSchema")
-            skills.append(skill_of_tool(tool.name, description=described, input_schema=schema))
+            skills.append(skill_from_tool(tool.name, description=described, input_schema=schema))
         return skills
 
 

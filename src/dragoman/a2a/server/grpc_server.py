@@ -27,7 +27,7 @@ from dragoman.a2a.protocol.errors import (
     UNAVAILABLE,
     VERSION_NOT_SUPPORTED,
     A2aError,
-    error_of,
+    error_from_hub,
 )
 from dragoman.a2a.server.operations import A2aServer, merge_metadata
 from dragoman.a2a.server.request_context import RequestContext
@@ -45,9 +45,9 @@ try:
     import grpc  # type: ignore[import-untyped]
     import grpc.aio  # type: ignore[import-untyped]
 
-    from dragoman.a2a.protocol.grpc.messages import MAX_BYTES, SMALL, NotAMessage, status_bytes
-    from dragoman.a2a.protocol.grpc.services import SERVICES, Service
-    from dragoman.a2a.protocol.grpc.tables import Method
+    from dragoman.a2a.protocol.grpc.messages import MAX_BYTES, SMALL, InvalidMessage, encode_status
+    from dragoman.a2a.protocol.grpc.services import SERVICES, GrpcService
+    from dragoman.a2a.protocol.grpc.tables import GrpcMethod
 except ImportError as error:
     raise ConfigError(
         f'[a2a] grpc_port needs the package "{error.name}", which is not installed: run '
@@ -101,7 +101,9 @@ class Context(Protocol):
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn: ...
 
 
-Work = Callable[[Service, Method, RequestContext, dict[str, Any], Context], Awaitable[Answer]]
+Work = Callable[
+    [GrpcService, GrpcMethod, RequestContext, dict[str, Any], Context], Awaitable[Answer]
+]
 
 
 class A2aGrpcServer:
@@ -161,7 +163,7 @@ class A2aGrpcServer:
 
     # --- one call --------------------------------------------------------------------------------
 
-    def _method(self, service: Service, method: Method) -> Any:
+    def _method(self, service: GrpcService, method: GrpcMethod) -> Any:
         if method.op in STREAMING:
 
             async def stream(data: bytes, context: Context) -> None:
@@ -177,8 +179,8 @@ class A2aGrpcServer:
     async def _serve(
         self,
         work: Work[Answer],
-        service: Service,
-        method: Method,
+        service: GrpcService,
+        method: GrpcMethod,
         data: bytes,
         context: Context,
     ) -> Answer:
@@ -250,7 +252,7 @@ class A2aGrpcServer:
         task.uncancel()
         return why
 
-    def _check_version(self, service: Service, version: str | None) -> None:
+    def _check_version(self, service: GrpcService, version: str | None) -> None:
         chosen = choose(version, service.known_by, None, self._require_version)
         if chosen is not BY_VERSION[service.version]:
             raise A2aError(
@@ -261,8 +263,8 @@ class A2aGrpcServer:
 
     async def _answer(
         self,
-        service: Service,
-        method: Method,
+        service: GrpcService,
+        method: GrpcMethod,
         ctx: RequestContext,
         request: dict[str, Any],
         context: Context,
@@ -274,8 +276,8 @@ class A2aGrpcServer:
 
     async def _stream(
         self,
-        service: Service,
-        method: Method,
+        service: GrpcService,
+        method: GrpcMethod,
         ctx: RequestContext,
         request: dict[str, Any],
         context: Context,
@@ -311,21 +313,21 @@ class A2aGrpcServer:
                 await context.send_initial_metadata((("a2a-extensions", named),))
 
 
-async def _read(service: Service, method: Method, data: bytes) -> dict[str, Any]:
+async def _read(service: GrpcService, method: GrpcMethod, data: bytes) -> dict[str, Any]:
     try:
         if len(data) > SMALL:
-            plain = await asyncio.to_thread(service.types.read, method.asks, data)
+            plain = await asyncio.to_thread(service.types.decode, method.asks, data)
         else:
-            plain = service.types.read(method.asks, data)
-    except NotAMessage as error:
+            plain = service.types.decode(method.asks, data)
+    except InvalidMessage as error:
         raise A2aError(INVALID_PARAMS, str(error)) from None
     return service.request(method.op, plain)
 
 
-def _written(service: Service, method: Method, plain: Mapping[str, Any]) -> bytes:
+def _written(service: GrpcService, method: GrpcMethod, plain: Mapping[str, Any]) -> bytes:
     try:
-        return service.types.write(method.answers, plain)
-    except NotAMessage as error:
+        return service.types.encode(method.answers, plain)
+    except InvalidMessage as error:
         log.warning("an answer does not fit into gRPC: %s", error)
         raise A2aError(
             INVALID_AGENT_RESPONSE,
@@ -365,16 +367,16 @@ def _key(metadata: Mapping[str, str]) -> str:
     return key
 
 
-async def _tell(service: Service, context: Context, error: Exception) -> NoReturn:
+async def _tell(service: GrpcService, context: Context, error: Exception) -> NoReturn:
     """Ends the call with a status and its details."""
     if isinstance(error, HubError):
-        error = error_of(error)
+        error = error_from_hub(error)
     if not isinstance(error, A2aError):
         log.error("a call over gRPC broke the hub's own code", exc_info=error)
         error = A2aError(INTERNAL, "the hub could not do this, which is a fault of its own")
-    code = grpc.StatusCode[error.row.grpc]
+    code = grpc.StatusCode[error.codes.grpc]
     words = _cut(service.words(error), MAX_WORDS)
-    details = status_bytes(code.value[0], words, _details(error))
+    details = encode_status(code.value[0], words, _details(error))
     await context.abort(code, words, (("grpc-status-details-bin", details),))
 
 

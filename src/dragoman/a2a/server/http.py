@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from dragoman.a2a.cards.build import headers_of, unchanged
+from dragoman.a2a.cards.build import build_card_headers, is_unchanged
 from dragoman.a2a.config import PATHS, A2aSettings
 from dragoman.a2a.protocol import dialects
 from dragoman.a2a.protocol.dialects import Dialect, DialectTraits, operations, v03, v10
@@ -23,7 +23,7 @@ from dragoman.a2a.protocol.errors import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     A2aError,
-    error_of,
+    error_from_hub,
 )
 from dragoman.a2a.server import http_v01
 from dragoman.a2a.server.card_service import CardService
@@ -155,7 +155,7 @@ class A2aHttpTransport:
         if op is None:
             raise A2aError(METHOD_NOT_FOUND, f'there is no method "{method[:100]}"')
         known.op = op
-        wanted = dialect.params_in(op, params)
+        wanted = dialect.parse_params(op, params)
         ctx = self._build_context(request, principal, agent, dialect, wanted)
         if "id" not in message:  # nobody waits for the outcome, so nothing is done
             request.reply(204, [], b"")
@@ -183,7 +183,7 @@ class A2aHttpTransport:
         self, request: HttpRequest, known: Known, ctx: RequestContext, wanted: Mapping[str, Any]
     ) -> None:
         def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
-            out = rpc.result(known.id, known.dialect.event_out(event, final=final))
+            out = rpc.result(known.id, known.dialect.render_event(event, final=final))
             return sse.event(out, id=str(number))
 
         try:
@@ -211,7 +211,7 @@ class A2aHttpTransport:
     def _out(self, dialect: Dialect, op: str, answer: dict[str, Any]) -> Any:
         if op == operations.CARD:
             return self._cards.shape_card(answer, dialect.VERSION)
-        return dialect.result_out(op, answer)
+        return dialect.render_result(op, answer)
 
     async def _opened(
         self, op: str, ctx: RequestContext, wanted: Mapping[str, Any], request: HttpRequest
@@ -292,13 +292,13 @@ class A2aHttpTransport:
                 # agno's client puts the envelope of JSON-RPC there, and reads one.
                 await self._rpc(request, principal, agent)
                 return
-            wanted = dialect.rest_params_in(op, values, _query(request), body)
+            wanted = dialect.parse_rest_params(op, values, _query(request), body)
             ctx = self._build_context(request, principal, agent, dialect, wanted)
             if op in operations.STREAMING:
                 stream = await self._opened(op, ctx, wanted, request)
 
                 def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
-                    out = encode(dialect.rest_event_out(event, final=final))
+                    out = encode(dialect.render_rest_event(event, final=final))
                     return sse.event(out, id=str(number))
 
                 await self._pump(request, stream, frame, ctx, wanted)
@@ -307,9 +307,9 @@ class A2aHttpTransport:
             if op == operations.CARD:
                 out = self._cards.shape_card(answer, dialect.VERSION)
             else:
-                out = dialect.rest_result_out(op, answer)
+                out = dialect.render_rest_result(op, answer)
         except Exception as error:
-            status, out = dialect.rest_error_out(_understood(error, request))
+            status, out = dialect.render_rest_error(_understood(error, request))
             request.reply(status, [(b"content-type", kind)], encode(out))
             return
         headers = self._headers(ctx, [(b"content-type", kind)], wanted)
@@ -356,12 +356,15 @@ class A2aHttpTransport:
             grpc = _query(request).get("binding", "").upper() == "GRPC"
             body, tag, since = self._cards.encode_card(agent, principal, base, shape, grpc=grpc)
         except A2aError as error:
-            status = 404 if error.reason == "INVALID_PARAMS" else error.row.http
+            status = 404 if error.reason == "INVALID_PARAMS" else error.codes.http
             request.reply(status, JSON_HEADERS, encode({"error": {"message": error.message}}))
             return
-        headers = [*headers_of(body, shared=principal is None), (b"last-modified", since.encode())]
+        headers = [
+            *build_card_headers(body, shared=principal is None),
+            (b"last-modified", since.encode()),
+        ]
         asked = request.fields.get(b"if-none-match")
-        if asked is not None and unchanged(tag, asked.decode("latin-1")):
+        if asked is not None and is_unchanged(tag, asked.decode("latin-1")):
             request.reply(304, headers, b"")
         else:
             request.reply(200, headers, body)
@@ -374,7 +377,7 @@ class A2aHttpTransport:
             shape = _card_shape(_version(request))
         except A2aError as error:
             body = encode({"error": {"message": error.message}})
-            request.reply(error.row.http, JSON_HEADERS, body)
+            request.reply(error.codes.http, JSON_HEADERS, body)
             return
         body = self._cards.encode_agent_list(principal, self._base_of(request), shape)
         request.reply(200, JSON_HEADERS, body)
@@ -473,7 +476,7 @@ async def _done() -> None:
 
 
 def _fail(request: HttpRequest, known: Known, error: Exception) -> None:
-    shown = known.dialect.error_out(_understood(error, request))
+    shown = known.dialect.render_error(_understood(error, request))
     body = encode({"jsonrpc": "2.0", "id": known.id, "error": shown})
     as_event = known.dialect.TRAITS.streams_errors and known.op in operations.STREAMING
     if as_event and _wants_events(request):
@@ -494,7 +497,7 @@ def _understood(error: Exception, request: HttpRequest) -> A2aError:
     if isinstance(error, A2aError):
         return error
     if isinstance(error, HubError):
-        return error_of(error)
+        return error_from_hub(error)
     log.error("%s %s crashed", request.method, request.path, exc_info=error)
     return A2aError(INTERNAL, "the hub failed at this; see its log")
 

@@ -32,7 +32,7 @@ RenderFailure = Callable[[A2aError], tuple[int, dict[str, Any]]]
 
 def render_failure(error: A2aError) -> tuple[int, dict[str, Any]]:
     """The status and the body of an error, as clients of the legacy routes read it."""
-    status = 409 if error.reason == "TASK_NOT_CANCELABLE" else error.row.http
+    status = 409 if error.reason == "TASK_NOT_CANCELABLE" else error.codes.http
     return status, {"error": error.message}
 
 
@@ -61,30 +61,30 @@ def parse_request(method: str, path: str, body: Any) -> LegacyRequest:
         if not isinstance(body, dict):
             raise invalid("message", "is required: send a message to the agent")
         params = body.get("params") if "jsonrpc" in body or "params" in body else body
-        if python_a2a.is_its_own(params):
+        if python_a2a.is_python_a2a(params):
             return _parse_python_a2a(SENDS[path], body, chunks=False)
         op = SENDS[path]
         id = body.get("id") if "jsonrpc" in body else None
 
         def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
-            out: Any = v01.event_out(event, final=final)
+            out: Any = v01.render_event(event, final=final)
             if "jsonrpc" in body:
                 out = {"jsonrpc": "2.0", "id": id, "result": out}
             return sse.event(encode(out), id=str(number))
 
-        return LegacyRequest(op, v01.params_in(op, params), _render_sent, frame)
+        return LegacyRequest(op, v01.parse_params(op, params), _render_sent, frame)
     if method == "GET":
         match, op = _TASK.fullmatch(path), operations.GET
     else:
         match, op = _CANCEL.fullmatch(path), operations.CANCEL
     assert match is not None
-    request = v01.params_in(op, {"id": unquote(match[1])})
-    return LegacyRequest(op, request, v01.bare_task, _reject_frame)
+    request = v01.parse_params(op, {"id": unquote(match[1])})
+    return LegacyRequest(op, request, v01.render_bare_task, _reject_frame)
 
 
 def parse_bare_request(body: Any) -> LegacyRequest | None:
     """What was posted to an agent's address without an envelope; None for what is not known."""
-    if not isinstance(body, dict) or python_a2a.form_of(body) is None:
+    if not isinstance(body, dict) or python_a2a.find_form(body) is None:
         return None
     return _parse_python_a2a(operations.SEND, body, chunks=False)
 
@@ -94,38 +94,40 @@ def _parse_python_a2a(op: str, body: Any, *, chunks: bool) -> LegacyRequest:
         raise invalid("message", "is required: send a message to the agent")
     wrapped = "jsonrpc" in body
     given: Any = body.get("params") if wrapped else body
-    reader = v01.params_in if wrapped else python_a2a.params_in
+    reader = v01.parse_params if wrapped else python_a2a.parse_params
     request = reader(op, given)
 
     def answer(value: dict[str, Any]) -> Any:
         if not wrapped:
-            form = python_a2a.form_of(body)
+            form = python_a2a.find_form(body)
             held = value if op == operations.SEND else {"task": value}
-            return python_a2a.rest_answer(form, body, held)
-        result = python_a2a.result_out(op, value)
+            return python_a2a.render_rest_answer(form, body, held)
+        result = python_a2a.render_result(op, value)
         return {"jsonrpc": "2.0", "id": body.get("id"), "result": result}
 
     def fail(error: A2aError) -> tuple[int, dict[str, Any]]:
-        status, shown = python_a2a.error_out(error)
+        status, shown = python_a2a.render_error(error)
         if wrapped:
             return status, {"jsonrpc": "2.0", "id": body.get("id"), "error": shown}
         return status, {"error": shown}
 
     def frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:
         if chunks:
-            chunk = python_a2a.chunk_out(event, final=final)
+            chunk = python_a2a.render_chunk(event, final=final)
             return sse.event(encode(chunk), id=str(number)) if chunk is not None else b""
         if number < stream.number:
             return b""  # the whole task goes out each time, and what is told next has this too
-        task = stream.snapshot() or v01.task_of_message(event)
-        name, data = python_a2a.event_out(task, final=final)
+        task = stream.snapshot() or v01.task_from_message(event)
+        name, data = python_a2a.render_event(task, final=final)
         return sse.event(encode(data), name=name, id=str(number))
 
     return LegacyRequest(op, request, answer, frame, fail)
 
 
 def _render_sent(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return v01.bare_task(answer["task"] if "task" in answer else v01.task_of_message(answer))
+    return v01.render_bare_task(
+        answer["task"] if "task" in answer else v01.task_from_message(answer)
+    )
 
 
 def _reject_frame(stream: TaskStream, number: int, event: Any, final: bool) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dragoman.a2a.protocol.errors import INVALID_PARAMS, A2aError
-from dragoman.a2a.protocol.validation import instant
+from dragoman.a2a.protocol.validation import seconds_from_timestamp
 from dragoman.a2a.server.task import AgentTask
 
 
@@ -18,7 +18,7 @@ def matches_filter(task: AgentTask, request: Mapping[str, Any]) -> bool:
     return (
         (context is None or task.context == context)
         and (status is None or task.status["state"] == status)
-        and (after is None or task.updated >= (instant(after) or 0.0))
+        and (after is None or task.updated >= (seconds_from_timestamp(after) or 0.0))
     )
 
 

@@ -22,7 +22,7 @@ from uuid import uuid4
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.protocol.dialects import BY_VERSION, find_traits
 from dragoman.a2a.protocol.errors import TASK_NOT_FOUND, A2aError, invalid
-from dragoman.a2a.protocol.validation import config_of
+from dragoman.a2a.protocol.validation import validate_push_config
 from dragoman.a2a.server.task import AgentTask
 from dragoman.a2a.server.webhook import DeliveryFailure, Webhook, deliver
 from dragoman.core.access import WhyEnded
@@ -143,7 +143,7 @@ class PushNotifier:
         """What happens to the task from now on is sent there, or all after entry number `after`, in
         the dialect `version`. One with the same id is replaced and goes on where it was."""
         cursor = task.count if after is None else after
-        found = config_of(config)
+        found = validate_push_config(config)
         # Clients of older dialects ask for the one that they gave no name by this one.
         id = found.pop("id", None) or find_traits(version).default_push_id or str(uuid4())
         why = await self._refused(found["url"])

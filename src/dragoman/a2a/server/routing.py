@@ -19,8 +19,8 @@ from dragoman.a2a.protocol.errors import (
     UNSUPPORTED_OPERATION,
     A2aError,
 )
-from dragoman.a2a.protocol.parts import block_from_part, text_of
-from dragoman.a2a.protocol.skill_tools import canonical_name, slug_of
+from dragoman.a2a.protocol.parts import block_from_part, join_texts
+from dragoman.a2a.protocol.skill_tools import build_canonical_name, slug_from_name
 from dragoman.a2a.server.form_answers import SCALARS, parse_object, parse_value
 from dragoman.core.agent_tool import MESSAGE, tool_name
 from dragoman.core.fast_dataclass import record
@@ -117,8 +117,8 @@ class MessageRouter:
     def _find_slugs(self) -> dict[str, str]:
         """Those that stand for one agent alone, and are no agent's name."""
         names = [tool.agent.name for tool in self._hub.catalog.tools() if tool.agent is not None]
-        taken = Counter(slug_of(name) for name in names)
-        slugs = {slug_of(name): name for name in names}
+        taken = Counter(slug_from_name(name) for name in names)
+        slugs = {slug_from_name(name): name for name in names}
         return {
             slug: name
             for slug, name in slugs.items()
@@ -203,7 +203,7 @@ class MessageRouter:
         for one in self._hub.catalog.offered_by(agent):
             if one.bridged is not None and one.bridged.skill_id == skill:
                 return tool if self._hub.authorizer.sees(principal, one, DOOR) else one.name
-        return canonical_name(slug_of(agent), skill)
+        return build_canonical_name(slug_from_name(agent), skill)
 
     @property
     def version(self) -> tuple[int, int]:
@@ -280,7 +280,7 @@ def build_agent_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     parts = message["parts"]
     if len(parts) == 1 and len(parts[0]) == 1 and "text" in parts[0]:
         return {MESSAGE: parts[0]["text"]}
-    return {MESSAGE: text_of(parts), "parts": [block_from_part(part) for part in parts]}
+    return {MESSAGE: join_texts(parts), "parts": [block_from_part(part) for part in parts]}
 
 
 def build_tool_arguments(

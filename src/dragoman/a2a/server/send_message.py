@@ -18,7 +18,7 @@ from dragoman.a2a.protocol.errors import (
     UNSUPPORTED_OPERATION,
     A2aError,
 )
-from dragoman.a2a.protocol.parts import text_of
+from dragoman.a2a.protocol.parts import join_texts
 from dragoman.a2a.protocol.validation import AGENT
 from dragoman.a2a.server import routing
 from dragoman.a2a.server.form_answers import build_agent_answers, parse_answers
@@ -163,7 +163,7 @@ class Sending:
             routing.check_media_types(there.facts, message["parts"])
         spoken = ""
         if not there.tool:
-            spoken = self._targets.match_skill(text_of(message["parts"]), ctx.principal)
+            spoken = self._targets.match_skill(join_texts(message["parts"]), ctx.principal)
             there = self._targets.route(HUB, _naming(request, spoken)) if spoken else there
         task = AgentTask(
             ctx.principal,
@@ -208,7 +208,7 @@ class Sending:
         by metadata, or by a text that is a skill's id and can be no argument of this one."""
         there, spoken = self._targets.route(HUB, request), ""
         if not there.tool:
-            text = text_of(task.sent["parts"])
+            text = join_texts(task.sent["parts"])
             taken = routing.find_text_property(self._schema(task), task.arguments, text)
             spoken = self._targets.match_skill(text, task.owner) if taken is None else ""
             there = self._targets.route(HUB, _naming(request, spoken)) if spoken else there
@@ -289,7 +289,7 @@ class Sending:
         there = self._targets.route(HUB, request)
         if there.tool:
             return there
-        spoken = self._targets.match_skill(text_of(task.sent["parts"]), task.owner)
+        spoken = self._targets.match_skill(join_texts(task.sent["parts"]), task.owner)
         if not spoken:
             return None
         task.sent = dict(task.first_message())

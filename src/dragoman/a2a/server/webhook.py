@@ -105,7 +105,7 @@ async def deliver(
     """None when it was taken."""
     task: Mapping[str, Any] = {} if hook.traits.pushes_events else hook.task.snapshot()
     hook.task.shown = True  # told of as a task, it is not answered as a mere message any more
-    body = encode(BY_VERSION[hook.version].push_out(dict(entry.event), task))
+    body = encode(BY_VERSION[hook.version].render_push(dict(entry.event), task))
     url, headers = hook.config["url"], _build_headers(hook)
     try:
         reply = await http.request("POST", url, headers, body, timeout=seconds)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from dragoman.a2a.protocol.dialects import skill_only, v01, v03, v03_unmarked, v10
-from dragoman.a2a.protocol.dialects.common_shapes import part_out
+from dragoman.a2a.protocol.dialects.common_shapes import render_part
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
@@ -39,8 +39,8 @@ from dragoman.a2a.protocol.dialects.operations import (
     V03,
     V10,
     Op,
-    Route,
-    Routes,
+    RestRoute,
+    RestRoutes,
 )
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.errors import VERSION_NOT_SUPPORTED, A2aError
@@ -72,12 +72,12 @@ __all__ = [
     "Dialect",
     "DialectTraits",
     "Op",
-    "Route",
-    "Routes",
+    "RestRoute",
+    "RestRoutes",
     "choose",
     "choose_shared",
     "find_traits",
-    "parts_out",
+    "render_parts",
     "version_from_card",
 ]
 
@@ -93,36 +93,36 @@ class Dialect(Protocol):
     def TRAITS(self) -> DialectTraits: ...
 
     # for the hub as server
-    def params_in(self, op: Op, params: Any) -> dict[str, Any]:
+    def parse_params(self, op: Op, params: Any) -> dict[str, Any]:
         """The wire's parameters -> 1.0's request. Raises A2aError for what does not fit."""
         ...
 
-    def result_out(self, op: Op, value: Any) -> Any:
+    def render_result(self, op: Op, value: Any) -> Any:
         """1.0's response -> the wire's result."""
         ...
 
-    def event_out(self, event: dict[str, Any], *, final: bool) -> dict[str, Any]:
+    def render_event(self, event: dict[str, Any], *, final: bool) -> dict[str, Any]:
         """1.0's StreamResponse, and whether it is the last of its stream -> the wire's event."""
         ...
 
-    def push_out(self, event: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+    def render_push(self, event: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
         """The body of a webhook."""
         ...
 
-    def error_out(self, error: A2aError) -> dict[str, Any]:
+    def render_error(self, error: A2aError) -> dict[str, Any]:
         """JSON-RPC's error object."""
         ...
 
     # for the hub as client; what is read may be of any dialect
-    def params_out(self, op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
+    def build_request(self, op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
         """1.0's request -> the wire's method and parameters."""
         ...
 
-    def result_in(self, op: Op, value: Any) -> Any: ...
-    def event_in(self, value: Any) -> dict[str, Any]: ...
-    def error_in(self, error: Any) -> A2aError: ...
-    def rest_error_in(self, status: int, body: Any) -> A2aError: ...
-    def rest_request_out(
+    def parse_result(self, op: Op, value: Any) -> Any: ...
+    def parse_event(self, value: Any) -> dict[str, Any]: ...
+    def parse_error(self, error: Any) -> A2aError: ...
+    def parse_rest_error(self, status: int, body: Any) -> A2aError: ...
+    def build_rest_request(
         self, op: Op, request: Mapping[str, Any]
     ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
         """For HTTP+JSON: the HTTP method, the path below the URL, the query, the body."""
@@ -151,10 +151,10 @@ SHARED = frozenset(v01.METHODS) & frozenset(v03.METHODS)
 _MARKS: Mapping[str, str] = {V01: "type", V03: "kind", SKILL_ONLY_03: "kind"}
 
 
-def parts_out(version: str, parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def render_parts(version: str, parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Parts of the hub's form in a dialect's own words."""
     mark = _MARKS.get(version)
-    return list(parts) if mark is None else [part_out(part, mark) for part in parts]
+    return list(parts) if mark is None else [render_part(part, mark) for part in parts]
 
 
 def choose_shared(created_in: str) -> Dialect:
@@ -181,7 +181,7 @@ def choose(version: str | None, method: str | None, params: Any, require_version
     its parts look like. One that says nothing and looks like none is taken for 1.0, unless
     `require_version`: the specification wants 1.0 to be said (section 3.6)."""
     if version is not None and version.strip():
-        return _of_version(version.strip())
+        return _find_dialect(version.strip())
     if method is not None:
         if method in v03.METHODS:
             is_message = v03.METHODS[method] in (SEND, STREAM)
@@ -191,7 +191,7 @@ def choose(version: str | None, method: str | None, params: Any, require_version
         if method not in v10.METHODS and "/" in method:
             return v03  # which has no such method either, and says so
     else:
-        key = _part_key(params)
+        key = _find_part_key(params)
         if key is not None:
             return v03 if key == "kind" else v01
     if require_version:
@@ -203,7 +203,7 @@ def choose(version: str | None, method: str | None, params: Any, require_version
     return v10
 
 
-def _of_version(version: str) -> Dialect:
+def _find_dialect(version: str) -> Dialect:
     dialect = BY_VERSION.get(version)  # as nearly all say it
     if dialect is None and (match := _VERSION.fullmatch(version)) is not None:
         dialect = BY_VERSION.get(match[1])
@@ -216,7 +216,7 @@ def _of_version(version: str) -> Dialect:
     return dialect
 
 
-def _part_key(params: Any) -> str | None:
+def _find_part_key(params: Any) -> str | None:
     message = params.get("message") if isinstance(params, dict) else None
     parts = message.get("parts") if isinstance(message, dict) else None
     part = parts[0] if isinstance(parts, list) and parts else None

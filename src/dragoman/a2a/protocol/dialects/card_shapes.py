@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.a2a.protocol.card_fields import members
+from dragoman.a2a.protocol.card_fields import select_members
 from dragoman.a2a.protocol.dialects.operations import V01, V03, V10
 
 MERGED = "merged"
@@ -13,30 +13,30 @@ SHAPES = (V10, V03, V01, MERGED)
 TEXT_MODE = "text/plain"
 
 
-def shape(card: Mapping[str, Any], version: str) -> dict[str, Any]:
+def render_card(card: Mapping[str, Any], version: str) -> dict[str, Any]:
     """A card of 1.0 as clients of `version` read it. Its signatures stay where its form does."""
     if version == V10:
-        return _shape_10(card)
+        return _render_10(card)
     if version == V03:
-        return _shape_03(card)
+        return _render_03(card)
     if version == V01:
-        return _shape_01(card)
+        return _render_01(card)
     if version == MERGED:
-        return _shape_merged(card)
+        return _render_merged(card)
     raise ValueError(f'a card has no shape "{version}"; there are {", ".join(SHAPES)}')
 
 
-def _shape_10(card: Mapping[str, Any]) -> dict[str, Any]:
+def _render_10(card: Mapping[str, Any]) -> dict[str, Any]:
     """What 1.0 knows and no more: the official schema takes no member that it does not name."""
-    pure = members(card)
+    pure = select_members(card)
     pure["skills"] = [{**skill, "examples": skill.get("examples", [])} for skill in pure["skills"]]
     return pure
 
 
-def _shape_03(card: Mapping[str, Any]) -> dict[str, Any]:
+def _render_03(card: Mapping[str, Any]) -> dict[str, Any]:
     passed = ("name", "description", "version", "provider", "documentationUrl", "iconUrl")
     old: dict[str, Any] = {name: card[name] for name in passed if name in card}
-    old |= _connection_03(card)
+    old |= _render_connection_03(card)
     capabilities = card["capabilities"]
     old["capabilities"] = {
         "streaming": capabilities.get("streaming", False),
@@ -47,16 +47,18 @@ def _shape_03(card: Mapping[str, Any]) -> dict[str, Any]:
         old["capabilities"]["extensions"] = extensions
     old["supportsAuthenticatedExtendedCard"] = capabilities.get("extendedAgentCard", False)
     if schemes := card.get("securitySchemes"):
-        old["securitySchemes"] = {name: _scheme_03(scheme) for name, scheme in schemes.items()}
+        old["securitySchemes"] = {
+            name: _render_scheme_03(scheme) for name, scheme in schemes.items()
+        }
     if requirements := card.get("securityRequirements"):
-        old["security"] = _security_03(requirements)
+        old["security"] = _render_security_03(requirements)
     old["defaultInputModes"] = card["defaultInputModes"]
     old["defaultOutputModes"] = card["defaultOutputModes"]
-    old["skills"] = [_skill_03(skill) for skill in card["skills"]]
+    old["skills"] = [_render_skill_03(skill) for skill in card["skills"]]
     return old
 
 
-def _connection_03(card: Mapping[str, Any]) -> dict[str, Any]:
+def _render_connection_03(card: Mapping[str, Any]) -> dict[str, Any]:
     """Its interfaces of 0.x; of a card that has none, those that there are."""
     every = card["supportedInterfaces"]
     served = [one for one in every if one["protocolVersion"].startswith("0.")] or every
@@ -81,7 +83,7 @@ _SCHEMES_03 = {
 }
 
 
-def _scheme_03(scheme: Mapping[str, Any]) -> dict[str, Any]:
+def _render_scheme_03(scheme: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in _SCHEMES_03.items():
         if name in scheme:
             inner = dict(scheme[name])
@@ -91,30 +93,30 @@ def _scheme_03(scheme: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _security_03(requirements: Sequence[Mapping[str, Any]]) -> list[dict[str, list[str]]]:
+def _render_security_03(requirements: Sequence[Mapping[str, Any]]) -> list[dict[str, list[str]]]:
     return [
         {name: list(scopes.get("list", ())) for name, scopes in one.get("schemes", {}).items()}
         for one in requirements
     ]
 
 
-def _skill_03(skill: Mapping[str, Any]) -> dict[str, Any]:
+def _render_skill_03(skill: Mapping[str, Any]) -> dict[str, Any]:
     old = {name: value for name, value in skill.items() if name != "securityRequirements"}
     if requirements := skill.get("securityRequirements"):
-        old["security"] = _security_03(requirements)
+        old["security"] = _render_security_03(requirements)
     return old
 
 
-def _shape_01(card: Mapping[str, Any]) -> dict[str, Any]:
+def _render_01(card: Mapping[str, Any]) -> dict[str, Any]:
     """As v0.1.0 has it, and the seed."""
-    newer = _shape_03(card)
+    newer = _render_03(card)
     passed = ("name", "description", "url", "version", "provider", "documentationUrl")
     old = {name: newer[name] for name in passed if name in newer}
     old["capabilities"] = {
         name: newer["capabilities"][name]
         for name in ("streaming", "pushNotifications", "stateTransitionHistory")
     }
-    if schemes := _authentication(card):
+    if schemes := _list_schemes_01(card):
         old["authentication"] = {"schemes": schemes}
     known = ("id", "name", "description", "tags", "examples")
     old["skills"] = [
@@ -126,21 +128,21 @@ def _shape_01(card: Mapping[str, Any]) -> dict[str, Any]:
     return old
 
 
-def _authentication(card: Mapping[str, Any]) -> list[str]:
+def _list_schemes_01(card: Mapping[str, Any]) -> list[str]:
     """The schemes in the words of 0.1: what is named before the credentials in the header."""
     if not card.get("securityRequirements"):
         return []
     found = []
     for scheme in card.get("securitySchemes", {}).values():
         http = scheme.get("httpAuthSecurityScheme", {}).get("scheme", "")
-        found.append(http.lower() or _scheme_03(scheme).get("type", ""))
+        found.append(http.lower() or _render_scheme_03(scheme).get("type", ""))
     return [name for name in found if name]
 
 
-def _shape_merged(card: Mapping[str, Any]) -> dict[str, Any]:
+def _render_merged(card: Mapping[str, Any]) -> dict[str, Any]:
     """1.0 and what the readers of 0.3 and 0.1 need besides. What 1.0 knows of it stays as it is,
     so that a signature holds: readers of 1.0 leave the rest out before they check it."""
-    old = _shape_03(card)
+    old = _render_03(card)
     merged = {**old, **card}
     merged["capabilities"] = {**old["capabilities"], **card["capabilities"]}
     if "securitySchemes" in card:
@@ -151,6 +153,6 @@ def _shape_merged(card: Mapping[str, Any]) -> dict[str, Any]:
     merged["skills"] = [
         {**before, **skill} for before, skill in zip(old["skills"], card["skills"], strict=True)
     ]
-    if schemes := _authentication(card):
+    if schemes := _list_schemes_01(card):
         merged["authentication"] = {"schemes": schemes}
     return merged

@@ -51,7 +51,7 @@ WRAPPED = "data_part_compat"
 same that the official SDK sets and understands."""
 
 
-def state_in(state: Any) -> str:
+def parse_state(state: Any) -> str:
     """Any spelling of a state; UNSPECIFIED for what is none."""
     if not isinstance(state, str):
         return UNSPECIFIED
@@ -67,7 +67,7 @@ def put(holder: dict[str, Any], **members: Any) -> dict[str, Any]:
     return holder
 
 
-def part_out(part: Mapping[str, Any], key: str) -> dict[str, Any]:
+def render_part(part: Mapping[str, Any], key: str) -> dict[str, Any]:
     """`key` is the name of the discriminator. A media type or file name of a text or of data has
     no place in these dialects."""
     metadata = part.get("metadata")
@@ -79,33 +79,33 @@ def part_out(part: Mapping[str, Any], key: str) -> dict[str, Any]:
             data, metadata = {"value": data}, {**(metadata or {}), WRAPPED: True}
         out = {key: "data", "data": data}
     else:
-        out = {key: "file", "file": file_out(part)}
+        out = {key: "file", "file": render_file(part)}
     return put(out, metadata=metadata)
 
 
-def file_out(part: Mapping[str, Any]) -> dict[str, Any]:
+def render_file(part: Mapping[str, Any]) -> dict[str, Any]:
     file: dict[str, Any] = {"bytes": part["raw"]} if "raw" in part else {"uri": part.get("url")}
     return put(file, name=part.get("filename"), mimeType=part.get("mediaType"))
 
 
-def part_in(part: Any) -> dict[str, Any] | None:
+def parse_part(part: Any) -> dict[str, Any] | None:
     """A part of any dialect in 1.0's form; None for one of a kind that nobody knows."""
     if not isinstance(part, dict):
         return None
     kind = part.get("kind", part.get("type"))
     if kind is None:
-        kind = _kind_of(part)
+        kind = _find_kind(part)
     if kind == "text":
         found: dict[str, Any] = {"text": part.get("text")}
         put(found, mediaType=part.get("mediaType"), filename=part.get("filename"))
     elif kind == "data":
-        found = _data_in(part)
+        found = _parse_data(part)
     elif kind == "file":
-        found = _file_in(part)
+        found = _parse_file(part)
     elif kind == "as-is":
         found = dict(part)
     elif kind in ("function_call", "function_response", "error"):
-        found = _function_in(part, kind)
+        found = _parse_function(part, kind)
     else:
         return None
     metadata = part.get("metadata")
@@ -114,7 +114,7 @@ def part_in(part: Any) -> dict[str, Any] | None:
     return found
 
 
-def _kind_of(part: Mapping[str, Any]) -> str | None:
+def _find_kind(part: Mapping[str, Any]) -> str | None:
     if "file" in part:
         return "file"
     if "raw" in part or "url" in part or "mediaType" in part:
@@ -122,7 +122,7 @@ def _kind_of(part: Mapping[str, Any]) -> str | None:
     return next((name for name in ("text", "data") if name in part), None)
 
 
-def _data_in(part: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_data(part: Mapping[str, Any]) -> dict[str, Any]:
     data, metadata = part.get("data"), part.get("metadata")
     if isinstance(metadata, dict) and metadata.get(WRAPPED) is True:
         metadata = {name: value for name, value in metadata.items() if name != WRAPPED} or None
@@ -133,7 +133,7 @@ def _data_in(part: Mapping[str, Any]) -> dict[str, Any]:
     return put(found, mediaType=media or None, metadata=metadata)
 
 
-def _file_in(part: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_file(part: Mapping[str, Any]) -> dict[str, Any]:
     """Of 0.1 and 0.3 (`file{bytes|uri,name,mimeType}`), and of the seed (`name, mime_type, data`,
     without an object of its own)."""
     file = part.get("file")
@@ -152,7 +152,7 @@ def _file_in(part: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _function_in(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _parse_function(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """python-a2a's contents, in the form that it gives them as data parts itself."""
     if kind == "error":
         return {"data": {"error": part.get("message", "")}}
@@ -163,7 +163,7 @@ def _function_in(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
 # --- push configurations --------------------------------------------------------------------------
 
 
-def config_out(config: Mapping[str, Any]) -> dict[str, Any]:
+def render_push_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """1.0's flat configuration -> the `pushNotificationConfig` of 0.1 and 0.3."""
     out: dict[str, Any] = {"url": config.get("url", "")}
     put(out, id=config.get("id"), token=config.get("token"))
@@ -176,7 +176,7 @@ def config_out(config: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def config_in(config: Any) -> Any:
+def parse_push_config(config: Any) -> Any:
     """The reverse, without the task; what is no object goes on as it is, to be refused."""
     if not isinstance(config, dict):
         return config
@@ -199,10 +199,10 @@ _OPAQUE = frozenset(("metadata", "data", "params", "header"))
 """Members whose contents are not the protocol's, and keep their names."""
 
 
-def camelled(value: Any) -> Any:
+def camelize(value: Any) -> Any:
     """proto-JSON may name its fields as the proto does, `message_id` for `messageId`."""
     if isinstance(value, list):
-        return [camelled(each) for each in value]
+        return [camelize(each) for each in value]
     if not isinstance(value, dict):
         return value
     found: dict[str, Any] = {}
@@ -210,5 +210,5 @@ def camelled(value: Any) -> Any:
         if "_" in name and not name.startswith("_"):
             first, *rest = name.split("_")
             name = first + "".join(word.capitalize() for word in rest)
-        found[name] = held if name in _OPAQUE else camelled(held)
+        found[name] = held if name in _OPAQUE else camelize(held)
     return found

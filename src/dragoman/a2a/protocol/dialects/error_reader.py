@@ -8,13 +8,13 @@ from typing import Any
 
 from dragoman.a2a.protocol.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
+    ERROR_CODES,
     INTERNAL,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     PERMISSION_DENIED,
-    REASON_OF_CODE,
+    REASONS_BY_CODE,
     RESOURCE_EXHAUSTED,
-    TABLE,
     TASK_NOT_CANCELABLE,
     TASK_NOT_FOUND,
     UNAUTHENTICATED,
@@ -40,40 +40,40 @@ _OF_STATUS: Mapping[int, str] = {
 MAX_WORDS = 2000
 
 
-def error_in(error: Any) -> A2aError:
+def parse_error(error: Any) -> A2aError:
     """The error object of a JSON-RPC answer."""
     if not isinstance(error, dict):
-        return A2aError(INTERNAL, _words(error, "the agent answered with an error"))
+        return A2aError(INTERNAL, _cut_text(error, "the agent answered with an error"))
     code = error.get("code")
-    reason = REASON_OF_CODE.get(code, INTERNAL) if isinstance(code, int) else INTERNAL
-    return _detailed(reason, error.get("message"), error.get("data"))
+    reason = REASONS_BY_CODE.get(code, INTERNAL) if isinstance(code, int) else INTERNAL
+    return _build_error(reason, error.get("message"), error.get("data"))
 
 
-def rest_error_in(status: int, body: Any) -> A2aError:
+def parse_rest_error(status: int, body: Any) -> A2aError:
     """An HTTP answer of 400 or above: 1.0's `{"error": {...}}`, or what servers of 0.3 say."""
     reason = _OF_STATUS.get(status, INTERNAL)
     if not isinstance(body, dict):
-        return A2aError(reason, _words(body, f"the agent answered with HTTP status {status}"))
+        return A2aError(reason, _cut_text(body, f"the agent answered with HTTP status {status}"))
     error = body.get("error")
     if isinstance(error, dict):
-        return _detailed(reason, error.get("message"), error.get("details") or error.get("data"))
+        return _build_error(reason, error.get("message"), error.get("details") or error.get("data"))
     code = body.get("code")
-    if isinstance(code, int) and code in REASON_OF_CODE:
-        reason = REASON_OF_CODE[code]
+    if isinstance(code, int) and code in REASONS_BY_CODE:
+        reason = REASONS_BY_CODE[code]
     elif isinstance(error, str):
         named = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.split(".")[-1].removesuffix("Error"))
-        reason = named.upper() if named.upper() in TABLE else reason
+        reason = named.upper() if named.upper() in ERROR_CODES else reason
     words = next(filter(None, map(body.get, ("message", "detail", "title", "error"))), None)
-    return _detailed(reason, words, body.get("data"))
+    return _build_error(reason, words, body.get("data"))
 
 
-def _detailed(reason: str, words: Any, data: Any) -> A2aError:
+def _build_error(reason: str, words: Any, data: Any) -> A2aError:
     violations: list[tuple[str, str]] = []
     metadata: dict[str, str] = {}
     for detail in data if isinstance(data, list) else [data]:
         if not isinstance(detail, dict):
             continue
-        if isinstance(named := detail.get("reason"), str) and named in TABLE:
+        if isinstance(named := detail.get("reason"), str) and named in ERROR_CODES:
             reason = named
         if isinstance(detail.get("metadata"), dict):
             metadata = {str(name): str(held) for name, held in detail["metadata"].items()}
@@ -81,9 +81,9 @@ def _detailed(reason: str, words: Any, data: Any) -> A2aError:
         for flaw in flaws if isinstance(flaws, list) else []:
             if isinstance(flaw, dict):
                 violations.append((str(flaw.get("field", "")), str(flaw.get("description", ""))))
-    said = _words(words, "the agent answered with an error")
+    said = _cut_text(words, "the agent answered with an error")
     return A2aError(reason, said, violations=violations, metadata=metadata)
 
 
-def _words(value: Any, otherwise: str) -> str:
+def _cut_text(value: Any, otherwise: str) -> str:
     return value[:MAX_WORDS] if isinstance(value, str) and value else otherwise

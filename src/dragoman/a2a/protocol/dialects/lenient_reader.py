@@ -14,7 +14,12 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from dragoman.a2a.protocol.dialects.common_shapes import config_in, part_in, put, state_in
+from dragoman.a2a.protocol.dialects.common_shapes import (
+    parse_part,
+    parse_push_config,
+    parse_state,
+    put,
+)
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
@@ -34,8 +39,8 @@ from dragoman.a2a.protocol.validation import (
     MAX_ID,
     PART,
     USER,
-    base64_of,
-    instant,
+    normalize_base64,
+    seconds_from_timestamp,
 )
 
 _NAIVE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?")
@@ -55,35 +60,35 @@ def pick(holder: Mapping[str, Any], *names: str) -> Any:
     return None
 
 
-def _text(holder: Mapping[str, Any], *names: str) -> str | None:
+def _read_text(holder: Mapping[str, Any], *names: str) -> str | None:
     value = pick(holder, *names)
     return value if isinstance(value, str) and value else None
 
 
-def _id(holder: Mapping[str, Any], *names: str) -> str | None:
+def _read_id(holder: Mapping[str, Any], *names: str) -> str | None:
     value = pick(holder, *names)
     id = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     return id if 0 < len(id) <= MAX_ID and id.isprintable() else None
 
 
-def _object(holder: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+def _read_object(holder: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     value = holder.get(name)
     return value if isinstance(value, dict) and value else None
 
 
-def _names(holder: Mapping[str, Any], *names: str) -> list[str] | None:
+def _read_names(holder: Mapping[str, Any], *names: str) -> list[str] | None:
     value = pick(holder, *names)
     if not isinstance(value, list):
         return None
     return [each for each in value if isinstance(each, str)] or None
 
 
-def timestamp_in(value: Any) -> str | None:
+def parse_timestamp(value: Any) -> str | None:
     """A time without a zone is taken for UTC's."""
     if not isinstance(value, str):
         return None
     said = f"{value}Z" if _NAIVE.fullmatch(value) else value
-    seconds = instant(said)
+    seconds = seconds_from_timestamp(said)
     if seconds is None:
         return None
     if said.endswith("Z") and said[10] == "T":
@@ -94,17 +99,17 @@ def timestamp_in(value: Any) -> str | None:
 # --- the objects ----------------------------------------------------------------------------------
 
 
-def part(value: Any) -> dict[str, Any]:
+def read_part(value: Any) -> dict[str, Any]:
     """What is no part that we know goes on as data, so that nothing is lost."""
     if isinstance(value, str):
         return {"text": value}
     if isinstance(value, dict) and len(value) == 1 and isinstance(value.get("text"), str):
         return {"text": value["text"]}  # as most are
-    found = part_in(value)
+    found = parse_part(value)
     if found is None:
         return {"data": value}
     if "raw" in found:
-        found["raw"] = base64_of(found["raw"]) if isinstance(found["raw"], str) else None
+        found["raw"] = normalize_base64(found["raw"]) if isinstance(found["raw"], str) else None
     kept = {
         name: held
         for name, held in found.items()
@@ -124,86 +129,86 @@ def part(value: Any) -> dict[str, Any]:
     return kept
 
 
-def parts(value: Any) -> list[dict[str, Any]]:
+def read_parts(value: Any) -> list[dict[str, Any]]:
     if isinstance(value, list):
-        return [part(each) for each in value]
-    return [] if value is None else [part(value)]
+        return [read_part(each) for each in value]
+    return [] if value is None else [read_part(value)]
 
 
-def role_in(value: Any) -> str:
+def parse_role(value: Any) -> str:
     return USER if isinstance(value, str) and value.lower() in ("user", "role_user") else AGENT
 
 
-def message(value: Any) -> dict[str, Any]:
+def read_message(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         value = {"parts": value}
     elif not any(name in value for name in ("parts", "content", "role")):
         # python-a2a says {"error": "..."} where a message belongs
         value = {"parts": pick(value, "error", "text") or value}
     found: dict[str, Any] = {
-        "messageId": _id(value, "messageId", "message_id") or str(uuid4()),
-        "role": role_in(value.get("role")),
-        "parts": parts(pick(value, "parts", "content")),
+        "messageId": _read_id(value, "messageId", "message_id") or str(uuid4()),
+        "role": parse_role(value.get("role")),
+        "parts": read_parts(pick(value, "parts", "content")),
     }
     if value.keys() <= _BARE_MESSAGE:
         return found
     return put(
         found,
-        contextId=_id(value, "contextId", "context_id", "sessionId", "conversation_id"),
-        taskId=_id(value, "taskId", "task_id"),
-        metadata=_object(value, "metadata"),
-        extensions=_names(value, "extensions"),
-        referenceTaskIds=_names(value, "referenceTaskIds", "reference_task_ids"),
+        contextId=_read_id(value, "contextId", "context_id", "sessionId", "conversation_id"),
+        taskId=_read_id(value, "taskId", "task_id"),
+        metadata=_read_object(value, "metadata"),
+        extensions=_read_names(value, "extensions"),
+        referenceTaskIds=_read_names(value, "referenceTaskIds", "reference_task_ids"),
     )
 
 
-def artifact(value: Any, position: int = 0) -> dict[str, Any]:
+def read_artifact(value: Any, position: int = 0) -> dict[str, Any]:
     if not isinstance(value, dict):
         value = {"parts": value}
     index = value.get("index")
     index = index if isinstance(index, int) else position
     found: dict[str, Any] = {
-        "artifactId": _id(value, "artifactId", "artifact_id") or f"artifact-{index}",
-        "parts": parts(pick(value, "parts", "content")),
+        "artifactId": _read_id(value, "artifactId", "artifact_id") or f"artifact-{index}",
+        "parts": read_parts(pick(value, "parts", "content")),
     }
     return put(
         found,
-        name=_text(value, "name"),
-        description=_text(value, "description"),
-        metadata=_object(value, "metadata"),
-        extensions=_names(value, "extensions"),
+        name=_read_text(value, "name"),
+        description=_read_text(value, "description"),
+        metadata=_read_object(value, "metadata"),
+        extensions=_read_names(value, "extensions"),
     )
 
 
-def status(value: Any) -> dict[str, Any]:
+def read_status(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        return {"state": state_in(value)}
-    found: dict[str, Any] = {"state": state_in(value.get("state"))}
+        return {"state": parse_state(value)}
+    found: dict[str, Any] = {"state": parse_state(value.get("state"))}
     said = pick(value, "message", "update")
     if said:
-        found["message"] = message(said)
-    return put(found, timestamp=timestamp_in(value.get("timestamp")))
+        found["message"] = read_message(said)
+    return put(found, timestamp=parse_timestamp(value.get("timestamp")))
 
 
-def task(value: Any) -> dict[str, Any]:
+def read_task(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _no_answer("a task")
-    id = _id(value, "id", "taskId", "task_id")
+        raise _build_error("a task")
+    id = _read_id(value, "id", "taskId", "task_id")
     if id is None:
-        raise _no_answer("a task with an id")
-    found: dict[str, Any] = {"id": id, "status": status(value.get("status"))}
-    put(found, contextId=_id(value, "contextId", "context_id", "sessionId", "session_id"))
+        raise _build_error("a task with an id")
+    found: dict[str, Any] = {"id": id, "status": read_status(value.get("status"))}
+    put(found, contextId=_read_id(value, "contextId", "context_id", "sessionId", "session_id"))
     bare = isinstance(value.get("status"), str)  # the seed's
     artifacts, history = value.get("artifacts"), value.get("messages" if bare else "history")
     if isinstance(artifacts, list) and artifacts:
-        found["artifacts"] = [artifact(each, at) for at, each in enumerate(artifacts)]
+        found["artifacts"] = [read_artifact(each, at) for at, each in enumerate(artifacts)]
     if isinstance(history, list) and history:
-        found["history"] = [message(each) for each in history]
-    put(found, metadata=_object(value, "metadata"))
-    return _reply_out_of_history(found) if bare else found
+        found["history"] = [read_message(each) for each in history]
+    put(found, metadata=_read_object(value, "metadata"))
+    return _move_reply_out_of_history(found) if bare else found
 
 
-def _reply_out_of_history(found: dict[str, Any]) -> dict[str, Any]:
+def _move_reply_out_of_history(found: dict[str, Any]) -> dict[str, Any]:
     """The seed's task has its reply as the last of the messages, and nowhere else."""
     history = found.get("history", [])
     if not history or history[-1]["role"] != AGENT:
@@ -219,22 +224,22 @@ def _reply_out_of_history(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _status_update(value: Mapping[str, Any]) -> dict[str, Any]:
+def _read_status_update(value: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "taskId": _id(value, "taskId", "task_id", "id") or "",
-        "contextId": _id(value, "contextId", "context_id", "sessionId") or "",
-        "status": status(value.get("status")),
+        "taskId": _read_id(value, "taskId", "task_id", "id") or "",
+        "contextId": _read_id(value, "contextId", "context_id", "sessionId") or "",
+        "status": read_status(value.get("status")),
     }
-    return {"statusUpdate": put(found, metadata=_object(value, "metadata"))}
+    return {"statusUpdate": put(found, metadata=_read_object(value, "metadata"))}
 
 
-def _artifact_update(value: Mapping[str, Any]) -> dict[str, Any]:
+def _read_artifact_update(value: Mapping[str, Any]) -> dict[str, Any]:
     given = value.get("artifact")
     given = given if isinstance(given, dict) else {}
     found: dict[str, Any] = {
-        "taskId": _id(value, "taskId", "task_id", "id") or "",
-        "contextId": _id(value, "contextId", "context_id", "sessionId") or "",
-        "artifact": artifact(given),
+        "taskId": _read_id(value, "taskId", "task_id", "id") or "",
+        "contextId": _read_id(value, "contextId", "context_id", "sessionId") or "",
+        "artifact": read_artifact(given),
     }
     # 0.1 has them in the artifact
     if pick(value, "append") is True or given.get("append") is True:
@@ -242,7 +247,7 @@ def _artifact_update(value: Mapping[str, Any]) -> dict[str, Any]:
     last = pick(value, "lastChunk", "last_chunk")
     if last is True or (last is None and pick(given, "lastChunk", "last_chunk") is True):
         found["lastChunk"] = True
-    return {"artifactUpdate": put(found, metadata=_object(value, "metadata"))}
+    return {"artifactUpdate": put(found, metadata=_read_object(value, "metadata"))}
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -256,29 +261,29 @@ _WRAPPERS = (
 )
 
 
-def event_in(value: Any) -> dict[str, Any]:
+def parse_event(value: Any) -> dict[str, Any]:
     """A StreamResponse."""
     if not isinstance(value, dict):
-        raise _no_answer("an event")
+        raise _build_error("an event")
     if len(value) == 1 and isinstance(value.get("message"), dict):
-        return {"message": message(value["message"])}
+        return {"message": read_message(value["message"])}
     for name, inner in _WRAPPERS:
         if isinstance(value.get(name), dict):
-            return _of_kind(inner, value[name])
+            return _read_kind(inner, value[name])
     kind = _KINDS.get(str(value.get("kind")))
     if kind is not None:
-        return _of_kind(kind, value)
+        return _read_kind(kind, value)
     if isinstance(value.get("artifact"), dict):
-        return _of_kind("artifactUpdate", value)
+        return _read_kind("artifactUpdate", value)
     if "status" in value:
         # 0.1's status event is an id and a status, as is a task that has nothing else
         whole = "id" in value and "final" not in value and not _OF_A_TASK.isdisjoint(value)
-        return _of_kind("task" if whole else "statusUpdate", value)
+        return _read_kind("task" if whole else "statusUpdate", value)
     if "role" in value or "parts" in value or "content" in value:
-        return {"message": message(value)}
+        return {"message": read_message(value)}
     if isinstance(value.get("message"), dict):
-        return {"message": message(value["message"])}
-    raise _no_answer("a task, a message or an event of one")
+        return {"message": read_message(value["message"])}
+    raise _build_error("a task, a message or an event of one")
 
 
 _KINDS: Mapping[str, str] = {
@@ -289,12 +294,12 @@ _KINDS: Mapping[str, str] = {
 }
 
 
-def _of_kind(kind: str, value: dict[str, Any]) -> dict[str, Any]:
+def _read_kind(kind: str, value: dict[str, Any]) -> dict[str, Any]:
     if kind == "task":
-        return {"task": task(value)}
+        return {"task": read_task(value)}
     if kind == "message":
-        return {"message": message(value)}
-    return _status_update(value) if kind == "statusUpdate" else _artifact_update(value)
+        return {"message": read_message(value)}
+    return _read_status_update(value) if kind == "statusUpdate" else _read_artifact_update(value)
 
 
 def ends_stream(value: Any) -> bool:
@@ -306,54 +311,54 @@ def ends_stream(value: Any) -> bool:
     return (update if isinstance(update, dict) else value).get("final") is True
 
 
-def result_in(op: Op, value: Any) -> Any:
+def parse_result(op: Op, value: Any) -> Any:
     if op == SEND:
-        found = event_in(value)
+        found = parse_event(value)
         if "statusUpdate" in found:
-            return {"task": task(value)}
+            return {"task": read_task(value)}
         if "artifactUpdate" in found:
-            raise _no_answer("a task or a message")
+            raise _build_error("a task or a message")
         return found
     if op in (GET, CANCEL):
         inner = value.get("task") if isinstance(value, dict) else None
-        return task(inner if isinstance(inner, dict) else value)
+        return read_task(inner if isinstance(inner, dict) else value)
     if op == LIST:
-        return _tasks(value)
+        return _read_task_list(value)
     if op == PUSH_DELETE:
         return {}
     if op == PUSH_LIST:
         configs = value.get("configs", []) if isinstance(value, dict) else value
         configs = configs if isinstance(configs, list) else []
-        return {"configs": [push_config(each) for each in configs], "nextPageToken": ""}
+        return {"configs": [read_push_config(each) for each in configs], "nextPageToken": ""}
     if op == CARD:
         if not isinstance(value, dict):
-            raise _no_answer("a card")
+            raise _build_error("a card")
         return value
-    return push_config(value)
+    return read_push_config(value)
 
 
-def _tasks(value: Any) -> dict[str, Any]:
+def _read_task_list(value: Any) -> dict[str, Any]:
     page = value if isinstance(value, dict) else {"tasks": value}
     tasks = page.get("tasks")
     if tasks is not None and not isinstance(tasks, list):
-        raise _no_answer("a list of tasks")
-    found = [task(each) for each in tasks or []]
+        raise _build_error("a list of tasks")
+    found = [read_task(each) for each in tasks or []]
     size, total = pick(page, "pageSize", "page_size"), pick(page, "totalSize", "total_size")
     return {
         "tasks": found,
-        "nextPageToken": _text(page, "nextPageToken", "next_page_token") or "",
+        "nextPageToken": _read_text(page, "nextPageToken", "next_page_token") or "",
         "pageSize": size if isinstance(size, int) else len(found),
         "totalSize": total if isinstance(total, int) else len(found),
     }
 
 
-def push_config(value: Any) -> dict[str, Any]:
+def read_push_config(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _no_answer("a push configuration")
+        raise _build_error("a push configuration")
     inner = pick(value, "pushNotificationConfig", "push_notification_config")
     nested = isinstance(inner, dict)
-    found: dict[str, Any] = config_in(inner if nested else value)
-    task_id = _id(value, "taskId", "task_id") or (_id(value, "id") if nested else None)
+    found: dict[str, Any] = parse_push_config(inner if nested else value)
+    task_id = _read_id(value, "taskId", "task_id") or (_read_id(value, "id") if nested else None)
     named = _CONFIG.fullmatch(str(value.get("name", "")))
     if named is not None:
         task_id = task_id or named[1]
@@ -362,7 +367,7 @@ def push_config(value: Any) -> dict[str, Any]:
     return put(found, taskId=task_id)
 
 
-def _no_answer(wanted: str) -> A2aError:
+def _build_error(wanted: str) -> A2aError:
     return A2aError(
         INVALID_AGENT_RESPONSE, f"the agent answered with something that is not {wanted}"
     )

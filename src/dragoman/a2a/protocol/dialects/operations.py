@@ -60,8 +60,8 @@ __all__ = [
     "V10",
     "WORKING",
     "Op",
-    "Route",
-    "Routes",
+    "RestRoute",
+    "RestRoutes",
 ]
 
 V01: Final = "0.1"
@@ -110,7 +110,7 @@ RESPONSE: Final = "response"
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RestRoute:
     """`pattern` is the path below the interface's URL; a name in braces stands for one segment, or
     for what is before a colon in it."""
 
@@ -119,33 +119,35 @@ class Route:
     op: Op
 
 
-class Routes:
+class RestRoutes:
     """The routes of one dialect: which operation a request is, and what its path says."""
 
     def __init__(self, table: Sequence[tuple[str, str, Op]]) -> None:
-        self.table = tuple(Route(*row) for row in table)
+        self.table = tuple(RestRoute(*row) for row in table)
         self._plain: dict[str, dict[str, Op]] = {}
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Op]]] = {}
         for route in self.table:
             if "{" in route.pattern:
-                held = self._patterns.setdefault(route.pattern, (_pattern(route.pattern), {}))
+                held = self._patterns.setdefault(
+                    route.pattern, (_compile_pattern(route.pattern), {})
+                )
                 held[1][route.http] = route.op
             else:
                 self._plain.setdefault(route.pattern, {})[route.http] = route.op
 
     def find(self, http: str, path: str) -> tuple[Op, dict[str, str]] | None:
         """The operation and the values in the path, which comes as it was sent, still quoted."""
-        found = self._held(path)
+        found = self._match(path)
         if found is None or http not in found[0]:
             return None
         return found[0][http], found[1]
 
-    def allowed(self, path: str) -> tuple[str, ...]:
+    def list_methods(self, path: str) -> tuple[str, ...]:
         """The HTTP methods that `path` has, for the answer to one that it has not."""
-        found = self._held(path)
+        found = self._match(path)
         return tuple(sorted(found[0])) if found is not None else ()
 
-    def _held(self, path: str) -> tuple[Mapping[str, Op], dict[str, str]] | None:
+    def _match(self, path: str) -> tuple[Mapping[str, Op], dict[str, str]] | None:
         plain = self._plain.get(path)
         if plain is not None:
             return plain, {}
@@ -155,6 +157,6 @@ class Routes:
         return None
 
 
-def _pattern(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     # The verb comes after the last colon: an id may have some of its own.
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+?)", re.escape(pattern)))

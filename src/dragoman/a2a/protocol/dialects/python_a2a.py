@@ -35,7 +35,7 @@ PATHS: Mapping[str, Op] = {
 """All posted to, below the URL that the client was given; it tries them below `/a2a` of it too."""
 
 
-def is_its_own(params: Any) -> bool:
+def is_python_a2a(params: Any) -> bool:
     """Whether the parameters of `tasks/send` are python-a2a's: it sends its whole task, and a
     message with one content."""
     if not isinstance(params, dict):
@@ -44,7 +44,7 @@ def is_its_own(params: Any) -> bool:
     return "status" in params or (isinstance(message, dict) and "content" in message)
 
 
-def form_of(body: Any) -> str | None:
+def find_form(body: Any) -> str | None:
     """What a body without `jsonrpc` is; None for what is not python-a2a's."""
     if not isinstance(body, dict) or "jsonrpc" in body:
         return None
@@ -57,23 +57,23 @@ def form_of(body: Any) -> str | None:
     return None
 
 
-def params_in(op: Op, body: Mapping[str, Any]) -> dict[str, Any]:
+def parse_params(op: Op, body: Mapping[str, Any]) -> dict[str, Any]:
     """1.0's request from a bare body."""
     if op not in (SEND, STREAM):
-        return v01.params_in(op, body)
-    form = form_of(body)
+        return v01.parse_params(op, body)
+    form = find_form(body)
     if form == MESSAGE:
-        return v01.params_in(op, {"message": _message(body)})
+        return v01.parse_params(op, {"message": _move_ids(body)})
     if form == CONVERSATION:
         said = body["messages"]
         if not said or not isinstance(said[-1], dict):
             raise invalid("messages", "must have at least one message")
         session = body.get("conversation_id")
-        return v01.params_in(op, {"message": _message(said[-1]), "sessionId": session})
-    return v01.params_in(op, body)
+        return v01.parse_params(op, {"message": _move_ids(said[-1]), "sessionId": session})
+    return v01.parse_params(op, body)
 
 
-def _message(body: Mapping[str, Any]) -> dict[str, Any]:
+def _move_ids(body: Mapping[str, Any]) -> dict[str, Any]:
     """In what it calls Google's format the ids are in the metadata."""
     metadata = body.get("metadata")
     if not isinstance(metadata, dict):
@@ -85,49 +85,49 @@ def _message(body: Mapping[str, Any]) -> dict[str, Any]:
 # --- answers --------------------------------------------------------------------------------------
 
 
-def task_out(task: Mapping[str, Any]) -> dict[str, Any]:
+def render_task(task: Mapping[str, Any]) -> dict[str, Any]:
     """0.1's task, with the reply where this client looks for it: the first text of the last
     artifact."""
-    out = v01.task_out(task)
+    out = v01.render_task(task)
     if task.get("status", {}).get("state") == WORKING:
         out["status"] = {**out["status"], "state": "waiting"}
     artifacts = out.get("artifacts", [])
     if not any(part.get("type") == "text" for each in artifacts for part in each["parts"]):
-        text = {"type": "text", "text": _words(task)}
+        text = {"type": "text", "text": _find_status_text(task)}
         artifacts = [*artifacts, {"parts": [text], "index": len(artifacts)}]
     return {**out, "artifacts": artifacts}
 
 
-def _words(task: Mapping[str, Any]) -> str:
+def _find_status_text(task: Mapping[str, Any]) -> str:
     status = task.get("status", {})
     said = status.get("message", {}).get("parts", [])
     texts = [part["text"] for part in said if "text" in part]
     return "\n".join(texts)
 
 
-def result_out(op: Op, value: Any) -> Any:
-    """For JSON-RPC, as `v01.result_out`."""
+def render_result(op: Op, value: Any) -> Any:
+    """For JSON-RPC, as `v01.render_result`."""
     if op == SEND:
-        return task_out(value["task"] if "task" in value else v01.task_of_message(value))
-    return task_out(value) if op in (GET, CANCEL) else v01.result_out(op, value)
+        return render_task(value["task"] if "task" in value else v01.task_from_message(value))
+    return render_task(value) if op in (GET, CANCEL) else v01.render_result(op, value)
 
 
-def rest_answer(form: str | None, body: Mapping[str, Any], value: Mapping[str, Any]) -> Any:
+def render_rest_answer(form: str | None, body: Mapping[str, Any], value: Mapping[str, Any]) -> Any:
     """The answer to a bare body, from 1.0's response to the request that was made of it."""
-    task = value["task"] if "task" in value else v01.task_of_message(value)
+    task = value["task"] if "task" in value else v01.task_from_message(value)
     if form == MESSAGE:
-        return message_out(task, body)
+        return render_message(task, body)
     if form == CONVERSATION:
         said = [each for each in body["messages"] if isinstance(each, dict)]
-        reply = message_out(task, said[-1])
+        reply = render_message(task, said[-1])
         conversation = body.get("conversation_id") or task.get("contextId", "")
         return {"conversation_id": conversation, "messages": [*said, reply]}
-    return task_out(task)
+    return render_task(task)
 
 
-def message_out(task: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def render_message(task: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """The reply as one message, in the format that it was asked in."""
-    parts = [part for each in task_out(task)["artifacts"][-1:] for part in each["parts"]]
+    parts = [part for each in render_task(task)["artifacts"][-1:] for part in each["parts"]]
     ids = {"message_id": str(uuid4())}
     for name, value in (
         ("parent_message_id", asked.get("message_id")),
@@ -141,13 +141,13 @@ def message_out(task: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
     return {"content": {"type": "text", "text": text}, "role": "agent", **ids}
 
 
-def event_out(task: Mapping[str, Any], *, final: bool) -> tuple[str, dict[str, Any]]:
+def render_event(task: Mapping[str, Any], *, final: bool) -> tuple[str, dict[str, Any]]:
     """For `/tasks/stream`, after each event: the name of the server-sent event and its data, which
     is the task as it is now."""
-    return ("complete" if final else "update"), task_out(task)
+    return ("complete" if final else "update"), render_task(task)
 
 
-def chunk_out(event: Mapping[str, Any], *, final: bool) -> dict[str, Any] | None:
+def render_chunk(event: Mapping[str, Any], *, final: bool) -> dict[str, Any] | None:
     """For `/stream`: what an event adds to the text of the reply; None where that is nothing."""
     parts: list[Any] = []
     if "artifactUpdate" in event:
@@ -161,9 +161,9 @@ def chunk_out(event: Mapping[str, Any], *, final: bool) -> dict[str, Any] | None
     return {"content": text, "append": True, "lastChunk": final} if text else None
 
 
-def error_out(error: A2aError) -> tuple[int, dict[str, Any]]:
+def render_error(error: A2aError) -> tuple[int, dict[str, Any]]:
     """The HTTP status and JSON-RPC's error object; to a bare body the object goes as `error`."""
-    return error.row.http, v01.error_out(error)
+    return error.codes.http, v01.render_error(error)
 
 
 __all__ = [
@@ -172,14 +172,14 @@ __all__ = [
     "PATHS",
     "TASK",
     "TASK_ID",
-    "chunk_out",
-    "error_out",
-    "event_out",
-    "form_of",
-    "is_its_own",
-    "message_out",
-    "params_in",
-    "rest_answer",
-    "result_out",
-    "task_out",
+    "find_form",
+    "is_python_a2a",
+    "parse_params",
+    "render_chunk",
+    "render_error",
+    "render_event",
+    "render_message",
+    "render_rest_answer",
+    "render_result",
+    "render_task",
 ]

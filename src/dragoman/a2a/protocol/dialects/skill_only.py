@@ -13,34 +13,34 @@ from dragoman.a2a.protocol.dialects.operations import SEND, SKILL_ONLY_03, Op
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.dialects.v03 import (
     METHODS,
-    error_in,
-    error_out,
-    event_in,
-    event_out,
-    params_in,
-    push_out,
-    rest_error_in,
-    rest_request_out,
-    result_in,
-    result_out,
+    build_rest_request,
+    parse_error,
+    parse_event,
+    parse_params,
+    parse_rest_error,
+    parse_result,
+    render_error,
+    render_event,
+    render_push,
+    render_result,
 )
-from dragoman.a2a.protocol.dialects.v03_shapes import part_03, skill_of
+from dragoman.a2a.protocol.dialects.v03_shapes import find_skill_call, render_part_03
 
 __all__ = [
     "METHODS",
     "TRAITS",
     "VERSION",
-    "error_in",
-    "error_out",
-    "event_in",
-    "event_out",
-    "params_in",
-    "params_out",
-    "push_out",
-    "rest_error_in",
-    "rest_request_out",
-    "result_in",
-    "result_out",
+    "build_request",
+    "build_rest_request",
+    "parse_error",
+    "parse_event",
+    "parse_params",
+    "parse_rest_error",
+    "parse_result",
+    "render_error",
+    "render_event",
+    "render_push",
+    "render_result",
 ]
 
 VERSION: Final = SKILL_ONLY_03
@@ -54,15 +54,15 @@ TRAITS: Final = DialectTraits(
 )
 
 
-def params_out(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
-    called = skill_of(request["message"]) if op == SEND else None
+def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
+    called = find_skill_call(request["message"]) if op == SEND else None
     if called is None:
-        return v03.params_out(op, request)
+        return v03.build_request(op, request)
     skill, session = called
     given = request["message"]
     message: dict[str, Any] = {
         "skill": {"skillId": skill},
-        "parts": [part_03(part) for part in given["parts"]],
+        "parts": [render_part_03(part) for part in given["parts"]],
     }
     if given.get("taskId"):  # an answer to what its task asks
         message["taskId"] = given["taskId"]

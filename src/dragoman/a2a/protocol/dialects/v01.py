@@ -17,13 +17,13 @@ from dragoman.a2a.protocol.dialects.common_shapes import (
     ROLES_IN,
     ROLES_OUT,
     STATES_OUT,
-    config_in,
-    config_out,
-    part_out,
+    parse_push_config,
     put,
+    render_part,
+    render_push_config,
 )
-from dragoman.a2a.protocol.dialects.error_reader import error_in, rest_error_in
-from dragoman.a2a.protocol.dialects.lenient_reader import event_in, result_in
+from dragoman.a2a.protocol.dialects.error_reader import parse_error, parse_rest_error
+from dragoman.a2a.protocol.dialects.lenient_reader import parse_event, parse_result
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     GET,
@@ -39,7 +39,7 @@ from dragoman.a2a.protocol.dialects.operations import (
     Op,
 )
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
-from dragoman.a2a.protocol.dialects.v03_shapes import error_data, parts_in
+from dragoman.a2a.protocol.dialects.v03_shapes import parse_parts, render_error_data
 from dragoman.a2a.protocol.errors import A2aError, invalid
 from dragoman.a2a.protocol.validation import (
     AGENT,
@@ -53,18 +53,18 @@ __all__ = [
     "METHODS",
     "TRAITS",
     "VERSION",
-    "bare_task",
-    "error_in",
-    "error_out",
-    "event_in",
-    "event_out",
-    "params_in",
-    "params_out",
-    "push_out",
-    "rest_error_in",
-    "rest_request_out",
-    "result_in",
-    "result_out",
+    "build_request",
+    "build_rest_request",
+    "parse_error",
+    "parse_event",
+    "parse_params",
+    "parse_rest_error",
+    "parse_result",
+    "render_bare_task",
+    "render_error",
+    "render_event",
+    "render_push",
+    "render_result",
 ]
 
 VERSION: Final = V01
@@ -112,44 +112,46 @@ CODES_DOWN: Mapping[int, int] = {
 # --- from the client ------------------------------------------------------------------------------
 
 
-def params_in(op: Op, params: Any) -> dict[str, Any]:
+def parse_params(op: Op, params: Any) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise A2aError("INVALID_PARAMS", "the parameters must be an object")
     if op in (SEND, STREAM):
-        return send_in(params)
+        return parse_send(params)
     if op == GET:
-        return validation.get_of(params)
+        return validation.validate_get(params)
     if op == CANCEL:
-        return validation.cancel_of(params)
+        return validation.validate_cancel(params)
     if op == SUBSCRIBE:
-        return validation.task_of(params)
-    request = {"taskId": validation.id_at(params, "id", "id")}
+        return validation.validate_task_key(params)
+    request = {"taskId": validation.check_id(params, "id", "id")}
     if op == PUSH_SET:
         config = params.get("pushNotificationConfig")
         if not isinstance(config, dict):
             raise invalid("pushNotificationConfig", "is required, and is an object")
-        request |= validation.config_of(config_in(config), "pushNotificationConfig.")
+        request |= validation.validate_push_config(
+            parse_push_config(config), "pushNotificationConfig."
+        )
     return request
 
 
-def send_in(params: Mapping[str, Any]) -> dict[str, Any]:
+def parse_send(params: Mapping[str, Any]) -> dict[str, Any]:
     configuration = put(
         {},
         historyLength=params.get("historyLength"),
-        taskPushNotificationConfig=config_in(params.get("pushNotification")),
+        taskPushNotificationConfig=parse_push_config(params.get("pushNotification")),
     )
     given = params.get("message")
-    message = message_in(given, params.get("sessionId"))
+    message = parse_message(given, params.get("sessionId"))
     request: dict[str, Any] = {"message": message}
     if configuration:
         request["configuration"] = configuration
-    found = validation.send_of(put(request, metadata=params.get("metadata")))
+    found = validation.validate_send(put(request, metadata=params.get("metadata")))
     # The specification wants one, the seed's clients send none.
-    task = validation.optional_id(params, "id", "id")
+    task = validation.check_optional_id(params, "id", "id")
     return found if task is None else {**found, TASK_ID: task}
 
 
-def message_in(message: Any, session: Any) -> Any:
+def parse_message(message: Any, session: Any) -> Any:
     if not isinstance(message, dict):
         return message
     role = message.get("role")
@@ -160,7 +162,7 @@ def message_in(message: Any, session: Any) -> Any:
     found: dict[str, Any] = {
         "messageId": message.get("messageId") or message.get("message_id") or str(uuid4()),
         "role": ROLES_IN.get(role, role) if isinstance(role, str) else role,
-        "parts": parts_in(parts),
+        "parts": parse_parts(parts),
     }
     return put(
         found,
@@ -173,21 +175,21 @@ def message_in(message: Any, session: Any) -> Any:
 # --- to the client --------------------------------------------------------------------------------
 
 
-def result_out(op: Op, value: Any) -> Any:
+def render_result(op: Op, value: Any) -> Any:
     if op == SEND:
-        return task_out(value["task"] if "task" in value else task_of_message(value))
+        return render_task(value["task"] if "task" in value else task_from_message(value))
     if op in (GET, CANCEL):
-        return task_out(value)
+        return render_task(value)
     if op == LIST:
-        return [task_out(task) for task in value.get("tasks", [])]
+        return [render_task(task) for task in value.get("tasks", [])]
     if op in (PUSH_SET, PUSH_GET):
-        config = config_out(value)
+        config = render_push_config(value)
         config.pop("id", None)
         return {"id": value.get("taskId", ""), "pushNotificationConfig": config}
     return value
 
 
-def task_of_message(value: Mapping[str, Any]) -> dict[str, Any]:
+def task_from_message(value: Mapping[str, Any]) -> dict[str, Any]:
     """Every answer is a task here; that of an agent that only says something is completed with it.
     It has the id that the client chose, where the answer brings it."""
     message = value["message"]
@@ -202,29 +204,29 @@ def task_of_message(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def part_01(part: Mapping[str, Any]) -> dict[str, Any]:
-    return part_out(part, "type")
+def render_part_01(part: Mapping[str, Any]) -> dict[str, Any]:
+    return render_part(part, "type")
 
 
-def message_out(message: Mapping[str, Any]) -> dict[str, Any]:
+def render_message(message: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {
         "role": ROLES_OUT.get(message.get("role", ""), "agent"),
-        "parts": [part_01(part) for part in message.get("parts", [])],
+        "parts": [render_part_01(part) for part in message.get("parts", [])],
     }
     return put(out, metadata=message.get("metadata"))
 
 
-def status_out(status: Mapping[str, Any]) -> dict[str, Any]:
+def render_status(status: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {"state": STATES_DOWN[status.get("state", UNSPECIFIED)]}
     if "message" in status:
-        out["message"] = message_out(status["message"])
+        out["message"] = render_message(status["message"])
     return put(out, timestamp=status.get("timestamp"))
 
 
-def artifact_out(artifact: Mapping[str, Any]) -> dict[str, Any]:
+def render_artifact(artifact: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {
-        "parts": [part_01(part) for part in artifact.get("parts", [])],
-        "index": index_of(artifact.get("artifactId", "")),
+        "parts": [render_part_01(part) for part in artifact.get("parts", [])],
+        "index": index_from_id(artifact.get("artifactId", "")),
     }
     for name in ("name", "description", "metadata"):
         if artifact.get(name):
@@ -232,7 +234,7 @@ def artifact_out(artifact: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def index_of(id: str) -> int:
+def index_from_id(id: str) -> int:
     """The number that stands for an artifact's id: clients add a chunk to the artifact that has the
     same. The reply, which is nearly always the only one, has 0."""
     if id == RESPONSE:
@@ -243,75 +245,78 @@ def index_of(id: str) -> int:
     return 1000 + crc32(id.encode()) % 1_000_000
 
 
-def task_out(task: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {"id": task["id"], "status": status_out(task.get("status", {}))}
+def render_task(task: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {"id": task["id"], "status": render_status(task.get("status", {}))}
     if task.get("contextId"):
         out["sessionId"] = task["contextId"]
     if "artifacts" in task:
-        out["artifacts"] = [artifact_out(artifact) for artifact in task["artifacts"]]
+        out["artifacts"] = [render_artifact(artifact) for artifact in task["artifacts"]]
     if "history" in task:
-        out["history"] = [message_out(message) for message in task["history"]]
+        out["history"] = [render_message(message) for message in task["history"]]
     put(out, metadata=task.get("metadata"))
-    out["messages"] = bare_messages(task)
+    out["messages"] = render_bare_messages(task)
     return out
 
 
-def event_out(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
+def render_event(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
     if "artifactUpdate" in event:
         update = event["artifactUpdate"]
-        artifact = artifact_out(update["artifact"])
+        artifact = render_artifact(update["artifact"])
         artifact["append"] = bool(update.get("append"))
         artifact["lastChunk"] = bool(update.get("lastChunk"))
         return put({"id": update["taskId"], "artifact": artifact}, metadata=update.get("metadata"))
     if "statusUpdate" in event:
         update = event["statusUpdate"]
-        id, status = update["taskId"], status_out(update["status"])
+        id, status = update["taskId"], render_status(update["status"])
     elif "task" in event:
         update = event["task"]
-        id, status = update["id"], status_out(update.get("status", {}))
+        id, status = update["id"], render_status(update.get("status", {}))
     else:
-        update = task_of_message(event)
-        id, status = update["id"], {"state": "completed", "message": message_out(event["message"])}
+        update = task_from_message(event)
+        id, status = (
+            update["id"],
+            {"state": "completed", "message": render_message(event["message"])},
+        )
     return put({"id": id, "status": status, "final": final}, metadata=update.get("metadata"))
 
 
-def push_out(event: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
-    return task_out(task)
+def render_push(event: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+    return render_task(task)
 
 
-def error_out(error: A2aError) -> dict[str, Any]:
-    code = error.row.code
+def render_error(error: A2aError) -> dict[str, Any]:
+    code = error.codes.code
     return {
         "code": CODES_DOWN.get(code, code),
         "message": error.message,
-        "data": error_data(error),
+        "data": render_error_data(error),
     }
 
 
 # --- the seed's bare task -------------------------------------------------------------------------
 
 
-def bare_task(task: Mapping[str, Any]) -> dict[str, Any]:
+def render_bare_task(task: Mapping[str, Any]) -> dict[str, Any]:
     """A status that is a word, all that was said in `messages`, the artifacts beside it."""
     state = task.get("status", {}).get("state", UNSPECIFIED)
     out: dict[str, Any] = {
         "id": task["id"],
         "sessionId": task.get("contextId") or None,
         "status": BARE_STATES[state],
-        "messages": bare_messages(task),
+        "messages": render_bare_messages(task),
         "artifacts": [
             {
                 "name": artifact.get("name") or artifact.get("artifactId", ""),
-                "parts": [bare_part(part) for part in artifact.get("parts", [])],
+                "parts": [render_bare_part(part) for part in artifact.get("parts", [])],
             }
             for artifact in task.get("artifacts", [])
-            if not _is_reply(artifact)
+            if not _is_reply_artifact(artifact)
         ],
     }
     return out
 
 
-def bare_messages(task: Mapping[str, Any]) -> list[dict[str, Any]]:
+def render_bare_messages(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     said = list(task.get("history", []))
     message = task.get("status", {}).get("message")
     if message is not None:
@@ -319,22 +324,22 @@ def bare_messages(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     said += [
         {"role": AGENT, "parts": artifact.get("parts", [])}
         for artifact in task.get("artifacts", [])
-        if _is_reply(artifact)
+        if _is_reply_artifact(artifact)
     ]
     return [
         {
             "role": ROLES_OUT.get(each.get("role", ""), "agent"),
-            "parts": [bare_part(part) for part in each.get("parts", [])],
+            "parts": [render_bare_part(part) for part in each.get("parts", [])],
         }
         for each in said
     ]
 
 
-def _is_reply(artifact: Mapping[str, Any]) -> bool:
+def _is_reply_artifact(artifact: Mapping[str, Any]) -> bool:
     return bool(artifact.get("name") == RESPONSE)
 
 
-def bare_part(part: Mapping[str, Any]) -> dict[str, Any]:
+def render_bare_part(part: Mapping[str, Any]) -> dict[str, Any]:
     if "text" in part:
         return {"type": "text", "text": part["text"]}
     if "data" in part:
@@ -351,15 +356,15 @@ def bare_part(part: Mapping[str, Any]) -> dict[str, Any]:
 # --- the hub as client ----------------------------------------------------------------------------
 
 
-def params_out(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
+def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
     if op not in METHOD_OF:
         raise A2aError("UNSUPPORTED_OPERATION", f"agents of A2A {VERSION} have no {op}")
-    return METHOD_OF[op], _params_out(op, request)
+    return METHOD_OF[op], _build_params(op, request)
 
 
-def _params_out(op: Op, request: Mapping[str, Any]) -> dict[str, Any]:
+def _build_params(op: Op, request: Mapping[str, Any]) -> dict[str, Any]:
     if op == PUSH_SET:
-        config = config_out(request)
+        config = render_push_config(request)
         config.pop("id", None)
         return {"id": request.get("taskId", ""), "pushNotificationConfig": config}
     if op == PUSH_GET:
@@ -369,19 +374,19 @@ def _params_out(op: Op, request: Mapping[str, Any]) -> dict[str, Any]:
     message, configuration = request["message"], request.get("configuration") or {}
     out: dict[str, Any] = {
         "id": message.get("taskId") or request.get(TASK_ID) or str(uuid4()),
-        "message": message_out(message),
+        "message": render_message(message),
     }
     push = configuration.get("taskPushNotificationConfig")
     return put(
         out,
         sessionId=message.get("contextId"),
         historyLength=configuration.get("historyLength"),
-        pushNotification=config_out(push) if push else None,
+        pushNotification=render_push_config(push) if push else None,
         metadata=request.get("metadata"),
     )
 
 
-def rest_request_out(
+def build_rest_request(
     op: Op, request: Mapping[str, Any]
 ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
     raise A2aError("UNSUPPORTED_OPERATION", f"agents of A2A {VERSION} have no HTTP+JSON")

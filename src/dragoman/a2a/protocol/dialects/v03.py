@@ -12,7 +12,7 @@ from typing import Any, Final
 from dragoman.a2a.protocol import validation
 from dragoman.a2a.protocol.dialects import lenient_reader
 from dragoman.a2a.protocol.dialects.common_shapes import put
-from dragoman.a2a.protocol.dialects.error_reader import error_in, rest_error_in
+from dragoman.a2a.protocol.dialects.error_reader import parse_error, parse_rest_error
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
@@ -31,27 +31,27 @@ from dragoman.a2a.protocol.dialects.operations import (
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
 from dragoman.a2a.protocol.dialects.v03_rest import (
     ROUTES,
-    rest_error_out,
-    rest_event_in,
-    rest_event_out,
-    rest_params_in,
-    rest_request_out,
-    rest_result_in,
-    rest_result_out,
+    build_rest_request,
+    parse_rest_event,
+    parse_rest_params,
+    parse_rest_result,
+    render_rest_error,
+    render_rest_event,
+    render_rest_result,
 )
 from dragoman.a2a.protocol.dialects.v03_shapes import (
     CODES_DOWN,
-    artifact_out,
-    error_data,
-    message_out,
-    push_config_out,
-    push_key_in,
-    push_set_in,
-    send_in,
-    send_out,
-    skill_out,
-    status_out,
-    task_out,
+    parse_push_key,
+    parse_push_set,
+    parse_send,
+    render_artifact,
+    render_error_data,
+    render_message,
+    render_send,
+    render_skill_call,
+    render_status,
+    render_task,
+    render_task_push_config,
 )
 from dragoman.a2a.protocol.errors import A2aError
 
@@ -60,23 +60,23 @@ __all__ = [
     "ROUTES",
     "TRAITS",
     "VERSION",
-    "error_in",
-    "error_out",
-    "event_in",
-    "event_out",
-    "params_in",
-    "params_out",
-    "push_out",
-    "rest_error_in",
-    "rest_error_out",
-    "rest_event_in",
-    "rest_event_out",
-    "rest_params_in",
-    "rest_request_out",
-    "rest_result_in",
-    "rest_result_out",
-    "result_in",
-    "result_out",
+    "build_request",
+    "build_rest_request",
+    "parse_error",
+    "parse_event",
+    "parse_params",
+    "parse_rest_error",
+    "parse_rest_event",
+    "parse_rest_params",
+    "parse_rest_result",
+    "parse_result",
+    "render_error",
+    "render_event",
+    "render_push",
+    "render_rest_error",
+    "render_rest_event",
+    "render_rest_result",
+    "render_result",
 ]
 
 VERSION: Final = V03
@@ -90,18 +90,18 @@ TRAITS: Final = DialectTraits(
 _KINDS = ("task", "message", "status-update", "artifact-update")
 
 
-def result_in(op: Op, value: Any) -> Any:
+def parse_result(op: Op, value: Any) -> Any:
     """Of either form of 0.3: they differ in members that only one of them has, and one that says
     its kind is JSON-RPC's."""
     if isinstance(value, dict) and value.get("kind") in _KINDS:
-        return lenient_reader.result_in(op, value)
-    return rest_result_in(op, value)
+        return lenient_reader.parse_result(op, value)
+    return parse_rest_result(op, value)
 
 
-def event_in(value: Any) -> dict[str, Any]:
+def parse_event(value: Any) -> dict[str, Any]:
     if isinstance(value, dict) and value.get("kind") in _KINDS:
-        return lenient_reader.event_in(value)
-    return rest_event_in(value)
+        return lenient_reader.parse_event(value)
+    return parse_rest_event(value)
 
 
 METHODS: Mapping[str, Op] = {
@@ -122,85 +122,85 @@ METHOD_OF: Mapping[Op, str] = {op: method for method, op in reversed(list(METHOD
 # --- from the client ------------------------------------------------------------------------------
 
 
-def params_in(op: Op, params: Any) -> dict[str, Any]:
+def parse_params(op: Op, params: Any) -> dict[str, Any]:
     if op == CARD:
         return {}
     if not isinstance(params, dict):
         raise A2aError("INVALID_PARAMS", "the parameters must be an object")
     if op in (SEND, STREAM):
-        return validation.send_of(send_in(params))
+        return validation.validate_send(parse_send(params))
     if op == GET:
-        return validation.get_of(params)
+        return validation.validate_get(params)
     if op == CANCEL:
-        return validation.cancel_of(params)
+        return validation.validate_cancel(params)
     if op == SUBSCRIBE:
-        return validation.task_of(params)
+        return validation.validate_task_key(params)
     if op == PUSH_SET:
-        return push_set_in(params)
-    return push_key_in(op, params)
+        return parse_push_set(params)
+    return parse_push_key(op, params)
 
 
 # --- to the client --------------------------------------------------------------------------------
 
 
-def result_out(op: Op, value: Any) -> Any:
+def render_result(op: Op, value: Any) -> Any:
     """The card of an answer must be in this dialect already."""
     if op == SEND:
-        return task_out(value["task"]) if "task" in value else message_out(value["message"])
+        return render_task(value["task"]) if "task" in value else render_message(value["message"])
     if op in (GET, CANCEL):
-        return task_out(value)
+        return render_task(value)
     if op == LIST:
-        return [task_out(task) for task in value.get("tasks", [])]
+        return [render_task(task) for task in value.get("tasks", [])]
     if op in (PUSH_SET, PUSH_GET):
-        return push_config_out(value)
+        return render_task_push_config(value)
     if op == PUSH_LIST:
-        return [push_config_out(config) for config in value.get("configs", [])]
+        return [render_task_push_config(config) for config in value.get("configs", [])]
     return None if op == PUSH_DELETE else value
 
 
-def event_out(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
+def render_event(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
     if "statusUpdate" in event:
         update = event["statusUpdate"]
         return {
             **update,
             "kind": "status-update",
-            "status": status_out(update["status"]),
+            "status": render_status(update["status"]),
             "final": final,
         }
     if "artifactUpdate" in event:
         update = event["artifactUpdate"]
-        artifact = artifact_out(update["artifact"])
+        artifact = render_artifact(update["artifact"])
         return {**update, "kind": "artifact-update", "artifact": artifact}
-    return task_out(event["task"]) if "task" in event else message_out(event["message"])
+    return render_task(event["task"]) if "task" in event else render_message(event["message"])
 
 
-def push_out(event: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
-    return task_out(task)
+def render_push(event: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+    return render_task(task)
 
 
-def error_out(error: A2aError) -> dict[str, Any]:
-    code = error.row.code
+def render_error(error: A2aError) -> dict[str, Any]:
+    code = error.codes.code
     return {
         "code": CODES_DOWN.get(code, code),
         "message": error.message,
-        "data": error_data(error),
+        "data": render_error_data(error),
     }
 
 
 # --- the hub as client ----------------------------------------------------------------------------
 
 
-def params_out(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
+def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
     if op not in METHOD_OF:
         raise A2aError("UNSUPPORTED_OPERATION", f"agents of A2A {VERSION} have no {op}")
-    return METHOD_OF[op], _params_out(op, request)
+    return METHOD_OF[op], _build_params(op, request)
 
 
-def _params_out(op: Op, request: Mapping[str, Any]) -> Any:
+def _build_params(op: Op, request: Mapping[str, Any]) -> Any:
     if op in (SEND, STREAM):
-        return skill_out(send_out(request))
+        return render_skill_call(render_send(request))
     if op == PUSH_SET:
-        return push_config_out(request)
+        return render_task_push_config(request)
     if op in (PUSH_GET, PUSH_LIST, PUSH_DELETE):
         key: dict[str, Any] = {"id": request.get("taskId", "")}
         return put(key, pushNotificationConfigId=request.get("id"))

@@ -14,12 +14,12 @@ from dragoman.a2a.protocol import validation
 from dragoman.a2a.protocol.dialects import v03_shapes
 from dragoman.a2a.protocol.dialects.common_shapes import (
     WRAPPED,
-    camelled,
-    config_in,
-    config_out,
+    camelize,
+    parse_push_config,
     put,
+    render_push_config,
 )
-from dragoman.a2a.protocol.dialects.lenient_reader import event_in, result_in
+from dragoman.a2a.protocol.dialects.lenient_reader import parse_event, parse_result
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
@@ -33,7 +33,7 @@ from dragoman.a2a.protocol.dialects.operations import (
     STREAM,
     SUBSCRIBE,
     Op,
-    Routes,
+    RestRoutes,
 )
 from dragoman.a2a.protocol.errors import (
     CONTENT_TYPE_NOT_SUPPORTED,
@@ -46,9 +46,9 @@ from dragoman.a2a.protocol.errors import (
     A2aError,
     invalid,
 )
-from dragoman.a2a.protocol.validation import CANCELED, UNSPECIFIED, base64_of
+from dragoman.a2a.protocol.validation import CANCELED, UNSPECIFIED, normalize_base64
 
-ROUTES = Routes(
+ROUTES = RestRoutes(
     (
         ("POST", "/v1/message:send", SEND),
         ("POST", "/v1/message:stream", STREAM),
@@ -83,49 +83,49 @@ NAMES: Mapping[str, str] = {
 # --- from the client ------------------------------------------------------------------------------
 
 
-def rest_params_in(
+def parse_rest_params(
     op: Op, path: Mapping[str, str], query: Mapping[str, str], body: Any
 ) -> dict[str, Any]:
-    body = camelled(body)
+    body = camelize(body)
     if op in (SEND, STREAM):
         if not isinstance(body, dict):
             raise invalid("message", "is required, and is an object")
         given = body.get("message", body.get("request"))
-        message, settings = message_in(given), body.get("configuration")
+        message, settings = parse_message(given), body.get("configuration")
         if message is not given and isinstance(settings, dict) and "blocking" not in settings:
             # proto-JSON leaves out what is false, and the SDKs say it where they wait
             body = {**body, "configuration": {**settings, "blocking": False}}
-        return validation.send_of(v03_shapes.send_in({**body, "message": message}))
-    asked = camelled(dict(query))
+        return validation.validate_send(v03_shapes.parse_send({**body, "message": message}))
+    asked = camelize(dict(query))
     if op == GET:
         length = asked.get("historyLength")
         if isinstance(length, str) and length.isdecimal() and len(length) < 11:
             length = int(length)
-        return validation.get_of(put({"id": path["id"]}, historyLength=length))
+        return validation.validate_get(put({"id": path["id"]}, historyLength=length))
     if op in (CANCEL, SUBSCRIBE):
-        return validation.task_of({"id": path["id"]})
+        return validation.validate_task_key({"id": path["id"]})
     if op == PUSH_SET:
-        return _push_set_in(path["taskId"], body)
+        return _parse_push_set(path["taskId"], body)
     if op == PUSH_LIST:
-        return validation.push_list_of({"taskId": path["taskId"]})
+        return validation.validate_push_list({"taskId": path["taskId"]})
     if op in (PUSH_GET, PUSH_DELETE):
-        return validation.push_of(dict(path))
+        return validation.validate_push_key(dict(path))
     size = asked.get("pageSize")
     if isinstance(size, str) and size.isdecimal() and len(size) < 11:
         asked["pageSize"] = int(size) or None
-    return validation.list_of(asked) if op == LIST else {}
+    return validation.validate_list(asked) if op == LIST else {}
 
 
-def message_in(message: Any) -> Any:
+def parse_message(message: Any) -> Any:
     """proto-JSON's message in the form of 0.3's JSON-RPC; one that is in that form as it is."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     found = {name: value for name, value in message.items() if name != "content"}
-    found["parts"] = [_part_in(part) for part in message["content"]]
+    found["parts"] = [_parse_part(part) for part in message["content"]]
     return found
 
 
-def _part_in(part: Any) -> Any:
+def _parse_part(part: Any) -> Any:
     if not isinstance(part, dict) or "kind" in part:
         return part
     metadata = part.get("metadata") or None
@@ -142,25 +142,25 @@ def _part_in(part: Any) -> Any:
     if uri and not raw:
         found["uri"] = uri
     elif raw is not None:
-        found["bytes"] = bytes_in(raw) if "fileWithBytes" in file else raw
+        found["bytes"] = parse_file_bytes(raw) if "fileWithBytes" in file else raw
     return put({"kind": "file", "file": found}, metadata=metadata)
 
 
-def bytes_in(value: Any) -> Any:
+def parse_file_bytes(value: Any) -> Any:
     """The SDKs of 0.3 put a file's base64 into the proto as its bytes, so that proto-JSON makes
     base64 of it a second time. A client that does it once is understood too, unless what it sends
     could be base64 itself."""
-    once = base64_of(value) if isinstance(value, str) else None
+    once = normalize_base64(value) if isinstance(value, str) else None
     if once is None:
         return value
     try:
         inner = b64decode(once).decode("ascii")
     except UnicodeDecodeError:
         return once
-    return inner if inner and len(inner) % 4 == 0 and base64_of(inner) == inner else once
+    return inner if inner and len(inner) % 4 == 0 and normalize_base64(inner) == inner else once
 
 
-def _push_set_in(task: str, body: Any) -> dict[str, Any]:
+def _parse_push_set(task: str, body: Any) -> dict[str, Any]:
     """`{parent, configId, config{name, pushNotificationConfig{…}}}`, or the inner objects alone."""
     holder = body if isinstance(body, dict) else {}
     named = holder.get("configId")
@@ -168,37 +168,37 @@ def _push_set_in(task: str, body: Any) -> dict[str, Any]:
         holder = holder["config"]
     if isinstance(holder.get("pushNotificationConfig"), dict):
         holder = holder["pushNotificationConfig"]
-    config = config_in(holder)
+    config = parse_push_config(holder)
     if named and "id" not in config:
         config["id"] = named
     return {
-        "taskId": validation.id_at({"taskId": task}, "taskId", "taskId"),
-        **validation.config_of(config),
+        "taskId": validation.check_id({"taskId": task}, "taskId", "taskId"),
+        **validation.validate_push_config(config),
     }
 
 
 # --- to the client --------------------------------------------------------------------------------
 
 
-def rest_result_out(op: Op, value: Any) -> Any:
+def render_rest_result(op: Op, value: Any) -> Any:
     """Clients refuse members that the proto has not, so there are none."""
     if op == SEND:
         if "task" in value:
-            return {"task": task_out(value["task"])}
-        return {"message": message_out(value["message"])}
+            return {"task": render_task(value["task"])}
+        return {"message": render_message(value["message"])}
     if op in (GET, CANCEL):
-        return task_out(value)
+        return render_task(value)
     if op == LIST:
         # The proto has none; the text has an array of tasks as JSON-RPC shows them.
-        return [v03_shapes.task_out(task) for task in value.get("tasks", [])]
+        return [v03_shapes.render_task(task) for task in value.get("tasks", [])]
     if op in (PUSH_SET, PUSH_GET):
-        return push_config_out(value)
+        return render_task_push_config(value)
     if op == PUSH_LIST:
-        return {"configs": [push_config_out(config) for config in value.get("configs", [])]}
+        return {"configs": [render_task_push_config(config) for config in value.get("configs", [])]}
     return {} if op == PUSH_DELETE else value
 
 
-def part_out(part: Mapping[str, Any]) -> dict[str, Any]:
+def render_part(part: Mapping[str, Any]) -> dict[str, Any]:
     metadata = part.get("metadata")
     if "text" in part:
         out: dict[str, Any] = {"text": part["text"]}
@@ -210,7 +210,7 @@ def part_out(part: Mapping[str, Any]) -> dict[str, Any]:
     else:
         file: dict[str, Any] = {}
         if "raw" in part:
-            file["fileWithBytes"] = b64encode(part["raw"].encode()).decode()  # see bytes_in
+            file["fileWithBytes"] = b64encode(part["raw"].encode()).decode()  # see parse_file_bytes
         else:
             file["fileWithUri"] = part.get("url", "")
         put(file, name=part.get("filename"), mimeType=part.get("mediaType"))
@@ -221,70 +221,70 @@ def part_out(part: Mapping[str, Any]) -> dict[str, Any]:
 _MESSAGE = ("messageId", "contextId", "taskId", "role", "metadata", "extensions")
 
 
-def message_out(message: Mapping[str, Any]) -> dict[str, Any]:
+def render_message(message: Mapping[str, Any]) -> dict[str, Any]:
     out = {name: message[name] for name in _MESSAGE if message.get(name)}
-    out["content"] = [part_out(part) for part in message.get("parts", [])]
+    out["content"] = [render_part(part) for part in message.get("parts", [])]
     return out
 
 
-def status_out(status: Mapping[str, Any]) -> dict[str, Any]:
+def render_status(status: Mapping[str, Any]) -> dict[str, Any]:
     state = status.get("state", UNSPECIFIED)
     out: dict[str, Any] = {"state": "TASK_STATE_CANCELLED" if state == CANCELED else state}
     if "message" in status:
-        out["message"] = message_out(status["message"])
+        out["message"] = render_message(status["message"])
     return put(out, timestamp=status.get("timestamp"))
 
 
-def artifact_out(artifact: Mapping[str, Any]) -> dict[str, Any]:
-    return {**artifact, "parts": [part_out(part) for part in artifact.get("parts", [])]}
+def render_artifact(artifact: Mapping[str, Any]) -> dict[str, Any]:
+    return {**artifact, "parts": [render_part(part) for part in artifact.get("parts", [])]}
 
 
-def task_out(task: Mapping[str, Any]) -> dict[str, Any]:
+def render_task(task: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {
         "id": task["id"],
         "contextId": task.get("contextId", ""),
-        "status": status_out(task.get("status", {})),
+        "status": render_status(task.get("status", {})),
     }
     if "artifacts" in task:
-        out["artifacts"] = [artifact_out(artifact) for artifact in task["artifacts"]]
+        out["artifacts"] = [render_artifact(artifact) for artifact in task["artifacts"]]
     if "history" in task:
-        out["history"] = [message_out(message) for message in task["history"]]
+        out["history"] = [render_message(message) for message in task["history"]]
     return put(out, metadata=task.get("metadata"))
 
 
-def rest_event_out(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
+def render_rest_event(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
     if "statusUpdate" in event:
         update = event["statusUpdate"]
-        status = status_out(update["status"])
+        status = render_status(update["status"])
         return {"statusUpdate": {**update, "status": status, "final": final}}
     if "artifactUpdate" in event:
         update = event["artifactUpdate"]
-        return {"artifactUpdate": {**update, "artifact": artifact_out(update["artifact"])}}
+        return {"artifactUpdate": {**update, "artifact": render_artifact(update["artifact"])}}
     if "task" in event:
-        return {"task": task_out(event["task"])}
-    return {"message": message_out(event["message"])}
+        return {"task": render_task(event["task"])}
+    return {"message": render_message(event["message"])}
 
 
-def push_config_out(config: Mapping[str, Any]) -> dict[str, Any]:
+def render_task_push_config(config: Mapping[str, Any]) -> dict[str, Any]:
     task, id = config.get("taskId", ""), config.get("id", "")
     return {
         "name": f"tasks/{task}/pushNotificationConfigs/{id}",
-        "pushNotificationConfig": config_out(config),
+        "pushNotificationConfig": render_push_config(config),
     }
 
 
-def rest_error_out(error: A2aError) -> tuple[int, dict[str, Any]]:
+def render_rest_error(error: A2aError) -> tuple[int, dict[str, Any]]:
     """The text does not say how an error looks; servers have a `message`, some the error's name, as
     `type` or as `error`, or its code."""
     words = error.reason.split("_")
     name = NAMES.get(error.reason) or "".join(map(str.capitalize, words)) + "Error"
-    code = error.row.code
-    return STATUS.get(error.reason, error.row.http), {
+    code = error.codes.code
+    return STATUS.get(error.reason, error.codes.http), {
         "code": v03_shapes.CODES_DOWN.get(code, code),
         "error": name,
         "type": name,
         "message": error.message,
-        "data": v03_shapes.error_data(error),
+        "data": v03_shapes.render_error_data(error),
     }
 
 
@@ -295,7 +295,7 @@ _REQUESTS: Mapping[Op, tuple[str, str]] = {
 }
 
 
-def rest_request_out(
+def build_rest_request(
     op: Op, request: Mapping[str, Any]
 ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
     """The HTTP method, the path below the agent's URL, the query, the body."""
@@ -304,13 +304,13 @@ def rest_request_out(
     for name in ("id", "taskId"):
         path = path.replace("{" + name + "}", quote(str(request.get(name, "")), safe=""))
     if op in (SEND, STREAM):
-        return http, path, {}, _send_out(request)
+        return http, path, {}, _render_send(request)
     if op == PUSH_SET:
         task = request.get("taskId", "")
         body = {
             "parent": f"tasks/{task}",
             "configId": request.get("id", ""),
-            "config": push_config_out(request),
+            "config": render_task_push_config(request),
         }
         return http, path, {}, body
     if http == "POST":
@@ -319,33 +319,33 @@ def rest_request_out(
     return http, path, {} if length is None else {"historyLength": str(length)}, None
 
 
-def rest_result_in(op: Op, value: Any) -> Any:
-    return result_in(op, _plain(camelled(value)))
+def parse_rest_result(op: Op, value: Any) -> Any:
+    return parse_result(op, _convert_proto_json(camelize(value)))
 
 
-def rest_event_in(value: Any) -> dict[str, Any]:
-    return event_in(_plain(camelled(value)))
+def parse_rest_event(value: Any) -> dict[str, Any]:
+    return parse_event(_convert_proto_json(camelize(value)))
 
 
-def _plain(value: Any) -> Any:
+def _convert_proto_json(value: Any) -> Any:
     """The names and parts of proto-JSON, wherever they are, as JSON-RPC has them."""
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_convert_proto_json(each) for each in value]
     if not isinstance(value, dict):
         return value
     found = {
-        name: held if name in ("metadata", "parts", "content") else _plain(held)
+        name: held if name in ("metadata", "parts", "content") else _convert_proto_json(held)
         for name, held in value.items()
     }
     if isinstance(found.get("parts"), list):
-        found["parts"] = [_part_in(part) for part in found["parts"]]
-    return message_in(found)
+        found["parts"] = [_parse_part(part) for part in found["parts"]]
+    return parse_message(found)
 
 
-def _send_out(request: Mapping[str, Any]) -> dict[str, Any]:
-    plain = v03_shapes.send_out(request)
+def _render_send(request: Mapping[str, Any]) -> dict[str, Any]:
+    plain = v03_shapes.render_send(request)
     configuration = plain["configuration"]
     push = configuration.pop("pushNotificationConfig", None)
-    return {**plain, "message": message_out(request["message"])} | {
+    return {**plain, "message": render_message(request["message"])} | {
         "configuration": put(configuration, pushNotification=push)
     }

@@ -12,11 +12,11 @@ from dragoman.a2a.protocol.dialects.common_shapes import (
     ROLES_IN,
     ROLES_OUT,
     STATES_OUT,
-    config_in,
-    config_out,
-    part_in,
-    part_out,
+    parse_part,
+    parse_push_config,
     put,
+    render_part,
+    render_push_config,
 )
 from dragoman.a2a.protocol.dialects.operations import PUSH_DELETE, PUSH_LIST, SKILL, Op
 from dragoman.a2a.protocol.errors import A2aError, invalid
@@ -26,15 +26,15 @@ CODES_DOWN: Mapping[int, int] = {-32008: -32603, -32009: -32603}
 """Codes that came with 1.0, and what stands for them here."""
 
 
-def send_in(params: Mapping[str, Any]) -> dict[str, Any]:
-    request: dict[str, Any] = {"message": message_in(params.get("message"))}
+def parse_send(params: Mapping[str, Any]) -> dict[str, Any]:
+    request: dict[str, Any] = {"message": parse_message(params.get("message"))}
     configuration = params.get("configuration")
     if configuration is not None:
-        request["configuration"] = configuration_in(configuration)
+        request["configuration"] = parse_configuration(configuration)
     return put(request, metadata=params.get("metadata"))
 
 
-def message_in(message: Any) -> Any:
+def parse_message(message: Any) -> Any:
     """What is not understood goes on as it is, for `reading` to refuse; but a part of an unknown
     kind has no 1.0 form, and is refused here."""
     if not isinstance(message, dict):
@@ -43,7 +43,7 @@ def message_in(message: Any) -> Any:
     found = {
         **message,
         "role": ROLES_IN.get(role, role) if isinstance(role, str) else role,
-        "parts": parts_in(message.get("parts")),
+        "parts": parse_parts(message.get("parts")),
     }
     skill = message.get("skill")
     if isinstance(skill, dict) and isinstance(skill.get("skillId"), str):
@@ -53,19 +53,19 @@ def message_in(message: Any) -> Any:
     return found
 
 
-def parts_in(parts: Any) -> Any:
+def parse_parts(parts: Any) -> Any:
     if not isinstance(parts, list) or len(parts) > validation.MAX_PARTS:
         return parts
     found = []
     for index, part in enumerate(parts):
-        understood = part_in(part)
+        understood = parse_part(part)
         if understood is None:
             raise invalid(f"message.parts[{index}]", "must be a part of kind text, file or data")
         found.append(understood)
     return found
 
 
-def configuration_in(given: Any) -> Any:
+def parse_configuration(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     found: dict[str, Any] = {}
@@ -73,31 +73,34 @@ def configuration_in(given: Any) -> Any:
         found,
         acceptedOutputModes=given.get("acceptedOutputModes"),
         historyLength=given.get("historyLength"),
-        taskPushNotificationConfig=config_in(
+        taskPushNotificationConfig=parse_push_config(
             given.get("pushNotificationConfig", given.get("pushNotification"))
         ),
     )
-    blocking = validation.flag_at(given, "blocking", "configuration.blocking")
+    blocking = validation.check_flag(given, "blocking", "configuration.blocking")
     if blocking is False:  # not said: as 1.0, wait
         found["returnImmediately"] = True
     return found
 
 
-def push_set_in(params: Mapping[str, Any]) -> dict[str, Any]:
-    task = validation.id_at(params, "taskId", "taskId")
+def parse_push_set(params: Mapping[str, Any]) -> dict[str, Any]:
+    task = validation.check_id(params, "taskId", "taskId")
     config = params.get("pushNotificationConfig")
     if not isinstance(config, dict):
         raise invalid("pushNotificationConfig", "is required, and is an object")
-    return {"taskId": task, **validation.config_of(config_in(config), "pushNotificationConfig.")}
+    return {
+        "taskId": task,
+        **validation.validate_push_config(parse_push_config(config), "pushNotificationConfig."),
+    }
 
 
-def push_key_in(op: Op, params: Mapping[str, Any]) -> dict[str, Any]:
+def parse_push_key(op: Op, params: Mapping[str, Any]) -> dict[str, Any]:
     """`id` is the task here, and the configuration's need not be said where one is read."""
-    request = {"taskId": validation.id_at(params, "id", "id")}
+    request = {"taskId": validation.check_id(params, "id", "id")}
     if op == PUSH_LIST:
         return request
     name = "pushNotificationConfigId"
-    config = validation.optional_id(params, name, name)
+    config = validation.check_optional_id(params, name, name)
     if config is not None:
         request["id"] = config
     elif op == PUSH_DELETE:
@@ -108,16 +111,16 @@ def push_key_in(op: Op, params: Mapping[str, Any]) -> dict[str, Any]:
 # --- to the client --------------------------------------------------------------------------------
 
 
-def part_03(part: Mapping[str, Any]) -> dict[str, Any]:
-    return part_out(part, "kind")
+def render_part_03(part: Mapping[str, Any]) -> dict[str, Any]:
+    return render_part(part, "kind")
 
 
-def message_out(message: Mapping[str, Any]) -> dict[str, Any]:
+def render_message(message: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {
         "kind": "message",
         "messageId": message.get("messageId", ""),
         "role": ROLES_OUT.get(message.get("role", ""), "agent"),
-        "parts": [part_03(part) for part in message.get("parts", [])],
+        "parts": [render_part_03(part) for part in message.get("parts", [])],
     }
     for name in ("contextId", "taskId", "metadata", "extensions", "referenceTaskIds"):
         if message.get(name):
@@ -125,36 +128,39 @@ def message_out(message: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def status_out(status: Mapping[str, Any]) -> dict[str, Any]:
+def render_status(status: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {"state": STATES_OUT[status.get("state", UNSPECIFIED)]}
     if "message" in status:
-        out["message"] = message_out(status["message"])
+        out["message"] = render_message(status["message"])
     return put(out, timestamp=status.get("timestamp"))
 
 
-def artifact_out(artifact: Mapping[str, Any]) -> dict[str, Any]:
-    return {**artifact, "parts": [part_03(part) for part in artifact.get("parts", [])]}
+def render_artifact(artifact: Mapping[str, Any]) -> dict[str, Any]:
+    return {**artifact, "parts": [render_part_03(part) for part in artifact.get("parts", [])]}
 
 
-def task_out(task: Mapping[str, Any]) -> dict[str, Any]:
+def render_task(task: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {
         "kind": "task",
         "id": task["id"],
         "contextId": task.get("contextId", ""),
-        "status": status_out(task.get("status", {})),
+        "status": render_status(task.get("status", {})),
     }
     if "artifacts" in task:
-        out["artifacts"] = [artifact_out(artifact) for artifact in task["artifacts"]]
+        out["artifacts"] = [render_artifact(artifact) for artifact in task["artifacts"]]
     if "history" in task:
-        out["history"] = [message_out(message) for message in task["history"]]
+        out["history"] = [render_message(message) for message in task["history"]]
     return put(out, metadata=task.get("metadata"))
 
 
-def push_config_out(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"taskId": config.get("taskId", ""), "pushNotificationConfig": config_out(config)}
+def render_task_push_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "taskId": config.get("taskId", ""),
+        "pushNotificationConfig": render_push_config(config),
+    }
 
 
-def error_data(error: A2aError) -> dict[str, Any]:
+def render_error_data(error: A2aError) -> dict[str, Any]:
     """The dialect leaves it to the server; the reason says what a code that stands for another
     does not."""
     data: dict[str, Any] = {"reason": error.reason}
@@ -167,20 +173,22 @@ def error_data(error: A2aError) -> dict[str, Any]:
     return data
 
 
-def send_out(request: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {"message": message_out(request["message"])}
+def render_send(request: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {"message": render_message(request["message"])}
     configuration = request.get("configuration") or {}
     said: dict[str, Any] = {"blocking": not configuration.get("returnImmediately", False)}
     for name in ("acceptedOutputModes", "historyLength"):
         if name in configuration:
             said[name] = configuration[name]
     if configuration.get("taskPushNotificationConfig"):
-        said["pushNotificationConfig"] = config_out(configuration["taskPushNotificationConfig"])
+        said["pushNotificationConfig"] = render_push_config(
+            configuration["taskPushNotificationConfig"]
+        )
     out["configuration"] = said
     return put(out, metadata=request.get("metadata"))
 
 
-def skill_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
+def find_skill_call(message: Mapping[str, Any]) -> tuple[str, str] | None:
     """The skill that a message of the hub's calls, and what the call is known by."""
     metadata = message.get("metadata")
     named = metadata.get(SKILL) if isinstance(metadata, dict) else None
@@ -189,9 +197,9 @@ def skill_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
     return named["skillId"], named["correlationId"]
 
 
-def skill_out(params: dict[str, Any]) -> dict[str, Any]:
+def render_skill_call(params: dict[str, Any]) -> dict[str, Any]:
     """A call of a skill as the seed has it, where 1.0 has the extension."""
-    called = skill_of(params["message"])
+    called = find_skill_call(params["message"])
     if called is None:
         return params
     skill, session = called

@@ -14,32 +14,32 @@ from dragoman.a2a.protocol.dialects import v03, v03_shapes
 from dragoman.a2a.protocol.dialects.operations import SEND, V03, Op
 from dragoman.a2a.protocol.dialects.v03 import (
     METHODS,
-    error_in,
-    error_out,
-    event_in,
-    params_in,
-    params_out,
-    push_out,
-    rest_error_in,
-    rest_request_out,
-    result_in,
+    build_request,
+    build_rest_request,
+    parse_error,
+    parse_event,
+    parse_params,
+    parse_rest_error,
+    parse_result,
+    render_error,
+    render_push,
 )
 
 __all__ = [
     "METHODS",
     "TRAITS",
     "VERSION",
-    "error_in",
-    "error_out",
-    "event_in",
-    "event_out",
-    "params_in",
-    "params_out",
-    "push_out",
-    "rest_error_in",
-    "rest_request_out",
-    "result_in",
-    "result_out",
+    "build_request",
+    "build_rest_request",
+    "parse_error",
+    "parse_event",
+    "parse_params",
+    "parse_rest_error",
+    "parse_result",
+    "render_error",
+    "render_event",
+    "render_push",
+    "render_result",
 ]
 
 VERSION: Final = V03
@@ -57,37 +57,37 @@ def is_unmarked(params: Any) -> bool:
     return not any(isinstance(part, dict) and ("kind" in part or "type" in part) for part in parts)
 
 
-def result_out(op: Op, value: Any) -> Any:
-    found = v03.result_out(op, value)
-    return {**found, **_wrapped(value)} if op == SEND else found
+def render_result(op: Op, value: Any) -> Any:
+    found = v03.render_result(op, value)
+    return {**found, **_wrap(value)} if op == SEND else found
 
 
-def event_out(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
-    return {**v03.event_out(event, final=final), **_wrapped(event)}
+def render_event(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
+    return {**v03.render_event(event, final=final), **_wrap(event)}
 
 
-def _wrapped(event: Mapping[str, Any]) -> dict[str, Any]:
+def _wrap(event: Mapping[str, Any]) -> dict[str, Any]:
     """The words of 0.3 around the parts of 1.0."""
     if "task" in event:
         task = event["task"]
-        out = {**task, "status": _status(task["status"])}
+        out = {**task, "status": _render_status(task["status"])}
         if "history" in task:
-            out["history"] = [_message(message) for message in task["history"]]
+            out["history"] = [_render_message(message) for message in task["history"]]
         return {"task": out}
     if "statusUpdate" in event:
         update = event["statusUpdate"]
-        return {"statusUpdate": {**update, "status": _status(update["status"])}}
+        return {"statusUpdate": {**update, "status": _render_status(update["status"])}}
     if "artifactUpdate" in event:
         return {"artifactUpdate": event["artifactUpdate"]}
-    return {"message": _message(event["message"])}
+    return {"message": _render_message(event["message"])}
 
 
-def _status(status: Mapping[str, Any]) -> dict[str, Any]:
-    out = v03_shapes.status_out(status)
+def _render_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    out = v03_shapes.render_status(status)
     if "message" in status:
-        out["message"] = _message(status["message"])
+        out["message"] = _render_message(status["message"])
     return out
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {**v03_shapes.message_out(message), "parts": message.get("parts", [])}
+def _render_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**v03_shapes.render_message(message), "parts": message.get("parts", [])}

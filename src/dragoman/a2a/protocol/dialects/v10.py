@@ -10,9 +10,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from dragoman.a2a.protocol import validation
-from dragoman.a2a.protocol.dialects.common_shapes import camelled
-from dragoman.a2a.protocol.dialects.error_reader import error_in, rest_error_in
-from dragoman.a2a.protocol.dialects.lenient_reader import event_in, result_in
+from dragoman.a2a.protocol.dialects.common_shapes import camelize
+from dragoman.a2a.protocol.dialects.error_reader import parse_error, parse_rest_error
+from dragoman.a2a.protocol.dialects.lenient_reader import parse_event, parse_result
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
     CARD,
@@ -28,33 +28,33 @@ from dragoman.a2a.protocol.dialects.operations import (
     SUBSCRIBE,
     V10,
     Op,
-    Routes,
+    RestRoutes,
 )
 from dragoman.a2a.protocol.dialects.traits import DialectTraits
-from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, A2aError, details, invalid
+from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, A2aError, invalid, render_details
 
 __all__ = [
     "METHODS",
     "ROUTES",
     "TRAITS",
     "VERSION",
-    "error_in",
-    "error_out",
-    "event_in",
-    "event_out",
-    "params_in",
-    "params_out",
-    "push_out",
-    "rest_error_in",
-    "rest_error_out",
-    "rest_event_in",
-    "rest_event_out",
-    "rest_params_in",
-    "rest_request_out",
-    "rest_result_in",
-    "rest_result_out",
-    "result_in",
-    "result_out",
+    "build_request",
+    "build_rest_request",
+    "parse_error",
+    "parse_event",
+    "parse_params",
+    "parse_rest_error",
+    "parse_rest_event",
+    "parse_rest_params",
+    "parse_rest_result",
+    "parse_result",
+    "render_error",
+    "render_event",
+    "render_push",
+    "render_rest_error",
+    "render_rest_event",
+    "render_rest_result",
+    "render_result",
 ]
 
 VERSION: Final = V10
@@ -70,60 +70,60 @@ TRAITS: Final = DialectTraits(
 
 METHODS: Mapping[str, Op] = {op: op for op in OPS}
 
-READERS: Mapping[Op, validation.Reader] = {
-    SEND: validation.send_of,
-    STREAM: validation.send_of,
-    GET: validation.get_of,
-    LIST: validation.list_of,
-    CANCEL: validation.cancel_of,
-    SUBSCRIBE: validation.task_of,
-    PUSH_SET: validation.push_set_of,
-    PUSH_GET: validation.push_of,
-    PUSH_LIST: validation.push_list_of,
-    PUSH_DELETE: validation.push_of,
-    CARD: validation.card_of,
+VALIDATORS: Mapping[Op, validation.RequestValidator] = {
+    SEND: validation.validate_send,
+    STREAM: validation.validate_send,
+    GET: validation.validate_get,
+    LIST: validation.validate_list,
+    CANCEL: validation.validate_cancel,
+    SUBSCRIBE: validation.validate_task_key,
+    PUSH_SET: validation.validate_push_set,
+    PUSH_GET: validation.validate_push_key,
+    PUSH_LIST: validation.validate_push_list,
+    PUSH_DELETE: validation.validate_push_key,
+    CARD: validation.validate_card_request,
 }
 
 _MESSAGES = (SEND, STREAM)
 
 
-def params_in(op: Op, params: Any) -> dict[str, Any]:
+def parse_params(op: Op, params: Any) -> dict[str, Any]:
     if op not in _MESSAGES:
-        return READERS[op](camelled({} if params is None else params))
+        return VALIDATORS[op](camelize({} if params is None else params))
     try:
-        return validation.send_of(params)
+        return validation.validate_send(params)
     except A2aError:
         # Perhaps with the proto's names, which proto-JSON allows; nearly nobody writes them, so
         # they are looked for only where a required one is missing.
         message = params.get("message") if isinstance(params, dict) else None
         if not isinstance(message, dict) or "message_id" not in message:
             raise
-        return validation.send_of(camelled(params))
+        return validation.validate_send(camelize(params))
 
 
-def result_out(op: Op, value: Any) -> Any:
+def render_result(op: Op, value: Any) -> Any:
     return value
 
 
-def event_out(event: dict[str, Any], *, final: bool) -> dict[str, Any]:
+def render_event(event: dict[str, Any], *, final: bool) -> dict[str, Any]:
     return event
 
 
-def push_out(event: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+def render_push(event: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
     return event
 
 
-def error_out(error: A2aError) -> dict[str, Any]:
-    return {"code": error.row.code, "message": error.message, "data": details(error)}
+def render_error(error: A2aError) -> dict[str, Any]:
+    return {"code": error.codes.code, "message": error.message, "data": render_details(error)}
 
 
-def params_out(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
+def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
     return op, request
 
 
 # --- HTTP+JSON (section 11) -----------------------------------------------------------------------
 
-ROUTES = Routes(
+ROUTES = RestRoutes(
     (
         ("POST", "/message:send", SEND),
         ("POST", "/message:stream", STREAM),
@@ -145,26 +145,26 @@ _COUNTS = ("historyLength", "pageSize")
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False}
 
 
-def rest_params_in(
+def parse_rest_params(
     op: Op, path: Mapping[str, str], query: Mapping[str, str], body: Any
 ) -> dict[str, Any]:
     """`path` is what the route found in the path; `query` and `body` as they came, decoded."""
     if op in _MESSAGES:
-        return params_in(op, body)
-    params = query_in(query)
+        return parse_params(op, body)
+    params = parse_query(query)
     if isinstance(body, dict):
-        params.update(camelled(body))
+        params.update(camelize(body))
     elif body is not None:
         raise invalid("body", "must be an object")
     for name, value in path.items():
         if params.get(name, value) != value and not (op == PUSH_SET and name == "id"):
             raise invalid(name, "is not the one in the path")
         params[name] = value
-    return READERS[op](params)
+    return VALIDATORS[op](params)
 
 
-def query_in(query: Mapping[str, str]) -> dict[str, Any]:
-    params: dict[str, Any] = camelled(dict(query))
+def parse_query(query: Mapping[str, str]) -> dict[str, Any]:
+    params: dict[str, Any] = camelize(dict(query))
     for name in _COUNTS:
         value = params.get(name)
         if isinstance(value, str):
@@ -175,27 +175,27 @@ def query_in(query: Mapping[str, str]) -> dict[str, Any]:
     return params
 
 
-rest_result_in = result_in
-rest_event_in = event_in
+parse_rest_result = parse_result
+parse_rest_event = parse_event
 
 
-def rest_result_out(op: Op, value: Any) -> Any:
+def render_rest_result(op: Op, value: Any) -> Any:
     return value
 
 
-def rest_event_out(event: dict[str, Any], *, final: bool) -> dict[str, Any]:
+def render_rest_event(event: dict[str, Any], *, final: bool) -> dict[str, Any]:
     return event
 
 
-def rest_error_out(error: A2aError) -> tuple[int, dict[str, Any]]:
-    row = error.row
+def render_rest_error(error: A2aError) -> tuple[int, dict[str, Any]]:
+    row = error.codes
     return row.http, {
         "error": {
             "code": row.http,
             # an unknown path is not one that a later server may have
             "status": "NOT_FOUND" if error.reason == METHOD_NOT_FOUND else row.grpc,
             "message": error.message,
-            "details": details(error),
+            "details": render_details(error),
         }
     }
 
@@ -205,7 +205,7 @@ _REQUESTS: Mapping[Op, tuple[str, str]] = {
 }
 
 
-def rest_request_out(
+def build_rest_request(
     op: Op, request: Mapping[str, Any]
 ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
     """For a client: the HTTP method, the path below the interface's URL, the query, the body."""
@@ -220,8 +220,8 @@ def rest_request_out(
         path = f"/{quote(str(tenant), safe='')}{path}"
     if http == "POST":
         return http, path, {}, rest
-    return http, path, {name: query_out(value) for name, value in rest.items()}, None
+    return http, path, {name: render_query_value(value) for name, value in rest.items()}, None
 
 
-def query_out(value: Any) -> str:
+def render_query_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -58,11 +58,11 @@ _SCALARS = {
 _ITEM = re.compile(r"([*?|%]?)([a-z0-9_]+)(?::(\w+))?=(\d+)(?:@(\w+))?")
 
 
-class NotAMessage(ValueError):
+class InvalidMessage(ValueError):
     """The bytes are no message of that type, or what is in it cannot be said in the other form."""
 
 
-class Types:
+class MessageTypes:
     """The message types of one package."""
 
     def __init__(
@@ -94,27 +94,31 @@ class Types:
         for made in self._classes.values():
             self._learn(made.DESCRIPTOR)
 
-    def read(self, name: str, data: bytes) -> dict[str, Any]:
+    def decode(self, name: str, data: bytes) -> dict[str, Any]:
         """The plain form of a message; fields that have their default are left out."""
         if len(data) > 2 * MAX_VALUES:  # less than two bytes is no field
             self._count(f"{self._package}.{name}", data)
         try:
             plain = MessageToDict(self._classes[name].FromString(data))
         except DecodeError as error:
-            raise NotAMessage(f"this is no {self._package}.{name}: {error}") from None
+            raise InvalidMessage(f"this is no {self._package}.{name}: {error}") from None
         except (JsonFormatError, ValueError, RecursionError) as error:
             # an infinite number, a date that no calendar has
-            raise NotAMessage(f"{self._package}.{name} holds what JSON cannot: {error}") from None
+            raise InvalidMessage(
+                f"{self._package}.{name} holds what JSON cannot: {error}"
+            ) from None
         found: dict[str, Any] = _whole(plain)
         return found
 
-    def write(self, name: str, plain: Mapping[str, Any]) -> bytes:
+    def encode(self, name: str, plain: Mapping[str, Any]) -> bytes:
         """The bytes of a message; members that it does not know are left out."""
         try:
             message = ParseDict(plain, self._classes[name](), ignore_unknown_fields=True)
             data: bytes = message.SerializeToString()
         except (JsonFormatError, EncodeError, ValueError, TypeError, RecursionError) as error:
-            raise NotAMessage(f"this cannot be said as {self._package}.{name}: {error}") from None
+            raise InvalidMessage(
+                f"this cannot be said as {self._package}.{name}: {error}"
+            ) from None
         return data
 
     def descriptor(self, name: str) -> Any:
@@ -182,7 +186,7 @@ class Types:
             while at < end:
                 left -= 1
                 if left < 0:
-                    raise NotAMessage(f"the message has more than {MAX_VALUES} values")
+                    raise InvalidMessage(f"the message has more than {MAX_VALUES} values")
                 tag, at = _varint(data, at)
                 kind = tag & 7
                 if kind == 2:
@@ -196,7 +200,9 @@ class Types:
                 elif kind in _FIXED:
                     at += _FIXED[kind]
                 else:
-                    raise NotAMessage("the message has a kind of field that proto3 does not have")
+                    raise InvalidMessage(
+                        "the message has a kind of field that proto3 does not have"
+                    )
 
 
 _FIXED = {1: 8, 5: 4}
@@ -213,7 +219,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         shift += 7
-    raise NotAMessage("the message ends within a number")
+    raise InvalidMessage("the message ends within a number")
 
 
 def _whole(value: Any) -> Any:
@@ -239,18 +245,18 @@ def _title(name: str) -> str:
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
-TYPES_10 = Types(V10, MESSAGES_10, ENUMS_10)
-TYPES_03 = Types(V03, MESSAGES_03, ENUMS_03)
-TYPES_RPC = Types(RPC, MESSAGES_RPC, {})
+TYPES_10 = MessageTypes(V10, MESSAGES_10, ENUMS_10)
+TYPES_03 = MessageTypes(V03, MESSAGES_03, ENUMS_03)
+TYPES_RPC = MessageTypes(RPC, MESSAGES_RPC, {})
 
 
-def status_bytes(code: int, message: str, details: list[tuple[str, dict[str, Any]]]) -> bytes:
+def encode_status(code: int, message: str, details: list[tuple[str, dict[str, Any]]]) -> bytes:
     """A google.rpc.Status; each detail is the name of its type, and its plain form."""
     packed = [
         {
             "typeUrl": f"type.googleapis.com/{RPC}.{name}",
-            "value": b64encode(TYPES_RPC.write(name, plain)).decode(),
+            "value": b64encode(TYPES_RPC.encode(name, plain)).decode(),
         }
         for name, plain in details
     ]
-    return TYPES_RPC.write("Status", {"code": code, "message": message, "details": packed})
+    return TYPES_RPC.encode("Status", {"code": code, "message": message, "details": packed})

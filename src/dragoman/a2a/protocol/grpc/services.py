@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.a2a.protocol.dialects import v03, v10
-from dragoman.a2a.protocol.dialects.card_shapes import shape
+from dragoman.a2a.protocol.dialects.card_shapes import render_card
 from dragoman.a2a.protocol.dialects.operations import (
     CARD,
     PUSH_DELETE,
@@ -25,16 +25,16 @@ from dragoman.a2a.protocol.dialects.operations import (
 from dragoman.a2a.protocol.dialects.operations import V03 as VERSION_03
 from dragoman.a2a.protocol.dialects.operations import V10 as VERSION_10
 from dragoman.a2a.protocol.errors import A2aError, invalid
-from dragoman.a2a.protocol.grpc.messages import TYPES_03, TYPES_10, Types
-from dragoman.a2a.protocol.grpc.tables import METHODS_03, METHODS_10, SERVICE, V03, V10, Method
+from dragoman.a2a.protocol.grpc.messages import TYPES_03, TYPES_10, MessageTypes
+from dragoman.a2a.protocol.grpc.tables import METHODS_03, METHODS_10, SERVICE, V03, V10, GrpcMethod
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class GrpcService:
     name: str
     version: str
-    types: Types
-    methods: Mapping[str, Method]
+    types: MessageTypes
+    methods: Mapping[str, GrpcMethod]
     known_by: str
     """A method of the dialect, which says which it is where a client does not."""
     request: Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -52,7 +52,7 @@ def _request_03(op: str, plain: dict[str, Any]) -> dict[str, Any]:
     if op in (SEND, STREAM):
         if "configuration" in plain:  # where what is false is not there
             plain["configuration"].setdefault("blocking", False)
-        return v03.rest_params_in(op, {}, {}, plain)
+        return v03.parse_rest_params(op, {}, {}, plain)
     if op == CARD:
         return {}
     field = "parent" if op in (PUSH_SET, PUSH_LIST) else "name"
@@ -61,15 +61,15 @@ def _request_03(op: str, plain: dict[str, Any]) -> dict[str, Any]:
         raise invalid(field, "is required, and begins with tasks/ID")
     task, config = found.groups()
     if op not in _OF_PUSH:
-        return v03.rest_params_in(op, {"id": task}, plain, None)
+        return v03.parse_rest_params(op, {"id": task}, plain, None)
     path = {"taskId": task} if config is None else {"taskId": task, "id": config}
-    return v03.rest_params_in(op, path, {}, plain)
+    return v03.parse_rest_params(op, path, {}, plain)
 
 
 def _answer_03(op: str, value: Any) -> Any:
     if op != CARD:
-        return v03.rest_result_out(op, value)
-    card = shape(value, VERSION_03)
+        return v03.render_rest_result(op, value)
+    card = render_card(value, VERSION_03)
     # These have in the proto the form that they have in 1.0.
     card["securitySchemes"] = value.get("securitySchemes", {})
     card["security"] = value.get("securityRequirements", [])
@@ -82,22 +82,22 @@ def _answer_03(op: str, value: Any) -> Any:
 
 def _words_03(error: A2aError) -> str:
     """Its SDKs know an error by its name, which is before the first colon."""
-    return f"{v03.rest_error_out(error)[1]['error']}: {error.message}"
+    return f"{v03.render_rest_error(error)[1]['error']}: {error.message}"
 
 
 SERVICES = (
-    Service(
+    GrpcService(
         name=f"{V10}.{SERVICE}",
         version=VERSION_10,
         types=TYPES_10,
         methods=METHODS_10,
         known_by=SEND,
-        request=v10.params_in,
-        answer=v10.result_out,
-        event=v10.event_out,
+        request=v10.parse_params,
+        answer=v10.render_result,
+        event=v10.render_event,
         words=lambda error: error.message,
     ),
-    Service(
+    GrpcService(
         name=f"{V03}.{SERVICE}",
         version=VERSION_03,
         types=TYPES_03,
@@ -105,7 +105,7 @@ SERVICES = (
         known_by="message/send",
         request=_request_03,
         answer=_answer_03,
-        event=v03.rest_event_out,
+        event=v03.render_rest_event,
         words=_words_03,
     ),
 )

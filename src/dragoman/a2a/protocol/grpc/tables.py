@@ -19,7 +19,7 @@ V03 = "a2a.v1"
 RPC = "google.rpc"
 
 
-class Method(NamedTuple):
+class GrpcMethod(NamedTuple):
     op: str
     asks: str
     answers: str
@@ -27,49 +27,51 @@ class Method(NamedTuple):
 
 SERVICE = "A2AService"
 METHODS_10 = {
-    "SendMessage": Method(operations.SEND, "SendMessageRequest", "SendMessageResponse"),
-    "SendStreamingMessage": Method(operations.STREAM, "SendMessageRequest", "StreamResponse"),
-    "GetTask": Method(operations.GET, "GetTaskRequest", "Task"),
-    "ListTasks": Method(operations.LIST, "ListTasksRequest", "ListTasksResponse"),
-    "CancelTask": Method(operations.CANCEL, "CancelTaskRequest", "Task"),
-    "SubscribeToTask": Method(operations.SUBSCRIBE, "SubscribeToTaskRequest", "StreamResponse"),
-    "CreateTaskPushNotificationConfig": Method(
+    "SendMessage": GrpcMethod(operations.SEND, "SendMessageRequest", "SendMessageResponse"),
+    "SendStreamingMessage": GrpcMethod(operations.STREAM, "SendMessageRequest", "StreamResponse"),
+    "GetTask": GrpcMethod(operations.GET, "GetTaskRequest", "Task"),
+    "ListTasks": GrpcMethod(operations.LIST, "ListTasksRequest", "ListTasksResponse"),
+    "CancelTask": GrpcMethod(operations.CANCEL, "CancelTaskRequest", "Task"),
+    "SubscribeToTask": GrpcMethod(operations.SUBSCRIBE, "SubscribeToTaskRequest", "StreamResponse"),
+    "CreateTaskPushNotificationConfig": GrpcMethod(
         operations.PUSH_SET, "TaskPushNotificationConfig", "TaskPushNotificationConfig"
     ),
-    "GetTaskPushNotificationConfig": Method(
+    "GetTaskPushNotificationConfig": GrpcMethod(
         operations.PUSH_GET, "GetTaskPushNotificationConfigRequest", "TaskPushNotificationConfig"
     ),
-    "ListTaskPushNotificationConfigs": Method(
+    "ListTaskPushNotificationConfigs": GrpcMethod(
         operations.PUSH_LIST,
         "ListTaskPushNotificationConfigsRequest",
         "ListTaskPushNotificationConfigsResponse",
     ),
-    "DeleteTaskPushNotificationConfig": Method(
+    "DeleteTaskPushNotificationConfig": GrpcMethod(
         operations.PUSH_DELETE, "DeleteTaskPushNotificationConfigRequest", "Empty"
     ),
-    "GetExtendedAgentCard": Method(operations.CARD, "GetExtendedAgentCardRequest", "AgentCard"),
+    "GetExtendedAgentCard": GrpcMethod(operations.CARD, "GetExtendedAgentCardRequest", "AgentCard"),
 }
 METHODS_03 = {
-    "SendMessage": Method(operations.SEND, "SendMessageRequest", "SendMessageResponse"),
-    "SendStreamingMessage": Method(operations.STREAM, "SendMessageRequest", "StreamResponse"),
-    "GetTask": Method(operations.GET, "GetTaskRequest", "Task"),
-    "CancelTask": Method(operations.CANCEL, "CancelTaskRequest", "Task"),
-    "TaskSubscription": Method(operations.SUBSCRIBE, "TaskSubscriptionRequest", "StreamResponse"),
-    "CreateTaskPushNotificationConfig": Method(
+    "SendMessage": GrpcMethod(operations.SEND, "SendMessageRequest", "SendMessageResponse"),
+    "SendStreamingMessage": GrpcMethod(operations.STREAM, "SendMessageRequest", "StreamResponse"),
+    "GetTask": GrpcMethod(operations.GET, "GetTaskRequest", "Task"),
+    "CancelTask": GrpcMethod(operations.CANCEL, "CancelTaskRequest", "Task"),
+    "TaskSubscription": GrpcMethod(
+        operations.SUBSCRIBE, "TaskSubscriptionRequest", "StreamResponse"
+    ),
+    "CreateTaskPushNotificationConfig": GrpcMethod(
         operations.PUSH_SET, "CreateTaskPushNotificationConfigRequest", "TaskPushNotificationConfig"
     ),
-    "GetTaskPushNotificationConfig": Method(
+    "GetTaskPushNotificationConfig": GrpcMethod(
         operations.PUSH_GET, "GetTaskPushNotificationConfigRequest", "TaskPushNotificationConfig"
     ),
-    "ListTaskPushNotificationConfig": Method(
+    "ListTaskPushNotificationConfig": GrpcMethod(
         operations.PUSH_LIST,
         "ListTaskPushNotificationConfigRequest",
         "ListTaskPushNotificationConfigResponse",
     ),
-    "DeleteTaskPushNotificationConfig": Method(
+    "DeleteTaskPushNotificationConfig": GrpcMethod(
         operations.PUSH_DELETE, "DeleteTaskPushNotificationConfigRequest", "Empty"
     ),
-    "GetAgentCard": Method(operations.CARD, "GetAgentCardRequest", "AgentCard"),
+    "GetAgentCard": GrpcMethod(operations.CARD, "GetAgentCardRequest", "AgentCard"),
 }
 
 COMMON = {
