@@ -60,6 +60,7 @@ from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import ServerEntry
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.protocol.tool_names import build_canonical_name
+from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.legacy_sse import LegacySseTransport
 from dragoman.mcp.server.socket_transport import SocketConnection
@@ -206,6 +207,7 @@ class Instance:
             self._lookup,
             lambda url, private: self.net.reaching(url, allow_private=private),
         )
+        self._clients = ConnectedClients()
         self.servers = UpstreamManager(self._upstream, self.hub.catalogs, self.bus)
         self.tasks = Tasks(
             most=limits.tasks, most_each=limits.tasks_each, ttl=2 * limits.task_timeout_secs
@@ -223,6 +225,7 @@ class Instance:
                 self.config.mcp.instructions_chars,
                 self.config.mcp.instructions_total_chars,
             ),
+            self._clients,
         )
         self.http_face = StreamableHttpTransport(self.face, key)
         self.sse_face = LegacySseTransport(self.face)
@@ -290,7 +293,7 @@ class Instance:
             self.bus,
             partial(compile_schema, check=entry.check_arguments),
             self.config.limits.question_secs,
-            asker=self.face,
+            asker=self._clients,
         )
 
     # --- from start to end ---------------------------------------------------------------------

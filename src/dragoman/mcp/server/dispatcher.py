@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapp
 from types import MappingProxyType
 from typing import Any
 
-from dragoman.core.call import LEVELS, Question, Refusal
-from dragoman.core.errors import HubError
+from dragoman.core.call import LEVELS
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ListRefresher, Viewer
@@ -37,6 +36,7 @@ from dragoman.mcp.protocol.revisions import (
 from dragoman.mcp.server import client_questions, list_pages, results
 from dragoman.mcp.server.call_handler import CallHandler
 from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.header_check import find_named_version
 from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.subscriptions import Subscriptions
@@ -67,6 +67,7 @@ class McpServer:
         bridge_errors: str = "auto",
         list_aliases: bool = False,
         instructions: Callable[[], Budget] = lambda: INSTRUCTIONS,
+        clients: ConnectedClients | None = None,
     ) -> None:
         """`key` seals cursors: without one they are good until the hub ends. `style_of` says how
         names are written for the client that calls itself so. After `task_after` seconds a call
@@ -80,7 +81,9 @@ class McpServer:
             question_seconds,
             self._permits,
         )
-        self.subscriptions = Subscriptions(hub, self.tasks, self.lists)
+        self.subscriptions = Subscriptions(
+            hub, self.tasks, self.lists, ConnectedClients() if clients is None else clients
+        )
         self.call_handler = CallHandler(hub, question_seconds, self.tasks, bridge_errors)
         self._style_of = style_of
         self._introduction = Introduction(hub, instructions)
@@ -289,33 +292,6 @@ class McpServer:
         if page is None:
             return rpc.error(id, rpc.INVALID_PARAMS, '"cursor" is none that was given out here')
         return rpc.result_encoded(id, page)
-
-    # --- questions that belong to no call ------------------------------------------------------
-
-    def is_reachable(self, client: str) -> bool:
-        """Whether the client of that session can be asked something now."""
-        peer = self.subscriptions.find(client)
-        return peer is not None and peer.is_reachable and not peer.closed
-
-    async def ask_client(
-        self, client: str, question: Question, seconds: float
-    ) -> Mapping[str, Any] | Refusal | None:
-        """What the client answers; None if it does not."""
-        peer = self.subscriptions.find(client)
-        if peer is None:
-            return None
-
-        def push(message: bytes) -> bool:
-            peer.notify(message)
-            return True
-
-        try:
-            answers, _ = await client_questions.ask(
-                {"": question}, peer, peer.revision, push, seconds
-            )
-        except HubError:
-            return None
-        return answers.get("")
 
     # --- sessions ----------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from dragoman.mcp.protocol.revisions import (
 from dragoman.mcp.protocol.translate import select_meta
 from dragoman.mcp.server import client_questions
 from dragoman.mcp.server.client_state import ClientState, Push
+from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.list_pages import ListPages
 from dragoman.mcp.server.notify_throttle import NotifyThrottle
 from dragoman.mcp.server.progress import DEFAULT_LEVEL, encode_note, is_wanted
@@ -130,12 +131,14 @@ class ListenStream:
 
 
 class Subscriptions:
-    def __init__(self, hub: Hub, tasks: McpTasks, lists: ListPages) -> None:
+    def __init__(
+        self, hub: Hub, tasks: McpTasks, lists: ListPages, clients: ConnectedClients
+    ) -> None:
         self._hub = hub
         self._lists = lists
         self._tasks = tasks
         self._joined: set[ClientState] = set()
-        self._by_client: dict[str, ClientState] = {}
+        self._clients = clients
         self._streams: set[ListenStream] = set()
         self._followers: dict[str, dict[ClientState | ListenStream, str]] = {}
         """Who follows each resource, and what it calls it."""
@@ -168,19 +171,14 @@ class Subscriptions:
         if not (self._closed or peer.closed):
             self._look()
             self._joined.add(peer)
-            if peer.client:
-                self._by_client[peer.client] = peer
-
-    def find(self, client: str) -> ClientState | None:
-        """The client of that session, once it has joined."""
-        return self._by_client.get(client)
+            self._clients.add(peer)
 
     def leave(self, peer: ClientState) -> None:
         if peer.closed:
             return
         peer.closed = True
         self._joined.discard(peer)
-        self._by_client.pop(peer.client, None)
+        self._clients.remove(peer)
         client_questions.drop_pending(peer)
         self._forget(peer)
         if peer.client:
@@ -498,7 +496,7 @@ class Subscriptions:
         return concerned
 
     def _tell_completed(self, event: ElicitationCompleted) -> None:
-        peer = self._by_client.get(event.client)
+        peer = self._clients.find(event.client)
         if peer is not None:
             peer.notify(client_questions.encode_elicitation_complete(event.id))
 
