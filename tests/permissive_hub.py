@@ -6,14 +6,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call
+from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog, admit_all, build_catalogs
-from dragoman.core.hub import Hub
+from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.pipeline import Stage
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.tool import TOOL, Tool
+from dragoman.core.tool_filter import EVERYTHING, View
 
 
 class PermitAll:
@@ -51,3 +52,19 @@ def build_permissive_hub(
     """`tools` is a catalog of tools, or one of every kind; `parts` are optional ones of `Hub`."""
     catalogs = complete_catalogs(tools) if isinstance(tools, Catalog) else tools
     return Hub(catalogs, bus, stages, Chains(bytes(32)), PermitAll(), **parts)
+
+
+async def call_tool(
+    hub: Hub,
+    caller: Principal,
+    name: str,
+    arguments: Mapping[str, Any],
+    *,
+    door: str = "test",
+    view: View = EVERYTHING,
+    **options: Any,
+) -> Result:
+    """The result of one call; `options` are those of `CallOptions`."""
+    how = CallOptions(door=door, view=view, **options)
+    _, result = await hub.call(caller, name, arguments, how)
+    return result

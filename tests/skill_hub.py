@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from tests.permissive_hub import complete_catalogs
+from tests.permissive_hub import call_tool, complete_catalogs
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
@@ -68,9 +68,9 @@ class ScriptedAgent:
     async def run(self, call: Call) -> Result:
         self.calls.append(call)
         wants = call.arguments
-        call.noted["far_task"] = "task-7"
+        call.notes.remote_task = "task-7"
         if "usage" in wants:
-            call.noted["usage"] = wants["usage"]
+            call.notes.usage = wants["usage"]
         self.running.set()
         if wants.get("waits"):
             await self.go.wait()
@@ -120,8 +120,8 @@ class SkillHub:
         carried: Carried | None = None,
         **arguments: Any,
     ) -> Result:
-        return await self.hub.call(
-            who, name, arguments, door="test", view=EVERYTHING, carried=carried
+        return await call_tool(
+            self.hub, who, name, arguments, door="test", view=EVERYTHING, carried=carried
         )
 
     def begin(

@@ -28,7 +28,7 @@ from dragoman.core.catalog import admit_all, build_catalogs
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.core.event_payloads import verb_event
 from dragoman.core.events import PostVerb, PreVerb, VerbError
-from dragoman.core.hub import Hub
+from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.name_claims import Claims
 from dragoman.core.ports import NO_HEADERS, Reply
@@ -102,9 +102,9 @@ class SkillTool:
 
     async def call(self, args: Mapping[str, Any], name: str = "") -> Result:
         """By its name, or by another that it has."""
-        return await self._hub.call(
-            self._caller, name or self.name, args, door=DOOR, view=EVERYTHING
-        )
+        options = CallOptions(door=DOOR, view=EVERYTHING)
+        _, result = await self._hub.call(self._caller, name or self.name, args, options)
+        return result
 
     async def handler(self, args: Mapping[str, Any]) -> Any:
         """The object, the text or the artifact that the agent answers with; content blocks where it

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.a2a.odd_agent import OddAgent, Request, card_10, odd_agent
+from tests.permissive_hub import call_tool
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.remote_agent import RemoteAgent
@@ -93,8 +94,9 @@ class Ground:
     async def call(
         self, arguments: Mapping[str, Any] = ARGS, name: str = "vercel_ops.deploy", **more: Any
     ) -> Result:
-        more = {"features": FEATURES, "extra": {}, **more}
-        return await self.hub.call(
+        more = {"features": FEATURES, **more}
+        return await call_tool(
+            self.hub,
             OWNER,
             name,
             arguments,

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
 from tests.peers.process import HttpPeer, read_log, wait_for_log
+from tests.permissive_hub import call_tool
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.bus import Bus
-from dragoman.core.call import Artifact, Lasting, Progress, Result, Update, Wanted
+from dragoman.core.call import Artifact, Lasting, MessageOrigin, Progress, Result, Update, Wanted
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import (
     BadReply,
@@ -89,9 +90,10 @@ class Remote:
         self.updates: list[Update] = []
 
     async def call(self, text: str, **more: Any) -> Result:
-        more = {"features": FEATURES, "extra": {}, **more}
+        more = {"features": FEATURES, **more}
         arguments = more.pop("arguments", {"message": text})
-        return await self.hub.call(
+        return await call_tool(
+            self.hub,
             OWNER,
             "far-away.message",
             arguments,
@@ -207,8 +209,8 @@ async def test_all_parts_of_a_message_reach_the_agent() -> None:
         {"type": "image", "data": "AAE=", "mimeType": "image/png"},
     ]
     async with odd_agent(handle) as server, remote(server.url) as far:
-        extra = {"skill": "paint", "metadata": {"k": "v"}}
-        await far.call("", arguments={"message": "look", "parts": blocks}, extra=extra)
+        message = MessageOrigin(skill="paint", metadata={"k": "v"})
+        await far.call("", arguments={"message": "look", "parts": blocks}, message=message)
     sent = server.sent("SendMessage")[0].params["message"]
     assert [set(part) - {"mediaType"} for part in sent["parts"]] == [{"text"}, {"data"}, {"raw"}]
     assert sent["role"] == "ROLE_USER" and "taskId" not in sent and "contextId" not in sent
@@ -223,7 +225,7 @@ async def test_one_conversation_of_a_caller_is_one_context_of_the_agent(
     before = len(executed(log))
     async with remote(url) as far:
         for conversation in ("one", "two", "one"):
-            await far.call("say x", extra={"context": conversation})
+            await far.call("say x", message=MessageOrigin(context=conversation))
         await far.call("say x")
     contexts = [entry["context"] for entry in executed(log)[before:]]
     first, second, third, fourth = contexts

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.a2a.odd_agent import Request, card_10, odd_agent
 from tests.a2a.registry_ground import NOT_FOUND, anybody, external, ground, moody, skill
+from tests.permissive_hub import call_tool
 
 from dragoman.core.catalog import Catalog, Reviewed, admit_all
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined
@@ -42,8 +43,8 @@ async def test_a_registered_agent_is_found_named_by_its_card_kept_and_called(
             assert row["tools"] == ["Vercel Ops.message", "vercel_ops.deploy"]
             assert row["card"]["skills"] == agent.card["skills"]
             assert row["skills"][0] == {**skill("deploy"), "inputSchema": False}
-            result = await here.hub.call(
-                OWNER, "vercel_ops.deploy", {"x": 1}, door="test", view=EVERYTHING
+            result = await call_tool(
+                here.hub, OWNER, "vercel_ops.deploy", {"x": 1}, door="test", view=EVERYTHING
             )
             assert result.content[0]["text"] == "done"
             assert here.hub.catalog.find("vercel_ops.deploy").bridged is not None
@@ -401,4 +402,4 @@ async def test_a_changed_skill_is_held_by_the_catalogs_review_and_the_rest_is_of
         assert row["tools"] == ["Moody.message", "moody.list"]
         assert [one["id"] for one in row["skills"]] == ["deploy", "list"]
         with pytest.raises(Quarantined, match="its description has changed"):
-            await here.hub.call(OWNER, "moody.deploy", {}, door="test", view=EVERYTHING)
+            await call_tool(here.hub, OWNER, "moody.deploy", {})

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.a2a.registry_ground import anybody, external, ground, moody
+from tests.permissive_hub import call_tool
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.credentials import AgentCredentials, ReferenceRules
 from dragoman.a2a.remote.registration import create_registration, encode_registration
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.principal import OWNER
-from dragoman.core.tool_filter import EVERYTHING
 from dragoman.stores.registry import RegistryStore
 
 pytestmark = pytest.mark.promise("R10")
@@ -41,7 +41,7 @@ async def test_a_token_of_the_environment_is_shown_to_the_agent_and_to_nobody_el
             body = {"url": agent.url, "token": "env:DRAGOMAN_AGENT_OPS", "allow_private": True}
             row = await here.listed.add(body)
             assert row["health"] == "healthy"
-            await here.hub.call(OWNER, "moody.deploy", {}, door="test", view=EVERYTHING)
+            await call_tool(here.hub, OWNER, "moody.deploy", {})
             sent = {one.headers.get("authorization") for one in agent.served.requests}
             assert sent == {f"Bearer {SECRET}"}
             agent.card["supportedInterfaces"] = [interface]

@@ -11,6 +11,7 @@ import pytest
 from tests.a2a.odd_agent import Request, task_10
 from tests.a2a.skill_ground import bridged, card_of_10
 from tests.peers.process import HttpPeer
+from tests.permissive_hub import call_tool
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.a2a.remote.remote_agent import RemoteAgent
@@ -224,7 +225,7 @@ async def test_an_unfinished_task_is_asked_after() -> None:
 
     async with bridged(answer) as ground:
         assert (await ground.call()).structured == {"n": 1}
-        assert ground.calls[0].noted["far_task"] == "t1"
+        assert ground.calls[0].notes.remote_task == "t1"
 
 
 @pytest.mark.promise("R8")
@@ -233,7 +234,7 @@ async def test_what_an_agent_says_that_it_took_is_noted() -> None:
     task = {**task_03(artifact(TEXT)), "metadata": {"usage": usage}}
     async with bridged(answering(task)) as ground:
         await ground.call()
-        assert ground.calls[0].noted["usage"] == {"totalTokens": 12, "usd": 0.5}
+        assert ground.calls[0].notes.usage == {"totalTokens": 12, "usd": 0.5}
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -334,7 +335,8 @@ async def sdk_skill(url: str, updates: list[Update]) -> AsyncIterator[Callable[.
     )
 
     async def call(text: str, **more: Any) -> Result:
-        return await hub.call(
+        return await call_tool(
+            hub,
             OWNER,
             "sdk.echo",
             {"text": text},

@@ -58,7 +58,7 @@ async def test_a_skill_that_takes_too_long_is_a_timeout_and_its_task_can_be_pick
         told = str(raised.value)
         assert '"vercel_ops.deploy" took longer than 0.3 s' in told
         assert f"`dragoman a2a task {ground.server.url} t1`" in told
-        assert ground.calls[0].noted["far_task"] == "t1"
+        assert ground.calls[0].notes.remote_task == "t1"
         await ground.agent.stop()  # which waits for what is under way
     assert not slow.cancelled.is_set() and not ground.server.sent("tasks/cancel")
     assert not ground.agent.breaker.is_open

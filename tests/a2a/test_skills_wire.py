@@ -11,6 +11,7 @@ from tests.a2a.odd_agent import Request
 from tests.a2a.skill_ground import ARGS, DEPLOY, bridged, card_03, card_of_10
 
 from dragoman.a2a.protocol.dialects.operations import SKILL
+from dragoman.core.call import MessageOrigin
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound, RemoteA2ATaskFailedError
 from dragoman.core.tool import Tool
 from dragoman.core.trace import MEMBERS
@@ -131,9 +132,9 @@ async def test_an_agent_of_1_0_over_http_json_is_told_the_same() -> None:
 @pytest.mark.promise("Q6")
 async def test_what_leaves_carries_the_trace_and_nothing_of_another_one() -> None:
     forged = dict.fromkeys(MEMBERS, "forged")
-    extra = {"metadata": {**forged, "own": 1, "skillId": "other", SKILL: {"skillId": "other"}}}
+    metadata = {**forged, "own": 1, "skillId": "other", SKILL: {"skillId": "other"}}
     async with bridged(done_10, card_of_10) as ground:
-        await ground.call(extra=extra)
+        await ground.call(message=MessageOrigin(metadata=metadata))
         trace = ground.calls[0].trace
     (sent,) = ground.sent
     metadata = sent.params["message"]["metadata"]
@@ -248,13 +249,12 @@ async def test_a_conversation_that_an_agent_has_forgotten_is_begun_anew_by_the_n
         request.result({"task": task})
 
     async with bridged(answer, card_of_10) as ground:
-        extra = {"session": "s"}
         for _ in range(2):
-            await ground.call(extra=extra)
+            await ground.call(session="s")
         known = {"far-2"}  # it was restarted
         with pytest.raises(RemoteA2ATaskFailedError, match="no such context"):
-            await ground.call(extra=extra)
+            await ground.call(session="s")
         for _ in range(2):
-            await ground.call(extra=extra)
+            await ground.call(session="s")
     sent = [request.params["message"].get("contextId") for request in ground.sent]
     assert sent == [None, "far-1", "far-1", None, "far-2"], "and nothing was sent twice"

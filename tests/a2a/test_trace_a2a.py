@@ -93,7 +93,6 @@ class Place:
             arguments={},
             trace=self.hub.chains.trace(ANN, "far.run", "far", None),
             door="test",
-            extra={},
         )
         return self.hub.chains.enter(call)
 

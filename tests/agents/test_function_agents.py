@@ -37,7 +37,7 @@ def call(to: FunctionAgent, arguments: dict[str, Any], answers: Any = None) -> C
         arguments=arguments,
         trace=new_trace(),
         door="mcp-http",
-        extra={"session": "s"},
+        session="s",
         answers=answers,
     )
 

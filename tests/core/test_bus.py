@@ -23,7 +23,6 @@ def about_to(name: str = "files.read") -> PreVerb:
             arguments={},
             trace=new_trace(),
             door="test",
-            extra={},
         )
     )
 

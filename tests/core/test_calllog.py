@@ -21,7 +21,6 @@ def ended(name: str, error: TimedOut | None = None) -> PostVerb:
         arguments={"password": "hunter2"},
         trace=Trace("0123456789", ("a.b",)),
         door="test",
-        extra={},
     )
     if error is not None:
         return PostVerb(call, "failed", 12.34, None, error)

@@ -50,7 +50,6 @@ class Road:
         trace = self.chains.trace(caller, tool.name, target, carried, **more)
         call = Call(
             caller=caller, tool=tool, asked_as=tool.name, arguments={}, trace=trace, door="test",
-            extra={},
         )  # fmt: skip
         return self.chains.enter(call)
 

@@ -8,7 +8,6 @@ import pytest
 
 from dragoman.core.call import Call
 from dragoman.core.conversations import (
-    SESSION,
     Conversation,
     ConversationLimits,
     Conversations,
@@ -22,7 +21,7 @@ from dragoman.core.trace import new_trace
 ANN, BOB = Principal("key", "ann"), Principal("key", "bob")
 
 
-def call_by(caller: Principal, **extra: Any) -> Call:
+def call_by(caller: Principal, **more: Any) -> Call:
     return Call(
         caller=caller,
         tool=unknown("a.message"),
@@ -30,7 +29,7 @@ def call_by(caller: Principal, **extra: Any) -> Call:
         arguments={},
         trace=new_trace(),
         door="mcp-http",
-        extra=extra,
+        **more,
     )
 
 
@@ -49,15 +48,15 @@ def test_one_principal_cannot_push_out_the_conversations_of_another() -> None:
 def test_sessions_of_one_principal_are_bounded_too() -> None:
     kept = Conversations("a", ConversationLimits(of_principal=2))
     for n in range(5):
-        kept.keep(call_by(ANN, **{SESSION: f"s{n}"}), Conversation(), f"far {n}")
-    found = [kept.find(call_by(ANN, **{SESSION: f"s{n}"})).context for n in range(5)]
+        kept.keep(call_by(ANN, session=f"s{n}"), Conversation(), f"far {n}")
+    found = [kept.find(call_by(ANN, session=f"s{n}")).context for n in range(5)]
     assert found == ["", "", "", "far 3", "far 4"]
 
 
 def test_a_conversation_that_is_idle_for_too_long_has_ended() -> None:
     now = 0.0
     kept = Conversations("a", ConversationLimits(idle_seconds=10), clock=lambda: now)
-    call = call_by(ANN, **{SESSION: "s"})
+    call = call_by(ANN, session="s")
     id = kept.keep(call, Conversation(), "far")
     now = 9.0
     assert kept.find(call) == Conversation(id, "far")
@@ -72,7 +71,7 @@ def test_a_conversation_that_is_idle_for_too_long_has_ended() -> None:
 
 def test_what_an_agent_does_not_know_any_more_is_not_gone_on_with() -> None:
     kept = Conversations("a")
-    call = call_by(ANN, **{SESSION: "s"})
+    call = call_by(ANN, session="s")
     kept.keep(call, Conversation(), "far")
     kept.end(call, kept.find(call))
     assert kept.find(call) == Conversation() and len(kept) == 0
@@ -80,7 +79,7 @@ def test_what_an_agent_does_not_know_any_more_is_not_gone_on_with() -> None:
 
 def test_an_agent_that_names_no_context_has_no_conversation() -> None:
     kept = Conversations("a")
-    assert kept.keep(call_by(ANN, **{SESSION: "s"}), Conversation(), "") == ""
+    assert kept.keep(call_by(ANN, session="s"), Conversation(), "") == ""
     assert len(kept) == 0
 
 

@@ -35,7 +35,7 @@ def call_of(name: str = "a.x", caller: Principal = OWNER, **arguments: Any) -> C
     tool = Tool(name=name, alias=name, remote_name=name, target=Place())
     return Call(
         caller=caller, tool=tool, asked_as=name, arguments=arguments, trace=new_trace(),
-        door="test", extra={},
+        door="test",
     )  # fmt: skip
 
 

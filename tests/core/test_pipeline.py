@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from tests.permissive_hub import call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Progress, Result
@@ -48,7 +49,7 @@ def hub_of(place: Place, *stages: Stage) -> Hub:
 
 
 async def call(hub: Hub, name: str, view: View = EVERYTHING, **more: object) -> Result:
-    return await hub.call(OWNER, name, {"a": 1}, door="test", view=view, **more)  # type: ignore[arg-type]
+    return await call_tool(hub, OWNER, name, {"a": 1}, door="test", view=view, **more)  # type: ignore[arg-type]
 
 
 async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
@@ -56,16 +57,16 @@ async def test_a_call_reaches_its_target_with_all_that_was_said() -> None:
     updates: list[Progress] = []
     carried = Carried("5" * 32, "", "")
     caller = Principal("key", "ci", "lab")
-    result = await hub_of(place).call(
+    result = await call_tool(hub_of(place),
         caller, "mcp_place_add", {"x": 2}, door="api", view=EVERYTHING,
-        carried=carried, extra={"_meta": {"k": 1}}, updates=updates.append,
+        carried=carried, meta={"k": 1}, updates=updates.append,
     )  # fmt: skip
     assert result.content == ["add"]
     (made,) = place.calls
     assert (made.caller, made.arguments, made.door) == (caller, {"x": 2}, "api")
     assert (made.trace.id, made.trace.chain) == ("5" * 32, ())
-    assert (made.tool.name, made.asked_as, made.extra) == (
-        "place.add", "mcp_place_add", {"_meta": {"k": 1}},
+    assert (made.tool.name, made.asked_as, made.meta) == (
+        "place.add", "mcp_place_add", {"k": 1},
     )  # fmt: skip
     assert updates == [Progress(progress=1)]
 
@@ -167,7 +168,7 @@ async def test_stages_stand_around_the_end_in_their_order_and_may_stop_a_call() 
     place = Place()
     made = Call(
         caller=OWNER, tool=hub_of(place).catalog.find("place.add"), asked_as="x", arguments={},
-        trace=new_trace(), door="test", extra={},
+        trace=new_trace(), door="test",
     )  # fmt: skip
     await road([stage("outer"), stage("inner")])(made)
     assert order == ["outer in", "inner in", "end", "inner out", "outer out"]

@@ -25,7 +25,6 @@ def call_of(name: str) -> Call:
         arguments={},
         trace=new_trace(),
         door="test",
-        extra={},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.permissive_hub import build_permissive_hub
+from tests.permissive_hub import build_permissive_hub, call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -46,8 +46,8 @@ async def test_a_target_that_never_connected_is_tried_when_it_is_called(fails: b
     hub = build_permissive_hub(catalog, Bus(), [], startup=startup)
     if fails:
         with pytest.raises(Unreachable, match="not connected; nothing was sent"):
-            await hub.call(OWNER, "late.add", {}, door="api", view=EVERYTHING)
+            await call_tool(hub, OWNER, "late.add", {}, door="api", view=EVERYTHING)
     else:
-        result = await hub.call(OWNER, "late.add", {}, door="api", view=EVERYTHING)
+        result = await call_tool(hub, OWNER, "late.add", {}, door="api", view=EVERYTHING)
         assert result.content[0]["text"] == "done"
     assert late.tries == 1

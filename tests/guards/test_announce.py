@@ -24,7 +24,6 @@ def a_call(caller: Principal = OWNER) -> Call:
         arguments={},
         trace=new_trace(),
         door="test",
-        extra={},
     )
 
 

@@ -40,7 +40,6 @@ def call_of(arguments: Mapping[str, Any], *, name: str = "files.read", asked: st
         arguments=arguments,
         trace=Trace("4f2a", ("a.b", "c.d")),
         door="mcp-http",
-        extra={},
     )
 
 

@@ -11,6 +11,7 @@ from tests.skill_hub import ALICE, SkillHub
 
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, NotFound, RemoteA2ATaskFailedError
+from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.trace import carried_in
 from dragoman.guards.audit import Audit
@@ -111,16 +112,11 @@ async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path)
     log = SqliteAudit(tmp_path)
 
     async def run(call: Call) -> Result:
-        call.noted.update(
-            decision="permit",
-            policies=tuple(f"{n}-" + "p" * 10_000 for n in range(5_000)),
-            policy_set="abcd1234",
-            shadow={"decision": "deny", "policies": ("q" * 10_000,) * 100},
-            far_task="\ud800" + "t" * 1_000_000,
-            usage={f"u{n}": n for n in range(10_000)} | {"deep": {"a": 1}},
-            outcome="forged",
-            anything=["x"] * 1_000_000,
-        )
+        policies = tuple(f"{n}-" + "p" * 10_000 for n in range(5_000))
+        shadow = Decision(False, ("q" * 10_000,) * 100)
+        call.notes.decision = Decision(True, policies, "abcd1234", shadow=shadow)
+        call.notes.remote_task = "\ud800" + "t" * 1_000_000
+        call.notes.usage = {f"u{n}": n for n in range(10_000)} | {"deep": {"a": 1}}
         return Result()
 
     road = SkillHub()
@@ -131,7 +127,6 @@ async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path)
         arguments={},
         trace=road.chains.trace(ALICE, "v", "t", None),
         door="test",
-        extra={},
     )
     await Audit(log)(call, run)
     log.close()

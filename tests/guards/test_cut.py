@@ -32,7 +32,6 @@ def a_call(**about: Any) -> Call:
         arguments={},
         trace=new_trace(),
         door="test",
-        extra={},
     )
 
 

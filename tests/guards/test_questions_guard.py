@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.permissive_hub import call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
@@ -49,11 +50,11 @@ def hub_of(asker: Asker) -> Hub:
 async def test_a_question_goes_out_sealed_and_its_answer_comes_back_to_the_asker() -> None:
     asker = Asker()
     hub = hub_of(asker)
-    asking = await hub.call(OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
+    asking = await call_tool(hub, OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
     assert asking.questions is not None and asking.handle is not None
     assert "own" not in asking.handle
     answers = {"0": {"action": "accept", "content": {"name": "Ada"}}}
-    done = await hub.call(
+    done = await call_tool(hub,
         OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN,
         answers=answers, handle=asking.handle,
     )  # fmt: skip
@@ -63,11 +64,11 @@ async def test_a_question_goes_out_sealed_and_its_answer_comes_back_to_the_asker
 async def test_a_handle_that_is_replayed_never_reaches_the_target() -> None:
     asker = Asker()
     hub = hub_of(asker)
-    asking = await hub.call(OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
+    asking = await call_tool(hub, OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
     answers = {"0": {"action": "accept", "content": {"name": "Ada"}}}
     for caller in (Principal("key", "mallory"), OWNER, OWNER):
         try:
-            await hub.call(
+            await call_tool(hub,
                 caller, "greet", {}, door="t", view=EVERYTHING, features=CAN,
                 answers=answers, handle=asking.handle,
             )  # fmt: skip
@@ -79,10 +80,10 @@ async def test_a_handle_that_is_replayed_never_reaches_the_target() -> None:
 
 async def test_a_caller_who_cannot_be_asked_gets_the_question_as_an_error() -> None:
     with pytest.raises(NeedsInput, match="Your name"):
-        await hub_of(Asker()).call(OWNER, "greet", {}, door="t", view=EVERYTHING)
+        await call_tool(hub_of(Asker()), OWNER, "greet", {}, door="t", view=EVERYTHING)
 
 
 async def test_a_flood_of_questions_is_no_reply() -> None:
     hub = hub_of(Asker(MAX_QUESTIONS + 1))
     with pytest.raises(BadReply, match="questions at once"):
-        await hub.call(OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)
+        await call_tool(hub, OWNER, "greet", {}, door="t", view=EVERYTHING, features=CAN)

@@ -26,7 +26,6 @@ def a_call() -> Call:
         arguments={},
         trace=new_trace(),
         door="test",
-        extra={},
     )
 
 

@@ -41,7 +41,6 @@ def call_with(validate: Validator, arguments: Any) -> Call:
         arguments=arguments,
         trace=new_trace(),
         door="test",
-        extra={},
     )
 
 
@@ -297,7 +296,7 @@ async def test_policies_read_no_argument_that_is_described_elsewhere(check: str)
                 await read(call)
             assert "https://example.com/" in str(raised.value)
             assert 'check_arguments = "off"' in str(raised.value)
-            assert call.noted["decision"] == "deny"
+            assert call.notes.decision is not None and not call.notes.decision.allowed
     with pytest.raises(InvalidInput):
         await read(call_with(compile_schema({"type": "object", **part}, check), {"path": 5}))
 

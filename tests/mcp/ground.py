@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.peers.process import command
+from tests.permissive_hub import call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Result, Update, Wanted
@@ -99,8 +100,15 @@ class Ground:
         if updates is not None and wanted is not None:
             more.update(updates=updates, wanted=wanted)
         async with asyncio.timeout(20):
-            return await self.hub.call(
-                caller, name, arguments or {}, kind=kind, door="test", view=EVERYTHING, **more
+            return await call_tool(
+                self.hub,
+                caller,
+                name,
+                arguments or {},
+                kind=kind,
+                door="test",
+                view=EVERYTHING,
+                **more,
             )
 
     def leave(self, client: str) -> None:

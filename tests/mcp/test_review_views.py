@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.permissive_hub import call_tool
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -61,7 +62,7 @@ def hub_of(*servers: tuple[str, str, str]) -> tuple[Hub, dict[str, Server]]:
 async def refused(hub: Hub, kind: str, name: str, view: View) -> str:
     with pytest.raises(NotFound) as refusal:
         arguments: dict[str, Any] = {"follow": True} if kind == SUBSCRIPTION else {}
-        await hub.call(OWNER, name, arguments, kind=kind, door="test", view=view)
+        await call_tool(hub, OWNER, name, arguments, kind=kind, door="test", view=view)
     return str(refusal.value)
 
 
@@ -91,7 +92,7 @@ async def test_a_server_does_not_get_into_a_view_by_the_addresses_that_it_choose
 async def test_what_is_hidden_is_not_named_when_two_are_called_alike(kind: str) -> None:
     hub, servers = hub_of(*((server, kind, "x:1") for server in ("pub", "hidden", "secret")))
     for view in (EVERYTHING, PUB):
-        await hub.call(OWNER, "x:1", {}, kind=kind, door="test", view=view)
+        await call_tool(hub, OWNER, "x:1", {}, kind=kind, door="test", view=view)
     assert servers["pub"].asked == ["x:1", "x:1"] and servers["hidden"].asked == []
     hub.catalogs[kind].withdraw("pub")
     await refused(hub, kind, "x:1", EVERYTHING)
@@ -106,7 +107,7 @@ async def test_a_view_may_still_be_of_addresses() -> None:
     )
     docs = View(("file:///docs/*",))
     for uri in ("file:///docs/a", "file:///docs/b"):
-        await hub.call(OWNER, uri, {}, kind=RESOURCE, door="test", view=docs)
+        await call_tool(hub, OWNER, uri, {}, kind=RESOURCE, door="test", view=docs)
     await refused(hub, RESOURCE, "file:///etc/passwd", docs)
     await refused(hub, RESOURCE, "file:///etc/shadow", docs)
     assert servers["files"].asked == ["file:///docs/a", "file:///docs/b"]

@@ -39,7 +39,6 @@ def under_way(chains: Chains, work: Work) -> Flight:
         arguments={},
         trace=chains.trace(ann, "far.run", "far", None),
         door="test",
-        extra={},
     )
     return chains.enter(call)
 

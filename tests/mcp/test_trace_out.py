@@ -172,7 +172,7 @@ async def test_everything_that_goes_to_a_child_is_traced_in_its_meta(
     server = Scripted(short_tmp, era, {"tools/call": {**WHOLE, **DONE}})
     async with ground(short_tmp) as world:
         await world.add(server.entry())
-        await world.call("s.t", extra={"_meta": {"com.example/own": 1}})
+        await world.call("s.t", meta={"com.example/own": 1})
         requests = [one for one in server.sent() if "id" in one]
         assert {"tools/list", "tools/call"} <= {one["method"] for one in requests}
         for one in requests:
@@ -193,7 +193,7 @@ async def test_what_a_client_said_of_a_trace_is_replaced_and_the_rest_is_as_it_w
         await world.add(server.entry(interactive=interactive))
         features = {"features": EVERYTHING_ASKED, "client": "c"} if interactive else {}
         carried = carried_in({}, CLIENTS)
-        await world.call("s.t", extra={"_meta": CLIENTS}, carried=carried, **features)
+        await world.call("s.t", meta=CLIENTS, carried=carried, **features)
         meta = meta_of(server.sent("tools/call")[0])
         assert {name: meta[name] for name in meta if name not in MEMBERS} == {
             "com.example/own": {"a": [1]},

@@ -348,9 +348,9 @@ async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
         await world.add(http("s", server.url, timeout_secs=1))
 
         how: dict[str, Any] = {"updates": lambda _: None, "wanted": Wanted(progress=True)}
-        assert (await world.call("s.t", extra={"_meta": {"a": 1}}, **how)).content
+        assert (await world.call("s.t", meta={"a": 1}, **how)).content
         with pytest.raises(TimedOut):
-            await world.call("s.t", extra={"_meta": {"a": 1}})
+            await world.call("s.t", meta={"a": 1})
 
 
 @pytest.mark.promise("B7", "B8")

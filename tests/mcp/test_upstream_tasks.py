@@ -81,7 +81,6 @@ def a_call(
         arguments={},
         trace=new_trace(),
         door="test",
-        extra={},
         updates=updates,
         features={"elicitation": {}} if features is None else features,
         **more,

@@ -62,7 +62,6 @@ def call(
         arguments=args or {},
         trace=Trace(trace, chain, "1" * 16, tool.name, "", above),
         door=door,
-        extra={},
     )
 
 

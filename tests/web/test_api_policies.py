@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.permissive_hub import complete_catalogs
+from tests.permissive_hub import call_tool, complete_catalogs
 from tests.web.serving import Answer, Place, Sources
 
 from dragoman import guards
@@ -111,7 +111,7 @@ class Hub_:
         return {"status": answer.status, **(await answer.json())}
 
     async def call(self, name: str, who: Principal = CI) -> Result:
-        return await self.hub.call(who, name, {}, door="api", view=EVERYTHING)
+        return await call_tool(self.hub, who, name, {}, door="api", view=EVERYTHING)
 
     async def permitted(self, name: str, who: Principal = CI) -> bool:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import NOTHING, Call, Result
+from dragoman.core.call import Call, Result
 from dragoman.core.errors import TimedOut
 from dragoman.core.events import PostVerb, VerbError
 from dragoman.core.principal import OWNER
@@ -59,7 +59,6 @@ def call_of(target: str) -> Call:
         arguments={},
         trace=Trace("0"),
         door="test",
-        extra=NOTHING,
     )
 
 

@@ -31,10 +31,10 @@ from dragoman.core.agent_tool import (
 from dragoman.core.call import (
     ABSENT,
     FORM,
-    NOTHING,
     URL,
     Artifact,
     Call,
+    MessageOrigin,
     Progress,
     Question,
     Result,
@@ -60,6 +60,8 @@ RESPONSE = "response"
 """What the artifact is called that is an agent's answer."""
 KEPT = "kept by the function"
 _EMPTY_MESSAGE = [{"type": "text", "text": ""}]
+_NO_MESSAGE = MessageOrigin()
+"""Of a call that was not made by a message."""
 """In the place of an agent's own id of a conversation: a function knows it by the caller's."""
 
 Blocks = Sequence[Mapping[str, Any]]
@@ -226,15 +228,15 @@ class FunctionAgent:
             log.exception('agent "%s" failed', self.name)
             raise WorkFailed(f'agent "{self.name}" failed: {_words(error)}') from error
         result = result_of(value, self.name)
-        if request is None or not request._keeps_context or CONTEXT in call.extra:
+        if request is None or not request._keeps_context or call.message is not None:
             return result
         id = self._conversations.keep(call, Conversation(request._context), KEPT)
         return result if result.questions else add_context(result, call, id, shown=True)
 
     def _context(self, call: Call) -> str:
         """The id of the conversation, which the caller knows by the same."""
-        if CONTEXT in call.extra:  # in the words of its protocol
-            return str(call.extra[CONTEXT])
+        if call.message is not None:
+            return call.message.context
         asked = context_in_meta(call) or call.arguments.get(CONTEXT) or ""
         return self._conversations.find(call, str(asked)).id or new_conversation_id()
 
@@ -243,7 +245,7 @@ class FunctionAgent:
             text = _text(call)
             return [{"type": "text", "text": text}] if text else []
         blocks = blocks_from_arguments(call.arguments)
-        if CONTEXT not in call.extra:  # those of an A2A message have been checked
+        if call.message is None:  # those of an A2A message have been checked
             self._check_media(blocks)
         return blocks if blocks != _EMPTY_MESSAGE else []
 
@@ -305,20 +307,20 @@ def _text(call: Call) -> str:
 
 
 def _request(call: Call, text: str, parts: Blocks, context: str) -> Request:
-    extra = call.extra
+    message = call.message or _NO_MESSAGE
     return Request(
         text=text,
         parts=parts,
-        metadata=extra.get("metadata", NOTHING),
-        task=extra.get("task", ""),
-        message_id=extra.get("message_id", ""),
-        skill=extra.get("skill", ""),
-        turn=extra.get("turn", 1),
+        metadata=message.metadata,
+        task=message.task,
+        message_id=message.id,
+        skill=message.skill,
+        turn=message.turn,
         caller=call.caller.label,
         _context=context,
-        accepts=extra.get("configuration", NOTHING).get("acceptedOutputModes", ()),
-        extensions=extra.get("extensions", ()),
-        references=[here for here, _ in extra.get("references", ())],
+        accepts=message.configuration.get("acceptedOutputModes", ()),
+        extensions=message.extensions,
+        references=[here for here, _ in message.references],
         _updates=call.updates,
         _loop=asyncio.get_running_loop(),
     )

@@ -1,7 +1,7 @@
 """One request to have something done, whatever brought it in, and what came of it.
 
 Knows no protocol: content is plain JSON objects with a `type` (text, image, audio, resource,
-resource_link, data, …), and what a far side said beside it travels in `extra`, untouched.
+resource_link, data, …), and what a target says beside it travels in `extra`, unchanged.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.trace import Trace
 
 if TYPE_CHECKING:
+    from dragoman.core.ports import Decision
     from dragoman.core.tool import Tool
 
 
@@ -171,6 +172,41 @@ class Refusal:
 
 
 @record(frozen=True, slots=True, kw_only=True)
+class MessageOrigin:
+    """An A2A message, with what came beside its parts."""
+
+    context: str = ""
+    """The client's id of the conversation."""
+    task: str = ""
+    id: str = ""
+    skill: str = ""
+    turn: int = 1
+    """1 for the message that began the task."""
+    metadata: Mapping[str, Any] = field(default_factory=nothing)
+    request_metadata: Mapping[str, Any] = field(default_factory=nothing)
+    configuration: Mapping[str, Any] = field(default_factory=nothing)
+    """What an agent can use of it: `acceptedOutputModes`, `historyLength`."""
+    extensions: Sequence[str] = ()
+    """The extensions that the client has activated."""
+    message_extensions: Sequence[str] = ()
+    """The extensions that the message uses."""
+    references: Sequence[tuple[str, str]] = ()
+    """The tasks it refers to: the id here and the remote agent's, empty where it has none."""
+
+
+class Notes:
+    """What stages and the target of one call report for the audit and for events."""
+
+    # Class attributes and no `__init__`: most calls set one of them or none.
+    decision: Decision | None = None
+    """What the policies said."""
+    usage: Mapping[str, Any] | None = None
+    """What the remote agent says that the work cost."""
+    remote_task: str | None = None
+    """The id that the remote agent has given to the task of this call."""
+
+
+@record(frozen=True, slots=True, kw_only=True)
 class Call:
     caller: Principal
     tool: Tool
@@ -180,8 +216,13 @@ class Call:
     trace: Trace
     door: str
     """The face that brought it: `mcp-http`, `mcp-sse`, `mcp-stdio`, `api`."""
-    extra: Mapping[str, Any]
-    """What the caller's protocol carried beside the arguments, for targets that can carry it on."""
+    meta: Mapping[str, Any] | None = None
+    """The `_meta` of an MCP request, unchanged, for targets that can carry it on."""
+    session: str | None = None
+    """The MCP session in which a conversation continues by itself; empty for an MCP client that has
+    none, None for other protocols."""
+    message: MessageOrigin | None = None
+    """The A2A message that the call was made from; None for other protocols."""
     updates: Updates = discard
     wanted: Wanted = NO_UPDATES
     client: str = ""
@@ -195,8 +236,8 @@ class Call:
     """On a continued call, to the questions of the one before, by their names there."""
     handle: str | None = None
     """What came with those questions: sealed, and behind the stage that opens it, the target's."""
-    noted: dict[str, Any] = field(default_factory=dict)
-    """What stages and target have to say of it for the record; they write into it."""
+    notes: Notes = field(default_factory=Notes)
+    """What stages and the target report for the record; they write into it."""
 
 
 @record(frozen=True, slots=True, kw_only=True)

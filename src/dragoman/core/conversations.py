@@ -25,9 +25,6 @@ META = "dragoman.hub/context"
 """The same in the `_meta` of a request and of a result."""
 NEW = "new"
 """In the place of an id: begins another conversation."""
-SESSION = "session"
-"""In `Call.extra`: the client's session, in which a conversation goes on by itself. Empty for an
-MCP client that has none, and absent for callers of other protocols."""
 
 _ID = re.compile(r"ctx-[0-9a-f]{16}")
 
@@ -108,7 +105,7 @@ class Conversations:
             return Conversation(asked, kept.context, asked=True)
         if own is None:
             return Conversation(_protocol_id(call))
-        id = _protocol_id(call) or own.sessions.get(call.extra.get(SESSION) or "", "")
+        id = _protocol_id(call) or own.sessions.get(call.session or "", "")
         kept = self._live(own, id) if id else None
         if kept is None:
             return Conversation(_protocol_id(call))
@@ -127,7 +124,7 @@ class Conversations:
         if own.kept.pop(id, None) is None:
             self._count += 1
         own.kept[id] = _Kept(context, self._clock())
-        session = call.extra.get(SESSION)
+        session = call.session
         if session:
             own.sessions[session] = id
             own.sessions.move_to_end(session)
@@ -139,7 +136,7 @@ class Conversations:
         own = self._of.get(call.caller)
         if own is None:
             return
-        own.sessions.pop(call.extra.get(SESSION) or "", None)
+        own.sessions.pop(call.session or "", None)
         if own.kept.pop(conversation.id, None) is not None:
             self._count -= 1
 
@@ -168,24 +165,23 @@ class Conversations:
 
 def _protocol_id(call: Call) -> str:
     """The conversation that the caller's protocol has a member for, as A2A has."""
-    context = call.extra.get(CONTEXT)
-    return f"a2a {context}" if isinstance(context, str) and context else ""
+    message = call.message
+    return f"a2a {message.context}" if message is not None and message.context else ""
 
 
 def context_in_meta(call: Call) -> str:
-    meta = call.extra.get("_meta")
-    value = meta.get(META) if meta else None
+    value = call.meta.get(META) if call.meta else None
     return value if isinstance(value, str) else ""
 
 
 def add_context(result: Result, call: Call, id: str, *, shown: bool) -> Result:
     """The result with the conversation's id in its `_meta`. A client without a session can only go
     on by the id: where `shown`, its model is told, in a block behind the answer."""
-    if not id or CONTEXT in call.extra:
+    if not id or call.message is not None:
         return result
     meta = result.extra.get("_meta")
     extra = {**result.extra, "_meta": {**(meta if isinstance(meta, dict) else {}), META: id}}
-    if not shown or call.extra.get(SESSION) != "":
+    if not shown or call.session != "":
         return replace(result, extra=extra)
     words = f'[To go on with this conversation, pass "{CONTEXT}": "{id}".]'
     note = {"type": "text", "text": words, "annotations": {"audience": ["assistant"]}}

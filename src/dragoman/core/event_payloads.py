@@ -105,7 +105,8 @@ def behalf_of(call: Call) -> str | None:
 def denied(call: Call, error: HubError | None) -> bool:
     """Whether policies or a gate said no; the caller may have been told that there is no such
     thing."""
-    return isinstance(error, Denied) or call.noted.get("decision") == "deny"
+    decision = call.notes.decision
+    return isinstance(error, Denied) or (decision is not None and not decision.allowed)
 
 
 def iso(at: float) -> str:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 from dragoman.core import kept_results
 from dragoman.core.bus import Bus
-from dragoman.core.call import NO_UPDATES, NOTHING, Call, Result, Updates, Wanted, discard
+from dragoman.core.call import (
+    NO_UPDATES,
+    Call,
+    MessageOrigin,
+    Result,
+    Updates,
+    Wanted,
+    discard,
+    nothing,
+)
 from dragoman.core.call_chains import Chains
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, NotFound, WorkFailed
+from dragoman.core.fast_dataclass import record
 from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.pipeline import Stage, compose
 from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility
@@ -54,6 +64,28 @@ def _is_unknown(tool: Tool) -> bool:
     return isinstance(target, Nowhere) and isinstance(target.error, NotFound)
 
 
+@record(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """What a call says beside the tool and its arguments; `Call` documents what it takes over."""
+
+    door: str
+    view: View
+    """The tools that this entry point offers."""
+    kind: str = TOOL
+    carried: Carried | None = None
+    """What the request brought of a trace."""
+    meta: Mapping[str, Any] | None = None
+    session: str | None = None
+    message: MessageOrigin | None = None
+    updates: Updates = discard
+    wanted: Wanted = NO_UPDATES
+    client: str = ""
+    revision: str = ""
+    features: Mapping[str, Any] = field(default_factory=nothing)
+    answers: Mapping[str, Any] | None = None
+    handle: str | None = None
+
+
 class Hub:
     def __init__(
         self,
@@ -89,48 +121,35 @@ class Hub:
         self._road = compose(stages, self._run)
 
     async def call(
-        self,
-        caller: Principal,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        door: str,
-        view: View,
-        kind: str = TOOL,
-        carried: Carried | None = None,
-        extra: Mapping[str, Any] = NOTHING,
-        updates: Updates = discard,
-        wanted: Wanted = NO_UPDATES,
-        client: str = "",
-        revision: str = "",
-        features: Mapping[str, Any] = NOTHING,
-        answers: Mapping[str, Any] | None = None,
-        handle: str | None = None,
-    ) -> Result:
-        """Faces, the command line and tests all come here; no target can be reached otherwise.
-        `carried` is what the request brought of a trace."""
+        self, caller: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
+    ) -> tuple[Tool, Result]:
+        """Calls a tool and returns it with its result. Servers, agents, the command line and tests
+        all come here; no target can be reached otherwise."""
+        view, kind, handle = options.view, options.kind, options.handle
         tool = self.find(name, view, kind)
         if isinstance(tool.target, Nowhere):
             tool = await self._find_late(caller, name, view, kind)
-        trace = self.chains.trace(caller, tool.name, tool.target.name, carried, handle)
+        trace = self.chains.trace(caller, tool.name, tool.target.name, options.carried, handle)
         call = Call(
             caller=caller,
             tool=tool,
             asked_as=name,
             arguments=arguments,
             trace=trace,
-            door=door,
-            extra=extra,
-            updates=updates,
-            wanted=wanted,
-            client=client,
-            revision=revision,
-            features=features,
-            answers=answers,
+            door=options.door,
+            meta=options.meta,
+            session=options.session,
+            message=options.message,
+            updates=options.updates,
+            wanted=options.wanted,
+            client=options.client,
+            revision=options.revision,
+            features=options.features,
+            answers=options.answers,
             handle=handle,
         )
         try:
-            return await self._road(call)
+            return tool, await self._road(call)
         except HubError as error:
             error.trace = trace.id
             raise

@@ -73,7 +73,7 @@ class Announce:
             else:
                 del self._of[caller]
         self._after(call, begun, result, None)
-        if told is not None or "usage" in call.noted:
+        if told is not None or call.notes.usage is not None:
             self._conclude(call, told, result, None)
         return result
 
@@ -110,5 +110,5 @@ class Announce:
     ) -> None:
         if told is not None:
             self.bus.emit(ToolResult(call, told.id, result, error, cancelled))
-        if "usage" in call.noted and (usage := numbers(call.noted["usage"])):
+        if call.notes.usage is not None and (usage := numbers(call.notes.usage)):
             self.bus.emit(CostReported(call, usage))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from dragoman.core.call import Call, Result
+from dragoman.core.call import Call, Notes, Result
 from dragoman.core.errors import (
     HubError,
     InvalidInput,
@@ -44,6 +44,8 @@ OUTCOMES: tuple[tuple[type[HubError], str], ...] = (
     (InvalidInput, "invalid"),
     (TargetFailed, "target_failed"),
 )
+
+PERMIT, DENY = "permit", "deny"
 
 MAX_LISTED = 32
 """Of policies, labels and the verbs of a chain; further ones are counted."""
@@ -81,8 +83,7 @@ class Audit:
     def _conclude(self, seq: int, conclusion: dict[str, Any], started: float, call: Call) -> None:
         # Cut to microseconds, not rounded: `round` takes three times as long.
         conclusion["duration_ms"] = int((time.perf_counter() - started) * 1e6) / 1000
-        if call.noted:
-            _add_noted(conclusion, call.noted)
+        _add_notes(conclusion, call.notes)
         self._log.conclude(seq, conclusion)
 
 
@@ -130,20 +131,23 @@ def _add_chain(entry: dict[str, Any], trace: Trace) -> None:
         entry["labels"] = _listed(sorted(trace.labels))
 
 
-def _add_noted(conclusion: dict[str, Any], noted: Mapping[str, Any]) -> None:
-    """Ids of policies and of tasks, and what a far side says, are other people's: bounded."""
-    for name, value in noted.items():
-        if name == "decision" or name == "policy_set":
-            conclusion[name] = value
-        elif name in ("policies", "policy_errors"):
-            conclusion[name] = _listed(value)
-        elif name == "shadow":
-            policies = _listed(value.get("policies", ()))
-            conclusion[name] = {"decision": value.get("decision"), "policies": policies}
-        elif name == "usage":
-            conclusion[name] = numbers(value)
-        elif name == "far_task":
-            conclusion[name] = short(str(value))
+def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
+    """Ids of policies and of tasks, and what a remote agent says, are foreign text: bounded."""
+    decision = notes.decision
+    if decision is not None:
+        conclusion["decision"] = PERMIT if decision.allowed else DENY
+        if decision.policies:
+            conclusion["policies"] = _listed(decision.policies)
+        conclusion["policy_set"] = decision.snapshot
+        if decision.errors:
+            conclusion["policy_errors"] = _listed(decision.errors)
+        shadow = decision.shadow
+        if shadow is not None and not shadow.allowed:
+            conclusion["shadow"] = {"decision": DENY, "policies": _listed(shadow.policies)}
+    if notes.remote_task is not None:
+        conclusion["far_task"] = short(notes.remote_task)
+    if notes.usage is not None:
+        conclusion["usage"] = numbers(notes.usage)
 
 
 def _listed(words: Sequence[str]) -> list[str]:

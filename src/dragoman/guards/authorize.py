@@ -16,8 +16,6 @@ from dragoman.core.pipeline import Next
 from dragoman.core.ports import Authorizer, Decision
 from dragoman.core.tool import RESOURCE, Nowhere
 
-PERMIT, DENY = "permit", "deny"
-
 
 class Authorize:
     def __init__(self, authorizer: Authorizer) -> None:
@@ -30,7 +28,7 @@ class Authorize:
         if call.tool.kind == RESOURCE and isinstance(call.tool.target, KeptResult):
             judged = replace(call, tool=call.tool.target.origin)
         decision = self._authorizer.decide(judged)
-        _note(call, decision)
+        call.notes.decision = decision
         if not decision.allowed:
             raise self._refusal(judged, decision)
         return next(call)
@@ -52,16 +50,3 @@ class Authorize:
 def _named(call: Call) -> str:
     caller = call.caller
     return f'agent "{caller.serves}"' if caller.serves else f'"{caller.label}"'
-
-
-def _note(call: Call, decision: Decision) -> None:
-    """The ids of policies are for the record; callers are not told which there are."""
-    noted = call.noted
-    noted["decision"] = PERMIT if decision.allowed else DENY
-    if decision.policies:
-        noted["policies"] = decision.policies
-    noted["policy_set"] = decision.snapshot
-    if decision.errors:
-        noted["policy_errors"] = decision.errors
-    if decision.shadow is not None and not decision.shadow.allowed:
-        noted["shadow"] = {"decision": DENY, "policies": decision.shadow.policies}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote
@@ -12,8 +13,8 @@ import jsonschema_rs
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import AuthorizationError, InvalidInput
 from dragoman.core.pipeline import Next
+from dragoman.core.ports import Decision
 from dragoman.core.tool import Tool, Validator, anything
-from dragoman.guards.authorize import DENY
 from dragoman.guards.lenient_schema import (
     MAX_NAME,
     MAX_NAMED,
@@ -64,8 +65,8 @@ class Validate:
             f"policies read its arguments, and the hub cannot check {_list(names)}: the tool's "
             f"schema refers to {_list(check.unresolved.references)}, which the hub does not fetch"
         )
-        call.noted["decision"] = DENY
-        call.noted["policy_errors"] = (why,)
+        decision = call.notes.decision or Decision(False)
+        call.notes.decision = replace(decision, allowed=False, errors=(why,))
         raise AuthorizationError(
             f'"{call.tool.name}" was refused: {why}. The server should offer a schema that holds '
             'all of its definitions. With check_arguments = "off" for the server, policies decide '

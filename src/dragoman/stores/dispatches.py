@@ -392,10 +392,9 @@ def _dispatch_from_call(seen: ObservedCall) -> Dispatch:
 
 
 def _end_from_event(event: PostVerb) -> DispatchEnd:
-    noted = event.call.noted
+    notes = event.call.notes
     status, code = _status_from_event(event)
-    usage = noted.get("usage")
-    return status, code, event.at, event.duration_ms, noted.get("far_task"), usage
+    return status, code, event.at, event.duration_ms, notes.remote_task, notes.usage
 
 
 def _status_from_event(event: PostVerb) -> tuple[str, int | None]:

@@ -20,7 +20,7 @@ from dragoman.core.call import (
     discard,
 )
 from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound
-from dragoman.core.hub import Hub
+from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
@@ -251,10 +251,7 @@ class Api:
         assert request.principal is not None
         try:
             asked = _asked(request, self._features)
-            result = await self._hub.call(
-                request.principal,
-                request.names[0],
-                asked.arguments,
+            options = CallOptions(
                 door="api",
                 view=EVERYTHING,
                 carried=carried_in(request.fields),
@@ -264,6 +261,8 @@ class Api:
                 updates=request.updates or discard,
                 wanted=NO_UPDATES if request.updates is None else PROGRESS,
             )
+            name, principal = request.names[0], request.principal
+            _, result = await self._hub.call(principal, name, asked.arguments, options)
         except HubError as error:
             return refusal(error)
         return ok(result_as_json(result))

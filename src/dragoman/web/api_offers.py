@@ -11,7 +11,7 @@ from typing import Any
 
 from dragoman.core.call import NOTHING, Result
 from dragoman.core.errors import InvalidInput, NeedsInput
-from dragoman.core.hub import Hub
+from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Tool
 from dragoman.core.tool_filter import EVERYTHING
@@ -106,16 +106,14 @@ class OffersApi:
         self, request: Request, name: str, arguments: Mapping[str, Any], kind: str
     ) -> Result:
         assert request.principal is not None
-        result = await self._hub.call(
-            request.principal,
-            name,
-            arguments,
+        options = CallOptions(
             kind=kind,
             door="api",
             view=EVERYTHING,
             carried=carried_in(request.fields),
             features=self._features,
         )
+        _, result = await self._hub.call(request.principal, name, arguments, options)
         if result.questions is not None:
             raise NeedsInput(f'"{name[:200]}" asks something, and cannot be answered here')
         return result

@@ -301,7 +301,7 @@ class RemoteAgent:
                 raise
             raise RemoteA2ATimeoutError(self._late(call)) from None
         except TimedOut as error:
-            if call.noted.get("far_task") is None:
+            if call.notes.remote_task is None:
                 raise RemoteA2ATimeoutError(self._late(call)) from error
             raise
         finally:
@@ -310,7 +310,7 @@ class RemoteAgent:
 
     def _late(self, call: Call) -> str:
         said = f'"{call.tool.name}" took longer than {self.patience:g} s'
-        task = call.noted.get("far_task")
+        task = call.notes.remote_task
         if task is None:
             return f"{said} without an answer; it may or may not have been done"
         where = render_origin(self.entry.url)

@@ -62,7 +62,7 @@ class Work:
         self._begun = monotonic()
         self.beside = call.trace.carried()
         self._extensions = ""
-        if activated := call.extra.get("extensions"):
+        if call.message is not None and (activated := call.message.extensions):
             declared = probed.card.get("capabilities", {}).get("extensions") or ()
             known = {one.get("uri") for one in declared}
             self._extensions = ",".join(uri for uri in _uris(activated) if uri in known)
@@ -89,31 +89,32 @@ class Work:
     def request(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message with what the caller said beside it."""
         request: dict[str, Any] = {"message": message}
-        extra = self.call.extra
-        if configuration := extra.get("configuration"):
-            request["configuration"] = configuration
-        metadata = extra.get("request_metadata")
-        if metadata and (kept := _without_routing(metadata)):
+        origin = self.call.message
+        if origin is not None and origin.configuration:
+            request["configuration"] = origin.configuration
+        if origin is not None and (kept := _without_routing(origin.request_metadata)):
             request["metadata"] = kept
         return request
 
     def address(self, message: dict[str, Any]) -> None:
         """Puts into it which skill it is for and what chain of calls it belongs to."""
         call = self.call
-        given = call.extra.get("metadata")
+        origin = call.message
         metadata: dict[str, Any] = {}
-        if given and isinstance(given, Mapping):
-            metadata = _without_routing(given)
-        extensions = _uris(call.extra.get("message_extensions", ()))
+        extensions: list[str] = []
+        if origin is not None:
+            if isinstance(origin.metadata, Mapping):
+                metadata = _without_routing(origin.metadata)
+            extensions = _uris(origin.message_extensions)
         if (skill := call.tool.bridged) is not None:
             named = {"skillId": skill.skill_id, "correlationId": session_of(call)}
             metadata[SKILL] = named
             extensions.append(SKILL)
-        elif named_skill := call.extra.get("skill"):
-            metadata[SKILL] = {"skillId": named_skill}
+        elif origin is not None and origin.skill:
+            metadata[SKILL] = {"skillId": origin.skill}
         if extensions:
             message["extensions"] = extensions
-        if references := [far for _, far in call.extra.get("references", ()) if far]:
+        if origin is not None and (references := [far for _, far in origin.references if far]):
             message["referenceTaskIds"] = references
         if self._extensions and extensions:  # this header takes the place of the message's own
             activated = self._extensions.split(",")
@@ -236,7 +237,7 @@ class TaskFollower:
             async for event in stream:
                 far.apply_event(event)
                 if far.id:
-                    work.call.noted["far_task"] = far.id
+                    work.call.notes.remote_task = far.id
                 as_it_was = answered and "task" in event and not far.is_over
                 if far.is_settled and not as_it_was:
                     return
@@ -253,7 +254,7 @@ class TaskFollower:
     async def _follow(self, far: RemoteTask, work: Work) -> None:
         """Until the task is settled: by its stream again where that broke, else by asking."""
         if far.id:
-            work.call.noted["far_task"] = far.id
+            work.call.notes.remote_task = far.id
         if not far.is_settled:
             await self._wait(far, work)
         if far.lacks_result:
@@ -305,7 +306,7 @@ class TaskFollower:
             raise
         finally:
             if far.usage:
-                work.call.noted["usage"] = far.usage
+                work.call.notes.usage = far.usage
 
     def _leave(self, far: RemoteTask, work: Work) -> None:
         late = work.patience is not None and work.patience.over

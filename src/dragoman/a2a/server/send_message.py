@@ -25,7 +25,7 @@ from dragoman.a2a.server.form_answers import build_agent_answers, parse_answers
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import HUB_FACTS, Destination, MessageRouter
 from dragoman.a2a.server.task import AgentTask, new_id
-from dragoman.core.call import NOTHING, Result, Updates, Wanted
+from dragoman.core.call import NOTHING, MessageOrigin, Result, Updates, Wanted
 from dragoman.core.errors import (
     AmbiguousName,
     ConfigError,
@@ -34,7 +34,7 @@ from dragoman.core.errors import (
     Refused,
     StorageFailed,
 )
-from dragoman.core.hub import Hub
+from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
 from dragoman.core.stored_tasks import StoredTasks
@@ -339,28 +339,34 @@ class Sending:
     ) -> Coroutine[Any, Any, Result]:
         """What the call needs is taken from the task here and now: one that was finished forgets
         it, and a question may still have to be given up."""
-        return self._hub.call(
-            task.owner,
-            self._targets.find_called_tool(task.tool, task.agent, task.skill, task.owner),
-            task.arguments,
+        message = MessageOrigin(
+            context=task.context,
+            task=task.id,
+            id=task.sent.get("messageId", ""),
+            metadata=task.sent.get("metadata", {}),
+            skill=task.skill,
+            turn=task.turn,
+            **task.beside,
+        )
+        options = CallOptions(
             door="a2a",
             view=EVERYTHING,
             carried=task.carried,
-            extra={
-                "context": task.context,
-                "task": task.id,
-                "message_id": task.sent.get("messageId", ""),
-                "metadata": task.sent.get("metadata", {}),
-                "skill": task.skill,
-                "turn": task.turn,
-                **task.beside,
-            },
+            message=message,
             updates=updates,
             wanted=WANTED,
             features=FEATURES,
             answers=answers,
             handle=handle,
         )
+        name = self._targets.find_called_tool(task.tool, task.agent, task.skill, task.owner)
+        return self._run(task.owner, name, task.arguments, options)
+
+    async def _run(
+        self, owner: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
+    ) -> Result:
+        _, result = await self._hub.call(owner, name, arguments, options)
+        return result
 
     def unasked(self, task: AgentTask) -> Mapping[str, Any] | None:
         """What need not be a task: a word of answer, or what nobody would take up. The first is

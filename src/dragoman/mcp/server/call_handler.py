@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.call import (
@@ -20,11 +21,9 @@ from dragoman.core.call import (
     Wanted,
     discard,
 )
-from dragoman.core.conversations import SESSION
 from dragoman.core.errors import HubError, InvalidInput, WorkFailed
-from dragoman.core.hub import Hub
-from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere
-from dragoman.core.tool_filter import View
+from dragoman.core.hub import CallOptions, Hub
+from dragoman.core.tool import COMPLETION, RESOURCE, TOOL, Nowhere, Tool
 from dragoman.core.trace import Carried
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.protocol.errors import adapt_error, encode_error, render_error_result
@@ -74,35 +73,30 @@ class CallHandler:
             return rpc.error(id, rpc.INVALID_PARAMS, said)
         features, level, answers, handle = said
         updates, wanted = build_updates(params, level, revision, push)
-        # Each modern request stands alone, whatever connection it came by.
-        session = peer.client if revision.has_sessions else ""
-        extra = {"_meta": select_meta(params), SESSION: session}
+        options = CallOptions(
+            kind=kind,
+            door=peer.door,
+            view=peer.view,
+            carried=carried,
+            meta=select_meta(params),
+            # Each modern request stands alone, whatever connection it came by.
+            session=peer.client if revision.has_sessions else "",
+            updates=updates,
+            wanted=wanted,
+            client=peer.client,
+            revision=revision.name,
+            features=features,
+            answers=answers,
+            handle=handle,
+        )
         try:
             if kind == TOOL and _may_last(params, features, revision):
-                how = _how(kind, peer, revision, carried, extra, updates, wanted, features)
-                brought = answers, handle
-                made = await self._as_task(id, *asked, how, params, peer, revision, brought)
+                made = await self._as_task(id, name, arguments, options, params, peer, revision)
                 if isinstance(made, bytes):
                     return made
-                result = made
+                tool, result = made
             else:
-                result = await self.hub.call(
-                    peer.principal,
-                    name,
-                    arguments,
-                    kind=kind,
-                    door=peer.door,
-                    view=peer.view,
-                    carried=carried,
-                    extra=extra,
-                    updates=updates,
-                    wanted=wanted,
-                    client=peer.client,
-                    revision=revision.name,
-                    features=features,
-                    answers=answers,
-                    handle=handle,
-                )
+                tool, result = await self.hub.call(peer.principal, name, arguments, options)
             if result.questions is not None:
                 if lack := client_questions.find_lack(result.questions, features):
                     raise lack
@@ -111,10 +105,11 @@ class CallHandler:
                         result.questions, result.handle, features
                     )
                     return rpc.result(id, asks)
-                how = _how(kind, peer, revision, carried, extra, updates, wanted, features)
-                result = await self._driven(result, name, arguments, how, peer, revision, push)
+                tool, result = await self._driven(
+                    tool, result, name, arguments, options, peer, revision, push
+                )
             if kind == TOOL:
-                return rpc.result(id, self._shown(result, name, peer.view, revision))
+                return rpc.result(id, _render_tool_result(result, tool, revision))
             value = results.render_result(kind, result, revision, name, fresh=answers is not None)
             return rpc.result(id, value)
         except HubError as error:
@@ -130,101 +125,97 @@ class CallHandler:
         id: rpc.Id,
         name: str,
         arguments: Mapping[str, Any],
-        how: dict[str, Any],
+        options: CallOptions,
         params: Mapping[str, Any],
         peer: ClientState,
         revision: Revision,
-        brought: tuple[Mapping[str, Any] | None, str | None],
-    ) -> Result | bytes:
+    ) -> tuple[Tool, Result] | bytes:
         """The result of a call that may become a task, or the answer that it has become one."""
-        told, view = how.pop("updates"), peer.view
-        how["wanted"] = Wanted(progress=True, notes=how["wanted"].notes, lasting=True)
+        features = options.features
         if revision.has_task_requests and peer.client:
-            how["features"] = peer.features  # what it asks goes out with `tasks/result`
+            features = peer.features  # what it asks goes out with `tasks/result`
+        wanted = Wanted(progress=True, notes=options.wanted.notes, lasting=True)
+        base = replace(options, wanted=wanted, features=features)
+        tool = self.hub.find(name, peer.view)
 
         async def work(
             updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
         ) -> Result:
-            if handle is not None and answers is None and not self._gives_up(name, view, TOOL):
+            nonlocal tool
+            if handle is not None and answers is None and not _gives_up(tool):
                 return Result()
-            again = {**how, "updates": updates, "answers": answers, "handle": handle}
-            result = await self.hub.call(task.owner, name, arguments, **again)
-            if lack := client_questions.find_lack(result.questions or NOTHING, how["features"]):
+            again = replace(base, updates=updates, answers=answers, handle=handle)
+            tool, result = await self.hub.call(task.owner, name, arguments, again)
+            if lack := client_questions.find_lack(result.questions or NOTHING, features):
                 raise lack
             return result
 
         def show(result: Result, revision: Revision) -> dict[str, Any]:
-            return self._shown(result, name, view, revision)
+            return _render_tool_result(result, tool, revision)
 
-        task = ToolTask(peer.principal, work, show, how["features"], told, name)
+        task = ToolTask(peer.principal, work, show, features, options.updates, name)
         if revision.has_task_extension:
-            made = await self._tasks.run_call(task, *brought)
-            return rpc.result(id, made) if isinstance(made, dict) else made
-        if isinstance(self.hub.find(name, view).target, Nowhere):
-            return await work(discard, None, None)
+            made = await self._tasks.run_call(task, options.answers, options.handle)
+            return rpc.result(id, made) if isinstance(made, dict) else (tool, made)
+        if isinstance(tool.target, Nowhere):
+            result = await work(discard, None, None)
+            return tool, result
         return self._tasks.create_task(id, params, task, peer, revision)
 
     async def _driven(
         self,
+        tool: Tool,
         result: Result,
         name: str,
         arguments: Mapping[str, Any],
-        how: Mapping[str, Any],
+        options: CallOptions,
         peer: ClientState,
         revision: Revision,
         push: Push | None,
-    ) -> Result:
+    ) -> tuple[Tool, Result]:
         """Asks a client that shakes hands whatever is asked, until there is a result."""
-        if push is None or how["kind"] == COMPLETION:
+        if push is None or options.kind == COMPLETION:
             raise WorkFailed(f'"{name[:200]}" asks something where nothing can be asked')
         visited: list[str] = []
         for _ in range(client_questions.ROUNDS):
             questions = result.questions or {}
-            if lack := client_questions.find_lack(questions, how["features"]):
+            if lack := client_questions.find_lack(questions, options.features):
                 raise lack
             try:
                 answers, went = await client_questions.ask(
                     questions, peer, revision, push, self._question_seconds
                 )
             except BaseException:  # cancelled, too
-                self._give_up(result, name, arguments, how, peer)
+                self._give_up(tool, result, name, arguments, options, peer)
                 raise
             visited += went
-            again = {**how, "answers": answers, "handle": result.handle}
-            result = await self.hub.call(peer.principal, name, arguments, **again)
+            again = replace(options, answers=answers, handle=result.handle)
+            tool, result = await self.hub.call(peer.principal, name, arguments, again)
             if result.questions is None:
                 for one in visited:
                     push(client_questions.encode_elicitation_complete(one))
-                return result
+                return tool, result
         raise WorkFailed(f'"{name[:200]}" asked {client_questions.ROUNDS} times and is not done')
 
     def _give_up(
         self,
+        tool: Tool,
         result: Result,
         name: str,
         arguments: Mapping[str, Any],
-        how: Mapping[str, Any],
+        options: CallOptions,
         peer: ClientState,
     ) -> None:
         """Nobody will answer: what waits for that need not any longer. That too is a call, with the
         handle and no answers at all, to a target that says that it understands this."""
-        if self._gives_up(name, peer.view, how["kind"]):
-            again = {**how, "updates": discard, "wanted": NO_UPDATES, "handle": result.handle}
-            work = self.hub.call(peer.principal, name, arguments, **again)
+        if _gives_up(tool):
+            again = replace(
+                options, updates=discard, wanted=NO_UPDATES, answers=None, handle=result.handle
+            )
+            work = self.hub.call(peer.principal, name, arguments, again)
             task = asyncio.get_running_loop().create_task(_quietly(work))
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
-
-    def _gives_up(self, name: str, view: View, kind: str) -> bool:
-        return getattr(self.hub.find(name, view, kind).target, "gives_up", False)
-
-    def _shown(self, result: Result, name: str, view: View, revision: Revision) -> dict[str, Any]:
-        """A tool's result; one that is no object may have to be shown inside of one."""
-        wrapped = False
-        if result.structured is not ABSENT and revision.has_wrapped_results:
-            schema = self.hub.find(name, view).definition.get("outputSchema")
-            wrapped = is_wrapped(schema, revision)
-        return shape_result(mcp_from_result(result), revision, wrapped)
 
     def _failed(
         self, id: rpc.Id, kind: str, name: str, error: HubError, revision: Revision, continued: bool
@@ -237,29 +228,16 @@ class CallHandler:
         return encode_error(id, error, revision, name if kind == RESOURCE else None)
 
 
-def _how(
-    kind: str,
-    peer: ClientState,
-    revision: Revision,
-    carried: Carried | None,
-    extra: Mapping[str, Any],
-    updates: Updates,
-    wanted: Wanted,
-    features: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What a call says beside what it asks for; so do the further rounds of it."""
-    return {
-        "kind": kind,
-        "door": peer.door,
-        "view": peer.view,
-        "carried": carried,
-        "extra": extra,
-        "updates": updates,
-        "wanted": wanted,
-        "client": peer.client,
-        "revision": revision.name,
-        "features": features,
-    }
+def _gives_up(tool: Tool) -> bool:
+    return getattr(tool.target, "gives_up", False)
+
+
+def _render_tool_result(result: Result, tool: Tool, revision: Revision) -> dict[str, Any]:
+    """A tool's result; one that is no object may have to be shown inside of one."""
+    wrapped = False
+    if result.structured is not ABSENT and revision.has_wrapped_results:
+        wrapped = is_wrapped(tool.definition.get("outputSchema"), revision)
+    return shape_result(mcp_from_result(result), revision, wrapped)
 
 
 async def _quietly(work: Awaitable[Any]) -> None:

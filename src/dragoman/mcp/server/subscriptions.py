@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -24,7 +25,7 @@ from dragoman.core.events import (
     ResourceUpdated,
     ServerLogged,
 )
-from dragoman.core.hub import Hub
+from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
@@ -325,18 +326,8 @@ class Subscriptions:
             raise Overloaded(
                 f'"{uri[:200]}" is one more than the {MAX_FOLLOWED} that may be followed'
             )
-        await self._hub.call(
-            peer.principal,
-            uri,
-            {"follow": True},
-            kind=SUBSCRIPTION,
-            door=peer.door,
-            view=peer.view,
-            extra={"_meta": select_meta(params)},
-            client=peer.client,
-            revision=_revision_of(who),
-            features=features,
-        )
+        options = replace(_call_options(who, peer, features), meta=select_meta(params))
+        await self._hub.call(peer.principal, uri, {"follow": True}, options)
         if peer.closed or name in who.subscribed:  # meanwhile
             self._later(self._stop(uri, who, features))
             return
@@ -368,17 +359,8 @@ class Subscriptions:
     ) -> None:
         peer = who.client if isinstance(who, ListenStream) else who
         try:
-            await self._hub.call(
-                peer.principal,
-                uri,
-                {"follow": False},
-                kind=SUBSCRIPTION,
-                door=peer.door,
-                view=peer.view,
-                client=peer.client,
-                revision=_revision_of(who),
-                features=features,
-            )
+            options = _call_options(who, peer, features)
+            await self._hub.call(peer.principal, uri, {"follow": False}, options)
         except HubError as error:
             log.info("%r is still followed: %s", render_uri(uri[:200]), error)
         except Exception:
@@ -598,8 +580,18 @@ def _above(name: str) -> Iterator[str]:
         yield name[:end]
 
 
-def _revision_of(who: ClientState | ListenStream) -> str:
-    return LATEST.name if isinstance(who, ListenStream) else who.revision.name
+def _call_options(
+    who: ClientState | ListenStream, peer: ClientState, features: Mapping[str, Any]
+) -> CallOptions:
+    revision = LATEST if isinstance(who, ListenStream) else who.revision
+    return CallOptions(
+        kind=SUBSCRIPTION,
+        door=peer.door,
+        view=peer.view,
+        client=peer.client,
+        revision=revision.name,
+        features=features,
+    )
 
 
 def _everybody(peer: ClientState) -> bool:
