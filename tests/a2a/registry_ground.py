@@ -20,7 +20,7 @@ from dragoman.core.events import AgentChanged
 from dragoman.core.hub import Hub
 from dragoman.core.tool import Tool
 from dragoman.net.client import Client
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 from permissive_hub import build_permissive_hub
 
 NOT_FOUND = -32001
@@ -103,7 +103,7 @@ class Pins:
 
 
 class Ground:
-    def __init__(self, hub: Hub, side: AgentSide, pins: Pins, audit: SqliteAudit) -> None:
+    def __init__(self, hub: Hub, side: AgentSide, pins: Pins, audit: SqliteAuditLog) -> None:
         self.hub = hub
         self.audit = audit
         self.side = side
@@ -156,7 +156,7 @@ async def ground(
     tools = catalog if catalog is not None else Catalog(review=admit_all)
     hub, net, pins = build_permissive_hub(tools, Bus(), []), Client(), Pins()
     changes: list[None] = []
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     side = AgentSide(
         home,
         parse(written),

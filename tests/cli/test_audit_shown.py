@@ -9,13 +9,13 @@ from tests.skill_hub import SkillHub
 from dragoman.core.errors import AuthorizationError
 from dragoman.core.principal import Principal
 from dragoman.guards.audit import Audit
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 
 
 @pytest.mark.promise("R12")
 async def test_tail_shows_for_whom_a_call_was_and_what_was_decided(terminal: Terminal) -> None:
     terminal.home.mkdir(mode=0o700)
-    log = SqliteAudit(terminal.home)
+    log = SqliteAuditLog(terminal.home)
     road = SkillHub(before=[Audit(log)])
     await road.call(who=Principal("key", "ci", behalf="carol"))
     await road.call("files.read")

@@ -28,8 +28,8 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import tool_nowhere
 from dragoman.core.trace import Trace
 from dragoman.guards.audit import Audit
-from dragoman.stores.audit.log import SqliteAudit
-from dragoman.stores.audit.reader import AuditReader, Record
+from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.audit.reader import AuditReader, AuditRecord
 
 
 def call_of(arguments: Mapping[str, Any], *, name: str = "files.read", asked: str = "x") -> Call:
@@ -43,16 +43,16 @@ def call_of(arguments: Mapping[str, Any], *, name: str = "files.read", asked: st
     )
 
 
-def records(home: Path) -> list[Record]:
+def records(home: Path) -> list[AuditRecord]:
     reader = AuditReader(home)
-    found = reader.records(100)
+    found = reader.list_records(100)
     reader.close()
     return found
 
 
-async def recorded(home: Path, error: BaseException | None, **arguments: Any) -> Record:
+async def recorded(home: Path, error: BaseException | None, **arguments: Any) -> AuditRecord:
     """The record of a call with `arguments` that ends with `error`."""
-    log = SqliteAudit(home)
+    log = SqliteAuditLog(home)
 
     async def run(call: Call) -> Result:
         if error is not None:
@@ -72,8 +72,8 @@ async def recorded(home: Path, error: BaseException | None, **arguments: Any) ->
 
 
 async def test_the_intent_is_stored_before_the_rest_of_the_road_runs(tmp_path: Path) -> None:
-    log = SqliteAudit(tmp_path)
-    seen: list[Record] = []
+    log = SqliteAuditLog(tmp_path)
+    seen: list[AuditRecord] = []
 
     async def run(call: Call) -> Result:
         seen.extend(records(tmp_path))
@@ -141,7 +141,7 @@ async def test_anything_else_is_recorded_as_a_crash_and_goes_on_up(
 
 
 async def test_a_tool_that_says_it_failed_is_recorded_as_failed(tmp_path: Path) -> None:
-    log = SqliteAudit(tmp_path)
+    log = SqliteAuditLog(tmp_path)
 
     async def run(call: Call) -> Result:
         return Result(failed=True)
@@ -160,7 +160,7 @@ async def turns(count: int) -> None:
 async def test_a_call_cancelled_at_any_moment_is_recorded_once_as_that(
     after: int, tmp_path: Path
 ) -> None:
-    log = SqliteAudit(tmp_path)
+    log = SqliteAuditLog(tmp_path)
     ran = asyncio.Event()
 
     async def run(call: Call) -> Result:
@@ -182,7 +182,7 @@ async def test_a_call_cancelled_at_any_moment_is_recorded_once_as_that(
 
 
 async def test_a_call_that_cannot_be_recorded_is_refused_and_does_not_run(tmp_path: Path) -> None:
-    log = SqliteAudit(tmp_path)
+    log = SqliteAuditLog(tmp_path)
     ran = []
 
     async def run(call: Call) -> Result:
@@ -206,7 +206,7 @@ async def test_arguments_that_are_odd_json_are_recorded_all_the_same(tmp_path: P
 
 
 async def test_names_that_callers_choose_are_cut_and_made_storable(tmp_path: Path) -> None:
-    log = SqliteAudit(tmp_path)
+    log = SqliteAuditLog(tmp_path)
 
     async def run(call: Call) -> Result:
         return await call.tool.target.run(call)

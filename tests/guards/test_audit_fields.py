@@ -15,8 +15,8 @@ from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
 from dragoman.core.trace import carried_in
 from dragoman.guards.audit import Audit
-from dragoman.stores.audit.log import SqliteAudit
-from dragoman.stores.audit.reader import AuditReader, Record
+from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.audit.reader import AuditReader, AuditRecord
 
 
 class Recorded(SkillHub):
@@ -24,14 +24,14 @@ class Recorded(SkillHub):
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.log = SqliteAudit(home)
+        self.log = SqliteAuditLog(home)
         super().__init__(before=[Audit(self.log)])
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[AuditRecord]:
         """Oldest first."""
         self.log.close()
         reader = AuditReader(self.home)
-        found = reader.records(100)
+        found = reader.list_records(100)
         reader.close()
         return found[::-1]
 
@@ -109,7 +109,7 @@ async def test_a_call_for_another_is_recorded_with_who_began_it_the_chain_and_it
 
 
 async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path) -> None:
-    log = SqliteAudit(tmp_path)
+    log = SqliteAuditLog(tmp_path)
 
     async def run(call: Call) -> Result:
         policies = tuple(f"{n}-" + "p" * 10_000 for n in range(5_000))
@@ -131,7 +131,7 @@ async def test_what_others_chose_to_say_is_bounded_in_the_record(tmp_path: Path)
     await Audit(log)(call, run)
     log.close()
     reader = AuditReader(tmp_path)
-    (record,) = reader.records(10)
+    (record,) = reader.list_records(10)
     reader.close()
     end: dict[str, Any] = dict(record.conclusion)
     assert record.outcome == "completed" and "anything" not in end

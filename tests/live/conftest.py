@@ -182,7 +182,7 @@ class RunningHub:
         end = time.monotonic() + OUTCOME_SECONDS
         with closing(AuditReader(self.home)) as reader:
             while True:
-                records = [_build_row(record) for record in reversed(reader.records(100_000))]
+                records = [_build_row(record) for record in reversed(reader.list_records(100_000))]
                 unfinished = any(record["outcome"] == "running" for record in records)
                 if not unfinished or time.monotonic() > end:
                     return records

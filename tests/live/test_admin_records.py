@@ -26,7 +26,7 @@ command = "{command}"
 def records(hub: RunningHub, verb: str) -> list[dict[str, Any]]:
     reader = AuditReader(hub.home)
     try:
-        found = reader.records(1000, verb=verb)
+        found = reader.list_records(1000, verb=verb)
     finally:
         reader.close()
     return [{**one.intent, **one.conclusion} for one in found if one.conclusion]

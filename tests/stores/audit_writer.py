@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 
 
 async def main(home: Path) -> None:
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
 
     async def call_again_and_again(name: str) -> None:
         while True:

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from dragoman.stores.audit.chain import HEADS, Seal, read_key
+from dragoman.stores.audit.chain import HEADS, AuditSeal, read_key
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.audit.verify import verify
 
@@ -48,12 +48,12 @@ def test_no_stored_intent_is_lost_and_the_chain_holds_wherever_the_hub_is_killed
         stored |= set(kill(writer))
         timer.cancel()
         reader = AuditReader(tmp_path)
-        last = reader.last_seq()
-        records = reader.records(10**9)
+        last = reader.find_last_seq()
+        records = reader.list_records(10**9)
         reader.close()
         key = read_key(tmp_path)
         assert key is not None
-        head = Seal(key).read_tip(HEADS, (tmp_path / "audit.head").read_bytes())
+        head = AuditSeal(key).read_tip(HEADS, (tmp_path / "audit.head").read_bytes())
         assert head is not None
         assert head.seq <= last
         verdict = verify(tmp_path)
@@ -70,13 +70,13 @@ def test_the_audit_can_be_read_and_proved_while_a_hub_writes_it(tmp_path: Path) 
     timer.start()
     read_numbers(writer, 100)
     reader = AuditReader(tmp_path)
-    place = reader.last_seq()
+    place = reader.find_last_seq()
     for _ in range(5):
         verdict = verify(tmp_path)
         assert verdict.ok, verdict
-        while not (ended := reader.records_after(place, 10**6)):
+        while not (ended := reader.list_records_after(place, 10**6)):
             read_numbers(writer, 500)  # makes room, should the writer wait for that
-        records = reader.records(50)
+        records = reader.list_records(50)
         assert len(records) == 50
         assert "unknown" not in {record.outcome for record in records}
         assert {record.outcome for record in ended} == {"completed"}

@@ -15,7 +15,7 @@ import pytest
 
 from dragoman.core.errors import ConfigError, NotFound, ShuttingDown, StorageFailed
 from dragoman.stores.audit.journal import SIZE
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.audit.verify import verify
 
@@ -33,7 +33,7 @@ def saved(home: Path) -> int:
     return count
 
 
-async def write(audit: SqliteAudit, count: int) -> list[int]:
+async def write(audit: SqliteAuditLog, count: int) -> list[int]:
     """`count` calls, one after the other, each concluded."""
     seqs = []
     for _ in range(count):
@@ -44,15 +44,15 @@ async def write(audit: SqliteAudit, count: int) -> list[int]:
 
 
 async def test_a_call_is_one_record_of_an_intent_and_its_outcome(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     reader = AuditReader(tmp_path)
     seq = audit.intend(entry())
-    (record,) = reader.records(10)
+    (record,) = reader.list_records(10)
     assert (record.seq, record.outcome, record.intent) == (seq, "running", entry())
     assert abs(record.at - time.time()) < 60
     audit.conclude(seq, DONE)
     audit.flush()
-    (record,) = reader.records(10)
+    (record,) = reader.list_records(10)
     assert (record.seq, record.outcome, record.conclusion) == (seq, "completed", DONE)
     assert record.last > seq
     reader.close()
@@ -66,22 +66,22 @@ async def test_a_call_is_one_record_of_an_intent_and_its_outcome(tmp_path: Path)
 async def test_an_intent_is_stored_at_once_and_a_thousand_of_one_turn_are_one_commit(
     tmp_path: Path,
 ) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     reader = AuditReader(tmp_path)
     before = audit.commits
     seqs = [audit.intend(entry(str(n))) for n in range(1000)]
     assert seqs == list(range(seqs[0], seqs[0] + 1000))
     assert (audit.commits, saved(tmp_path)) == (before, 1)
-    listed = reader.records(2000)
+    listed = reader.list_records(2000)
     assert [record.seq for record in listed] == seqs[::-1]
     assert {record.outcome for record in listed} == {"running"}
-    assert reader.last_seq() == seqs[-1]
+    assert reader.find_last_seq() == seqs[-1]
     async with asyncio.timeout(5):
         while audit.commits == before:
             await asyncio.sleep(0.005)
     assert (audit.commits, saved(tmp_path)) == (before + 1, 1001)
-    assert reader.records(2000) == listed
-    assert reader.last_seq() == seqs[-1]
+    assert reader.list_records(2000) == listed
+    assert reader.find_last_seq() == seqs[-1]
     reader.close()
     audit.close()
 
@@ -89,7 +89,7 @@ async def test_an_intent_is_stored_at_once_and_a_thousand_of_one_turn_are_one_co
 async def test_entries_get_to_the_database_soon_even_if_no_other_call_comes(
     tmp_path: Path,
 ) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     seqs = [audit.intend(entry()) for _ in range(3)]
     audit.flush()
     before = audit.commits
@@ -100,7 +100,7 @@ async def test_entries_get_to_the_database_soon_even_if_no_other_call_comes(
         while saved(tmp_path) < 7:
             await asyncio.sleep(0.005)
     reader = AuditReader(tmp_path)
-    listed = reader.records(9, outcome="completed")
+    listed = reader.list_records(9, outcome="completed")
     assert [record.seq for record in listed] == seqs[::-1]
     assert audit.commits == before + 1
     reader.close()
@@ -108,15 +108,15 @@ async def test_entries_get_to_the_database_soon_even_if_no_other_call_comes(
 
 
 async def test_outcomes_are_stored_with_the_next_intent(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     before = audit.commits
     seqs = [audit.intend(entry()) for _ in range(3)]
     for seq in seqs:
         audit.conclude(seq, DONE)
     reader = AuditReader(tmp_path)
-    assert [record.outcome for record in reader.records(9)] == ["running"] * 3
+    assert [record.outcome for record in reader.list_records(9)] == ["running"] * 3
     last = audit.intend(entry())
-    states = [(record.seq, record.outcome) for record in reader.records(9)]
+    states = [(record.seq, record.outcome) for record in reader.list_records(9)]
     assert states == [(last, "running"), *((seq, "completed") for seq in seqs[::-1])]
     assert (audit.commits, saved(tmp_path)) == (before, 1)
     assert verify(tmp_path).entries == 8
@@ -125,20 +125,20 @@ async def test_outcomes_are_stored_with_the_next_intent(tmp_path: Path) -> None:
 
 
 async def test_a_call_has_one_outcome(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     seq = audit.intend(entry())
     audit.conclude(seq, DONE)
     audit.conclude(seq, {"outcome": "failed"})
     assert "has an outcome already" in caplog.text
     audit.intend(entry())
     reader = AuditReader(tmp_path)
-    assert [record.outcome for record in reader.records(9)] == ["running", "completed"]
+    assert [record.outcome for record in reader.list_records(9)] == ["running", "completed"]
     reader.close()
     audit.close()
 
 
 async def test_records_are_found_by_filter_and_page(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     long_one = audit.intend(entry("slow.one"))
     for n in range(20):
         seq = audit.intend(entry(f"v{n % 2}", f"key:{n % 3}", f"t{n}"))
@@ -146,16 +146,18 @@ async def test_records_are_found_by_filter_and_page(tmp_path: Path) -> None:
     audit.conclude(long_one, DONE)
     audit.flush()
     reader = AuditReader(tmp_path)
-    assert len(reader.records(100, verb="v1")) == 10
-    assert len(reader.records(100, verb="v1", caller="key:0")) == 3
-    assert [record.intent["trace"] for record in reader.records(9, outcome="refused")] == ["t7"]
-    assert [record.intent["verb"] for record in reader.records(9, trace="t4")] == ["v0"]
+    assert len(reader.list_records(100, verb="v1")) == 10
+    assert len(reader.list_records(100, verb="v1", caller="key:0")) == 3
+    assert [record.intent["trace"] for record in reader.list_records(9, outcome="refused")] == [
+        "t7"
+    ]
+    assert [record.intent["verb"] for record in reader.list_records(9, trace="t4")] == ["v0"]
     paged = []
     before = None
-    while page := reader.records(6, before=before):
+    while page := reader.list_records(6, before=before):
         paged += page
         before = page[-1].seq
-    assert [record.seq for record in paged] == [record.seq for record in reader.records(100)]
+    assert [record.seq for record in paged] == [record.seq for record in reader.list_records(100)]
     assert paged[-1].seq == long_one
     assert paged[-1].outcome == "completed"
     reader.close()
@@ -163,40 +165,40 @@ async def test_records_are_found_by_filter_and_page(tmp_path: Path) -> None:
 
 
 async def test_calls_can_be_followed_as_they_end(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     reader = AuditReader(tmp_path)
-    place = reader.last_seq()
+    place = reader.find_last_seq()
     first = audit.intend(entry("first"))
     second = audit.intend(entry("second"))
-    assert reader.records_after(place) == []
+    assert reader.list_records_after(place) == []
     audit.conclude(second, DONE)
     audit.intend(entry("third"))
-    (record,) = reader.records_after(place)
+    (record,) = reader.list_records_after(place)
     assert (record.seq, record.intent["verb"], record.outcome) == (second, "second", "completed")
     audit.flush()
-    assert reader.records_after(place) == [record]
+    assert reader.list_records_after(place) == [record]
     audit.conclude(first, {"outcome": "failed"})
     audit.intend(entry("fourth"))
-    assert len(reader.records_after(place, 1)) == 1
-    assert len(reader.records_after(place, 2)) == 2
-    (record,) = reader.records_after(record.last)
+    assert len(reader.list_records_after(place, 1)) == 1
+    assert len(reader.list_records_after(place, 2)) == 2
+    (record,) = reader.list_records_after(record.last)
     assert (record.seq, record.intent["verb"], record.outcome) == (first, "first", "failed")
     audit.flush()
-    assert reader.records_after(record.last) == []
+    assert reader.list_records_after(record.last) == []
     reader.close()
     audit.close()
 
 
 async def test_a_call_whose_hub_is_gone_is_unknown(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     lost = audit.intend(entry("lost"))
     audit.close()
     reader = AuditReader(tmp_path)
-    assert [record.outcome for record in reader.records(9)] == ["unknown"]
-    audit = SqliteAudit(tmp_path)
+    assert [record.outcome for record in reader.list_records(9)] == ["unknown"]
+    audit = SqliteAuditLog(tmp_path)
     audit.intend(entry("new"))
-    assert [record.outcome for record in reader.records(9)] == ["running", "unknown"]
-    assert reader.records(9)[1].seq == lost
+    assert [record.outcome for record in reader.list_records(9)] == ["running", "unknown"]
+    assert reader.list_records(9)[1].seq == lost
     reader.close()
     audit.close()
 
@@ -209,17 +211,17 @@ def test_where_no_hub_has_run_there_is_nothing_to_read(tmp_path: Path) -> None:
 
 
 def test_two_hubs_cannot_write_one_audit(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     with pytest.raises(ConfigError, match="another hub writes the audit"):
-        SqliteAudit(tmp_path)
+        SqliteAuditLog(tmp_path)
     audit.close()
     audit.close()
-    SqliteAudit(tmp_path).close()
+    SqliteAuditLog(tmp_path).close()
     assert verify(tmp_path).ok
 
 
 async def test_a_closed_audit_refuses_calls(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     seq = audit.intend(entry())
     audit.close()
     assert saved(tmp_path) == 2
@@ -229,7 +231,7 @@ async def test_a_closed_audit_refuses_calls(tmp_path: Path) -> None:
 
 
 async def test_an_audit_that_waits_for_the_disk_reads_the_same(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path, durable=True)
+    audit = SqliteAuditLog(tmp_path, durable=True)
     await write(audit, 3)
     audit.close()
     assert verify(tmp_path).ok
@@ -237,7 +239,7 @@ async def test_an_audit_that_waits_for_the_disk_reads_the_same(tmp_path: Path) -
 
 
 async def test_the_log_is_copied_into_the_database_while_calls_go_on(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     database = tmp_path / "audit.db"
     before = database.stat().st_size
     for _ in range(40):  # well before the log is so long that SQLite does it unasked
@@ -252,18 +254,18 @@ async def test_the_log_is_copied_into_the_database_while_calls_go_on(tmp_path: P
 
 
 def test_entries_that_were_changed_can_still_be_listed(tmp_path: Path) -> None:
-    SqliteAudit(tmp_path).close()
+    SqliteAuditLog(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "audit.db", isolation_level=None)) as db:
         for seq, body in enumerate([b"{", b"[]", '{"verb": 1', 7, 1.5], 10):
             row = (seq, "intent", None, 1.5, body, b"")
             db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
     reader = AuditReader(tmp_path)
-    assert [record.intent for record in reader.records(9)] == [{"damaged": True}] * 5
+    assert [record.intent for record in reader.list_records(9)] == [{"damaged": True}] * 5
     reader.close()
 
 
 async def test_a_journal_that_is_full_is_saved_and_written_again(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     before = audit.commits
     seqs = [audit.intend(entry("x" * 20_000)) for _ in range(500)]
     assert audit.commits == before + 500 // (SIZE // 20_000)
@@ -272,7 +274,7 @@ async def test_a_journal_that_is_full_is_saved_and_written_again(tmp_path: Path)
     assert verify(tmp_path).ok
     audit.close()
     reader = AuditReader(tmp_path)
-    assert len(reader.records(999, outcome="completed")) == 500
+    assert len(reader.list_records(999, outcome="completed")) == 500
     reader.close()
     assert (tmp_path / "audit.journal").stat().st_size == SIZE
     assert saved(tmp_path) == verify(tmp_path).entries == 1001
@@ -281,7 +283,7 @@ async def test_a_journal_that_is_full_is_saved_and_written_again(tmp_path: Path)
 async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
     tmp_path: Path,
 ) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     seqs = []
@@ -296,7 +298,7 @@ async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
     other.close()
     audit.flush()
     reader = AuditReader(tmp_path)
-    assert len(reader.records(999, outcome="completed")) == len(seqs)
+    assert len(reader.list_records(999, outcome="completed")) == len(seqs)
     reader.close()
     with pytest.raises(StorageFailed, match="too long"):
         audit.intend(entry("x" * 70_000))
@@ -305,7 +307,7 @@ async def test_what_waits_for_the_database_is_bounded_and_no_outcome_is_lost(
 
 
 async def test_calls_go_on_while_another_connection_locks_the_database(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     for _ in range(60):  # several attempts to save fall in this time
@@ -319,7 +321,7 @@ async def test_calls_go_on_while_another_connection_locks_the_database(tmp_path:
     other.execute("ROLLBACK")
     other.close()
     async with asyncio.timeout(5):
-        while audit.unsaved:
+        while audit.has_unsaved_entries:
             await asyncio.sleep(0.02)
     assert saved(tmp_path) == 123
     audit.close()
@@ -329,7 +331,7 @@ async def test_calls_go_on_while_another_connection_locks_the_database(tmp_path:
 async def test_calls_are_refused_once_the_journal_of_a_held_database_is_full(
     tmp_path: Path,
 ) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     running = audit.intend(entry("running"))
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -358,7 +360,7 @@ async def test_calls_are_refused_once_the_journal_of_a_held_database_is_full(
             except StorageFailed:
                 await asyncio.sleep(0.02)
     reader = AuditReader(tmp_path)
-    states = [(record.intent["verb"], record.outcome) for record in reader.records(99)]
+    states = [(record.intent["verb"], record.outcome) for record in reader.list_records(99)]
     assert states == [
         ("again", "running"),
         ("x" * 60_000, "refused"),
@@ -371,13 +373,13 @@ async def test_calls_are_refused_once_the_journal_of_a_held_database_is_full(
 
 
 async def test_a_journal_that_is_taken_away_is_made_again(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     audit.intend(entry())
     (tmp_path / "audit.journal").unlink()
     audit.flush()
     seq = audit.intend(entry("after"))
     reader = AuditReader(tmp_path)
-    assert reader.records(1)[0].seq == seq
+    assert reader.list_records(1)[0].seq == seq
     reader.close()
     assert verify(tmp_path).entries == 3
     assert (tmp_path / "audit.journal").stat().st_mode & 0o777 == 0o600
@@ -386,7 +388,7 @@ async def test_a_journal_that_is_taken_away_is_made_again(tmp_path: Path) -> Non
 
 
 async def test_calls_are_refused_once_the_database_was_taken_away(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     audit.intend(entry())
     (tmp_path / "audit.db").rename(tmp_path / "elsewhere.db")
     async with asyncio.timeout(5):
@@ -410,11 +412,11 @@ FULL_DISK = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from dragoman.core.errors import ShuttingDown, StorageFailed
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 
 async def main():
     home = Path(sys.argv[1])
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     running = [audit.intend({"verb": "before"}) for _ in range(50)]
     audit.flush()
     size = max(path.stat().st_size for path in home.glob("audit.db*"))
@@ -457,13 +459,13 @@ def test_calls_are_refused_while_the_disk_is_full_and_made_again_after(tmp_path:
     verdict = verify(tmp_path)
     assert verdict.ok, verdict
     reader = AuditReader(tmp_path)
-    assert len(reader.records(9999, outcome="completed")) == running == passed + 50
-    assert len(reader.records(9999, verb="during")) == passed
+    assert len(reader.list_records(9999, outcome="completed")) == running == passed + 50
+    assert len(reader.list_records(9999, verb="during")) == passed
     reader.close()
 
 
 async def test_a_head_that_cannot_be_written_refuses_calls_until_it_can(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     head = os.dup(audit._head)
     shut = os.open(tmp_path / "audit.head", os.O_RDONLY)
     os.dup2(shut, audit._head)
@@ -480,7 +482,7 @@ async def test_a_head_that_cannot_be_written_refuses_calls_until_it_can(tmp_path
     audit.intend(entry("after"))
     audit.close()
     reader = AuditReader(tmp_path)
-    states = [(record.intent["verb"], record.outcome) for record in reader.records(9)]
+    states = [(record.intent["verb"], record.outcome) for record in reader.list_records(9)]
     assert states == [("after", "unknown"), ("before", "completed")]
     reader.close()
     assert verify(tmp_path).ok
@@ -491,7 +493,7 @@ async def test_a_journal_that_cannot_be_written_refuses_calls_until_the_database
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     running = audit.intend(entry("running"))
     journal = os.dup(audit._journal._file)
     shut = os.open(home / "audit.journal", os.O_RDONLY)
@@ -510,7 +512,7 @@ async def test_a_journal_that_cannot_be_written_refuses_calls_until_the_database
     audit.flush()
     audit.intend(entry("again"))
     reader = AuditReader(home)
-    states = [(record.intent["verb"], record.outcome) for record in reader.records(9)]
+    states = [(record.intent["verb"], record.outcome) for record in reader.list_records(9)]
     assert states == [("again", "running"), ("refused", "refused"), ("running", "completed")]
     reader.close()
     audit.close()
@@ -521,10 +523,10 @@ HALF_A_WRITE = """
 import resource, shutil, sys
 from pathlib import Path
 from dragoman.core.errors import ShuttingDown, StorageFailed
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 
 home = Path(sys.argv[1])
-audit = SqliteAudit(home / "alive")
+audit = SqliteAuditLog(home / "alive")
 audit.intend({"verb": "before"})
 limit = audit._journal._end + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -550,7 +552,7 @@ def test_half_a_write_to_the_journal_is_refused_and_no_break(tmp_path: Path, tak
     assert (verdict.problem, verdict.entries) == (None, 2)
     assert verify(tmp_path / "alive").ok
     reader = AuditReader(tmp_path / "alive")
-    states = [(record.intent["verb"], record.outcome) for record in reader.records(9)]
+    states = [(record.intent["verb"], record.outcome) for record in reader.list_records(9)]
     assert states == [("after", "unknown"), ("refused", "refused"), ("before", "unknown")]
     reader.close()
 
@@ -558,7 +560,7 @@ def test_half_a_write_to_the_journal_is_refused_and_no_break(tmp_path: Path, tak
 async def test_an_audit_closed_while_its_database_is_held_is_whole_at_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     audit.conclude(audit.intend(entry()), DONE)
@@ -568,25 +570,25 @@ async def test_an_audit_closed_while_its_database_is_held_is_whole_at_the_next_s
     other.close()
     assert (saved(tmp_path), verify(tmp_path).entries) == (1, 3)
     caplog.clear()
-    SqliteAudit(tmp_path).close()
+    SqliteAuditLog(tmp_path).close()
     assert not caplog.text
     assert (saved(tmp_path), verify(tmp_path).entries) == (4, 4)
     reader = AuditReader(tmp_path)
-    assert [record.outcome for record in reader.records(9)] == ["completed"]
+    assert [record.outcome for record in reader.list_records(9)] == ["completed"]
     reader.close()
 
 
 async def test_outcomes_are_in_the_journal_while_the_database_cannot_be_written(
     tmp_path: Path,
 ) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     seq = audit.intend(entry())
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     audit.conclude(seq, DONE)
     reader = AuditReader(tmp_path)
     async with asyncio.timeout(5):
-        while reader.records(1)[0].outcome != "completed":
+        while reader.list_records(1)[0].outcome != "completed":
             await asyncio.sleep(0.01)
     assert verify(tmp_path).entries == 3
     assert saved(tmp_path) == 1
@@ -601,7 +603,7 @@ async def test_outcomes_are_in_the_journal_while_the_database_cannot_be_written(
 async def test_only_a_durable_audit_waits_for_the_disk_with_each_intent(
     tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    audit = SqliteAudit(tmp_path, durable=durable)
+    audit = SqliteAuditLog(tmp_path, durable=durable)
     synced: list[int] = []
     fsync = os.fsync
 
@@ -621,7 +623,7 @@ async def test_only_a_durable_audit_waits_for_the_disk_with_each_intent(
 async def test_a_disk_that_fails_to_keep_the_journal_refuses_the_call_and_leaves_it_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    audit = SqliteAudit(tmp_path, durable=True)
+    audit = SqliteAuditLog(tmp_path, durable=True)
     other = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
 
@@ -637,14 +639,14 @@ async def test_a_disk_that_fails_to_keep_the_journal_refuses_the_call_and_leaves
     other.close()
     assert (verify(tmp_path).problem, verify(tmp_path).entries) == (None, 3)
     reader = AuditReader(tmp_path)
-    assert [record.outcome for record in reader.records(9)] == ["refused"]
+    assert [record.outcome for record in reader.list_records(9)] == ["refused"]
     reader.close()
 
 
 async def test_nothing_is_written_to_a_journal_that_could_not_be_begun_anew(
     tmp_path: Path,
 ) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     first, second = audit.intend(entry()), audit.intend(entry())
     journal = os.dup(audit._journal._file)
     shut = os.open(tmp_path / "audit.journal", os.O_RDONLY)
@@ -666,7 +668,7 @@ async def test_nothing_is_written_to_a_journal_that_could_not_be_begun_anew(
 
 
 async def test_old_entries_are_pruned_and_the_rest_is_still_proved(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     await write(audit, 1500)
     last = audit._seq
     assert await audit.prune(3600, 10_000) == 0
@@ -687,7 +689,7 @@ async def test_old_entries_are_pruned_and_the_rest_is_still_proved(tmp_path: Pat
     assert verify(tmp_path).ok
     assert verify(tmp_path).entries == 0
     audit.close()
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     await write(audit, 1)
     audit.close()
     verdict = verify(tmp_path)
@@ -696,17 +698,17 @@ async def test_old_entries_are_pruned_and_the_rest_is_still_proved(tmp_path: Pat
 
 
 async def test_a_call_that_still_runs_is_never_pruned(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     done = await write(audit, 10)
     running = audit.intend(entry("running"))
     await write(audit, 10)
     assert await audit.prune(0, 0) == running - 1
     reader = AuditReader(tmp_path)
-    assert reader.records(99)[-1].seq == running
-    assert reader.records(99)[-1].outcome == "running"
+    assert reader.list_records(99)[-1].seq == running
+    assert reader.list_records(99)[-1].outcome == "running"
     audit.conclude(running, DONE)
     assert await audit.prune(0, 0) > 20
-    assert reader.records(99) == []
+    assert reader.list_records(99) == []
     assert done
     reader.close()
     audit.close()

@@ -20,13 +20,13 @@ from dragoman.stores.audit.chain import (
     ORIGIN,
     TIP,
     TRAILER,
-    Row,
-    Seal,
-    Tip,
+    AuditSeal,
+    ChainTip,
+    EntryRow,
     read_key,
 )
 from dragoman.stores.audit.journal import read_journal
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.audit.verify import verify
 
@@ -37,7 +37,7 @@ LAST = 1 + 2 * CALLS
 
 async def make(home: Path, *, keep: int = 10**6) -> None:
     home.mkdir()
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     for n in range(CALLS):
         seq = audit.intend({"verb": f"files.read{n}", "caller": "key:ci"})
         audit.conclude(seq, {"outcome": "completed"})
@@ -80,13 +80,15 @@ def seal_head_with_another_key(home: Path) -> None:
         mac = db.execute("SELECT mac FROM entries WHERE seq = 9").fetchone()[0]
         db.execute("DELETE FROM entries WHERE seq > 9")
         db.commit()
-    (home / "audit.head").write_bytes(Seal(os.urandom(32)).tip(HEAD_BESIDE_JOURNAL, 9, mac))
+    (home / "audit.head").write_bytes(
+        AuditSeal(os.urandom(32)).seal_tip(HEAD_BESIDE_JOURNAL, 9, mac)
+    )
 
 
 def append_with_another_key(home: Path) -> None:
     with closing(sqlite3.connect(home / "audit.db")) as db:
         mac = db.execute("SELECT mac FROM entries WHERE seq = ?", (LAST,)).fetchone()[0]
-        _, forged = Seal(os.urandom(32)).entry(mac, LAST + 1, "intent", None, 1.5, b"{}")
+        _, forged = AuditSeal(os.urandom(32)).seal_entry(mac, LAST + 1, "intent", None, 1.5, b"{}")
         row = (LAST + 1, "intent", None, 1.5, b"{}", forged)
         db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
         db.commit()
@@ -96,7 +98,7 @@ def forge_anchor(home: Path) -> None:
     with closing(sqlite3.connect(home / "audit.db")) as db:
         mac = db.execute("SELECT mac FROM entries WHERE seq = 9").fetchone()[0]
         db.execute("DELETE FROM entries WHERE seq <= 9")
-        seal = Seal(os.urandom(32)).anchor(Tip(9, mac), 1.5)
+        seal = AuditSeal(os.urandom(32)).seal_anchor(ChainTip(9, mac), 1.5)
         db.execute("INSERT INTO anchor VALUES (1, 9, ?, 1.5, ?)", (mac, seal))
         db.commit()
 
@@ -274,7 +276,7 @@ async def test_a_head_from_before_the_pruning_is_found(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
     old = (home / "audit.head").read_bytes()
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     audit.intend({})
     await audit.prune(0, 1)
     audit.close()
@@ -288,7 +290,7 @@ async def test_a_head_of_another_history_with_the_same_key_is_found(tmp_path: Pa
     await make(homes[0])
     shutil.copytree(*homes)
     for home in homes:
-        audit = SqliteAudit(home)
+        audit = SqliteAuditLog(home)
         audit.intend({"verb": home.name})
         audit.close()
         assert verify(home).ok
@@ -301,18 +303,18 @@ async def test_a_head_of_another_history_with_the_same_key_is_found(tmp_path: Pa
 def test_a_first_start_that_failed_is_no_break(tmp_path: Path) -> None:
     (tmp_path / "audit.db-wal").mkdir()
     with pytest.raises(ConfigError, match=r"audit\.db"):
-        SqliteAudit(tmp_path)
+        SqliteAuditLog(tmp_path)
     (tmp_path / "audit.db-wal").rmdir()
-    SqliteAudit(tmp_path).close()
+    SqliteAuditLog(tmp_path).close()
     assert verify(tmp_path).ok
 
 
 def test_a_first_start_that_could_make_no_journal_is_no_break(tmp_path: Path) -> None:
     (tmp_path / "audit.journal.new").mkdir()
     with pytest.raises(ConfigError, match="cannot be written"):
-        SqliteAudit(tmp_path)
+        SqliteAuditLog(tmp_path)
     (tmp_path / "audit.journal.new").rmdir()
-    SqliteAudit(tmp_path).close()
+    SqliteAuditLog(tmp_path).close()
     assert (verify(tmp_path).problem, verify(tmp_path).entries) == (None, 1)
 
 
@@ -320,7 +322,7 @@ async def test_a_database_put_back_from_an_older_copy_is_found_by_the_head(tmp_p
     home = tmp_path / "home"
     await make(home)
     shutil.copy(home / "audit.db", tmp_path / "old.db")
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     audit.intend({})
     audit.close()
     assert verify(home).ok
@@ -360,20 +362,20 @@ async def test_a_hub_that_finds_the_audit_changed_starts_and_records_that_for_go
     home = tmp_path / "home"
     await make(home)
     BREAKS[finding](home)
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     assert finding in caplog.text
     seq = audit.intend({"verb": "after"})
     assert seq > LAST or "database ends at entry 0" in finding or "so nothing" in finding
     audit.close()
     reader = AuditReader(home)
-    after, broken = reader.records(2)
+    after, broken = reader.list_records(2)
     reader.close()
     assert after.intent == {"verb": "after"}
     assert broken.outcome == "break"
     assert finding in broken.conclusion["problem"]
     assert not verify(home).ok
     caplog.clear()
-    SqliteAudit(home).close()
+    SqliteAuditLog(home).close()
     assert not caplog.text
     assert not verify(home).ok
 
@@ -383,7 +385,7 @@ async def test_a_break_cannot_be_taken_out_again(tmp_path: Path) -> None:
     await make(home)
     whole = {name: (home / name).read_bytes() for name in ("audit.head", "audit.journal")}
     remove("audit.head")(home)
-    SqliteAudit(home).close()
+    SqliteAuditLog(home).close()
     assert f"entry {LAST + 1} records a break" in (verify(home).problem or "")
     sql(f"DELETE FROM entries WHERE seq > {LAST}")(home)
     assert "missing from the end" in (verify(home).problem or "")
@@ -398,12 +400,12 @@ async def test_a_database_ahead_of_the_head_is_accepted_if_it_follows(tmp_path: 
     home = tmp_path / "home"
     await make(home)
     head = (home / "audit.head").read_bytes()
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     audit.intend({})
     audit.close()
     (home / "audit.head").write_bytes(head)
     assert verify(home).ok
-    SqliteAudit(home).close()
+    SqliteAuditLog(home).close()
     assert verify(home).ok
     assert verify(home).entries == LAST + 3
 
@@ -414,19 +416,19 @@ async def test_a_damaged_key_or_database_stops_the_start(tmp_path: Path) -> None
     key = (home / "audit.key").read_bytes()
     (home / "audit.key").write_bytes(key[:9])
     with pytest.raises(ConfigError, match=r"audit\.key.* is damaged"):
-        SqliteAudit(home)
+        SqliteAuditLog(home)
     (home / "audit.key").write_bytes(key)
     database = (home / "audit.db").read_bytes()
     (home / "audit.db").write_bytes(b"x" * len(database))
     with pytest.raises(ConfigError, match=r"audit\.db.* is damaged"):
-        SqliteAudit(home)
+        SqliteAuditLog(home)
     (home / "audit.db").write_bytes(database)
-    SqliteAudit(home).close()
+    SqliteAuditLog(home).close()
     assert verify(home).ok
 
 
 async def test_progress_is_told_on_the_way(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     for _ in range(3):
         for _ in range(4000):
             audit.intend({})
@@ -462,7 +464,7 @@ async def leave(home: Path) -> bytes:
     the journal as it was before the last write."""
     alive = home.with_name(home.name + "-alive")
     alive.mkdir()
-    audit = SqliteAudit(alive)
+    audit = SqliteAuditLog(alive)
     for n in range(CALLS):
         seq = audit.intend({"verb": f"files.read{n}", "caller": "key:ci"})
         audit.conclude(seq, {"outcome": "completed"})
@@ -473,7 +475,7 @@ async def leave(home: Path) -> bytes:
     return before
 
 
-def rewrite(change: Callable[[list[Row]], list[Row]]) -> Callable[[Path], None]:
+def rewrite(change: Callable[[list[EntryRow]], list[EntryRow]]) -> Callable[[Path], None]:
     """The journal with other entries and the old trailer, each where it belongs."""
 
     def tamper(home: Path) -> None:
@@ -481,25 +483,25 @@ def rewrite(change: Callable[[list[Row]], list[Row]]) -> Callable[[Path], None]:
         assert left is not None
         with closing(sqlite3.connect(home / "audit.db")) as db:
             mac = db.execute("SELECT max(seq), mac FROM entries").fetchone()[1]
-        seal = Seal(bytes(32))
+        seal = AuditSeal(bytes(32))
         whole = b""
         for seq, kind, of, at, body, own in change(left.rows):
-            whole += seal.entry(mac, seq, kind, of, at, body)[0]
+            whole += seal.seal_entry(mac, seq, kind, of, at, body)[0]
             mac = own
         (home / "audit.journal").write_bytes(whole + left.trailer + bytes(999))
 
     return tamper
 
 
-def forged(rows: list[Row]) -> list[Row]:
-    _, mac = Seal(os.urandom(32)).entry(rows[-1][5], LEFT + 1, "intent", None, 1.5, b"{}")
+def forged(rows: list[EntryRow]) -> list[EntryRow]:
+    _, mac = AuditSeal(os.urandom(32)).seal_entry(rows[-1][5], LEFT + 1, "intent", None, 1.5, b"{}")
     return [*rows, (LEFT + 1, "intent", None, 1.5, b"{}", mac)]
 
 
-def edited(which: int, **fields: object) -> Callable[[list[Row]], list[Row]]:
+def edited(which: int, **fields: object) -> Callable[[list[EntryRow]], list[EntryRow]]:
     names = ("seq", "kind", "of", "at", "body", "mac")
 
-    def change(rows: list[Row]) -> list[Row]:
+    def change(rows: list[EntryRow]) -> list[EntryRow]:
         values = dict(zip(names, rows[which], strict=True)) | fields
         rows[which] = tuple(values.values())  # type: ignore[assignment]
         return rows
@@ -586,20 +588,20 @@ async def test_every_tampering_with_what_a_killed_hub_left_is_found_and_recorded
     assert not verdict.ok
     assert problem in (verdict.problem or "")
     assert (verdict.at_seq, verdict.entries) == (at, at - 1)
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     assert "is not as it was left" in caplog.text
     seq = audit.intend({"verb": "after"})
     assert seq > verdict.entries
     audit.close()
     reader = AuditReader(home)
-    after, broken = reader.records(2)
-    kept = reader.records(99)
+    after, broken = reader.list_records(2)
+    kept = reader.list_records(99)
     reader.close()
     assert (after.intent, broken.outcome) == ({"verb": "after"}, "break")
     assert len([record for record in kept if record.seq < broken.seq]) >= verdict.entries // 2
     assert "records a break" in (verify(home).problem or "")
     caplog.clear()
-    SqliteAudit(home).close()
+    SqliteAuditLog(home).close()
     assert not caplog.text
 
 
@@ -608,7 +610,7 @@ async def test_after_a_break_no_number_is_given_twice(name: str, tmp_path: Path)
     home = tmp_path / "home"
     await leave(home)
     rewrite({"number": edited(0, body=b"{}"), "trailer": lambda rows: []}[name])(home)
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     assert audit.intend({}) > LEFT
     audit.close()
 
@@ -628,9 +630,9 @@ async def test_a_write_cut_short_with_the_power_is_a_break_that_keeps_all_before
         verdict = verify(torn)
         assert not verdict.ok
         assert verdict.entries >= LAST - 1
-        SqliteAudit(torn).close()
+        SqliteAuditLog(torn).close()
         reader = AuditReader(torn)
-        broken, *kept = reader.records(99)
+        broken, *kept = reader.list_records(99)
         reader.close()
         assert broken.outcome == "break"
         assert len([record for record in kept if record.intent["verb"] != "running"]) == CALLS
@@ -640,7 +642,7 @@ async def test_a_journal_of_before_is_found(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await make(home)
     old = (home / "audit.journal").read_bytes()
-    audit = SqliteAudit(home)
+    audit = SqliteAuditLog(home)
     audit.intend({})
     audit.close()
     assert verify(home).ok
@@ -656,7 +658,7 @@ async def test_a_journal_of_another_history_with_the_same_key_is_found(tmp_path:
     shutil.copytree(*homes)
     audits = []
     for home in homes:
-        audits.append(SqliteAudit(home))
+        audits.append(SqliteAuditLog(home))
         audits[-1].intend({"verb": home.name})
     mixed = tmp_path / "mixed"
     shutil.copytree(homes[0], mixed)
@@ -675,12 +677,12 @@ async def test_what_a_killed_hub_left_in_the_journal_is_read_and_kept(
     home = tmp_path / "home"
     await leave(home)
     reader = AuditReader(home)
-    before = reader.records(99)
+    before = reader.list_records(99)
     assert [record.outcome for record in before] == ["unknown"] + ["completed"] * CALLS
-    assert len(reader.records_after(0)) == CALLS
-    assert len(reader.records(99, before=20)) == 9
-    audit = SqliteAudit(home)
-    assert reader.records(99) == before
+    assert len(reader.list_records_after(0)) == CALLS
+    assert len(reader.list_records(99, before=20)) == 9
+    audit = SqliteAuditLog(home)
+    assert reader.list_records(99) == before
     assert audit.intend({}) == LEFT + 2
     audit.close()
     reader.close()
@@ -694,7 +696,7 @@ async def test_a_hub_killed_between_any_two_writes_left_a_chain_that_holds(
 ) -> None:
     alive = tmp_path / "alive"
     alive.mkdir()
-    audit = SqliteAudit(alive)
+    audit = SqliteAuditLog(alive)
     audit.conclude(audit.intend({}), {"outcome": "completed"})
     audit.intend({})
     head, journal = ((alive / name).read_bytes() for name in ("audit.head", "audit.journal"))
@@ -710,9 +712,9 @@ async def test_a_hub_killed_between_any_two_writes_left_a_chain_that_holds(
     for home in homes:
         assert (verify(home).ok, verify(home).entries) == (True, 4)
         reader = AuditReader(home)
-        assert [record.seq for record in reader.records(9)] == [4, 2]
+        assert [record.seq for record in reader.list_records(9)] == [4, 2]
         reader.close()
-        SqliteAudit(home).close()
+        SqliteAuditLog(home).close()
         assert (verify(home).ok, verify(home).entries) == (True, 5)
     assert not caplog.text
 
@@ -724,23 +726,23 @@ async def test_a_hub_killed_in_its_first_or_next_start_left_no_break(
     home.mkdir()
     (home / "audit.db-wal").mkdir()
     with pytest.raises(ConfigError):
-        SqliteAudit(home)  # now there are the key and the head
+        SqliteAuditLog(home)  # now there are the key and the head
     (home / "audit.db-wal").rmdir()
     (home / "audit.db").unlink()
     shutil.copytree(home, tmp_path / "key and head")
     first_head = (home / "audit.head").read_bytes()
-    SqliteAudit(home).close()
+    SqliteAuditLog(home).close()
     shutil.copytree(home, tmp_path / "committed")
-    seal = Seal((home / "audit.key").read_bytes())
+    seal = AuditSeal((home / "audit.key").read_bytes())
     (tmp_path / "committed" / "audit.head").write_bytes(first_head)
-    (tmp_path / "committed" / "audit.journal").write_bytes(seal.tip(TRAILER, *ORIGIN))
+    (tmp_path / "committed" / "audit.journal").write_bytes(seal.seal_tip(TRAILER, *ORIGIN))
     old_journal, old_head = ((home / name).read_bytes() for name in ("audit.journal", "audit.head"))
-    SqliteAudit(home).close()
+    SqliteAuditLog(home).close()
     shutil.copytree(home, tmp_path / "next committed")
     (tmp_path / "next committed" / "audit.head").write_bytes(old_head)
     (tmp_path / "next committed" / "audit.journal").write_bytes(old_journal)
     for name, entries in {"key and head": 1, "committed": 2, "next committed": 3}.items():
-        SqliteAudit(tmp_path / name).close()
+        SqliteAuditLog(tmp_path / name).close()
         assert (verify(tmp_path / name).problem, verify(tmp_path / name).entries) == (None, entries)
     assert not caplog.text
     # A first head is no excuse for a journal that is gone, once there is an entry.

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.core.admin_audit import Tally
 from dragoman.core.errors import StorageFailed
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.key_changes import KeyChanges
 from dragoman.stores.keys import KeyStore
@@ -36,15 +36,15 @@ def test_each_change_of_a_key_is_recorded_once_by_whichever_hub_sees_it(tmp_path
     changes = KeyChanges(keys, told)
     told.full = True
     with pytest.raises(StorageFailed):
-        changes.look()
+        changes.record_changes()
     told.full = False
     for _ in range(2):
-        changes.look()
+        changes.record_changes()
     assert told.verbs == [("key.create", "a")]
     keys.create("b", owner="me", expires_at=None, scopes=["call"])
     keys.revoke("b")
     keys.revoke("a")
-    changes.look()
+    changes.record_changes()
     assert told.verbs[1:] == [("key.revoke", "a"), ("key.create", "b"), ("key.revoke", "b")]
     keys.close()
 
@@ -53,13 +53,13 @@ def test_each_change_of_a_key_is_recorded_once_by_whichever_hub_sees_it(tmp_path
         db.commit()
     for expected in ([("key.remove", "a")], []):  # the next hub, and the one after that
         keys, told = KeyStore(tmp_path), Told()
-        KeyChanges(keys, told).look()
+        KeyChanges(keys, told).record_changes()
         assert told.verbs == expected
         keys.close()
 
 
 async def test_a_flood_of_wrong_keys_makes_a_bounded_number_of_records(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     tally = Tally(audit)
     for number in range(1_000):
         tally.add("auth.failed", f"10.0.{number // 250}.{number % 250}", "nobody", "http")
@@ -68,7 +68,7 @@ async def test_a_flood_of_wrong_keys_makes_a_bounded_number_of_records(tmp_path:
     tally.flush(now=True)
     audit.close()
     reader = AuditReader(tmp_path)
-    found = reader.records(10_000, verb="auth.failed")
+    found = reader.list_records(10_000, verb="auth.failed")
     reader.close()
     assert len(found) <= 2 * (Tally.MAX_KINDS + 1)
     assert sum(record.conclusion["count"] for record in found) == 2_000

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.promise("O1")
 
 def test_a_key_is_shown_once_and_kept_only_as_a_hash(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
-    assert not store.any()
+    assert not store.has_keys()
     key = store.create("ci", owner="ada", expires_at=None, scopes=["files.*", "git.log"], org="lab")
     assert re.fullmatch(r"dgm_[a-z0-9]{8}_[A-Za-z0-9_-]{43}", key)
     found = store.find(key)
@@ -57,14 +57,14 @@ def test_a_revoked_key_is_refused_but_was_once_made(tmp_path: Path) -> None:
     revoked = store.list()[0].revoked_at
     store.revoke("ci")
     assert store.find(key) is None
-    assert store.any()
+    assert store.has_keys()
     assert store.list()[0].revoked_at == revoked
-    assert store.list()[0].state(time.time()) == "revoked"
+    assert store.list()[0].get_state(time.time()) == "revoked"
     with pytest.raises(InvalidInput, match='named "ci" already'):
         store.create("ci", owner="ada", expires_at=None, scopes=[])
     store.close()
     again = KeyStore(tmp_path)
-    assert again.any()
+    assert again.has_keys()
     assert again.find(key) is None
     again.close()
 
@@ -75,7 +75,7 @@ def test_a_key_ends_when_its_time_has_come(tmp_path: Path) -> None:
     found = store.find(key)
     assert found is not None
     assert found.expires_at is not None
-    assert found.state(found.expires_at) == "expired"
+    assert found.get_state(found.expires_at) == "expired"
     while time.time() < found.expires_at:
         time.sleep(0.02)
     assert store.find(key) is None
@@ -151,7 +151,7 @@ def test_keys_of_before_there_were_roles_are_as_good_as_ever(tmp_path: Path) -> 
 
 def test_what_another_process_changes_is_seen_within_a_second_or_so(tmp_path: Path) -> None:
     store = KeyStore(tmp_path)
-    assert not store.any()
+    assert not store.has_keys()
 
     def elsewhere(code: str) -> str:
         program = f"from pathlib import Path; from dragoman.stores.keys import KeyStore; import sys; store = KeyStore(Path(sys.argv[1])); {code}"  # noqa: E501

@@ -15,7 +15,7 @@ import pytest
 from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import OWNER
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.pins import SqlitePins
 from dragoman.stores.registry import RegistryStore
@@ -93,7 +93,7 @@ def test_keys_of_a_replaced_database_are_not_known_any_more(tmp_path: Path) -> N
 
 
 async def test_the_audit_of_a_deleted_database_takes_no_calls(tmp_path: Path) -> None:
-    audit = SqliteAudit(tmp_path)
+    audit = SqliteAuditLog(tmp_path)
     (tmp_path / "audit.db").unlink()
     audit.intend({"verb": "x"})  # in the journal
     with pytest.raises(StorageFailed, match=r"audit\.db is gone"):

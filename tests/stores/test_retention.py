@@ -13,7 +13,7 @@ from tests.cli.terminal import Terminal
 from dragoman.app.app import Instance
 from dragoman.config import Config, parse
 from dragoman.core.errors import ConfigError
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.audit.verify import verify
 from dragoman.stores.config import AuditSettings
@@ -65,7 +65,7 @@ async def test_what_is_too_old_by_a_steady_clock_is_deleted_and_that_is_recorded
     assert await run_hub(tmp_path) == last
     assert verify(tmp_path).ok and f"{last} old entries" in caplog.text
     reader = AuditReader(tmp_path)
-    (record,) = reader.records(10, verb="audit.prune")
+    (record,) = reader.list_records(10, verb="audit.prune")
     reader.close()
     told = {name: record.conclusion[name] for name in ("count", "first_seq", "last_seq")}
     assert told == {"count": last, "first_seq": 1, "last_seq": last}
@@ -104,7 +104,7 @@ def test_the_operator_may_prune_at_once_which_makes_the_file_smaller(short_tmp: 
     terminal = Terminal(short_tmp)
     terminal.configure()
     terminal.configure(config="[audit]\nmax_entries = 1000\n")
-    audit = SqliteAudit(terminal.home)
+    audit = SqliteAuditLog(terminal.home)
     for _ in range(1000):
         audit.conclude(audit.intend({"verb": "y" * 1000}), {"outcome": "completed"})
     audit.close()

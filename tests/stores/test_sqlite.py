@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import ConfigError
-from dragoman.stores.sqlite import Writer, find_damage, open_store, open_to_read
+from dragoman.stores.sqlite import SqliteWriter, find_damage, open_store, open_to_read
 
 ONE = "CREATE TABLE people (name TEXT);\nINSERT INTO people VALUES ('ada');"
 TWO = "ALTER TABLE people ADD COLUMN born INTEGER;"
@@ -113,7 +113,7 @@ def test_a_writer_waits_once_for_another_program_and_not_again_until_it_can_writ
 ) -> None:
     path = tmp_path / "held.db"
     db = open_store(path, [ONE], busy_seconds=0.02)
-    writer = Writer(db, path, 0.02)
+    writer = SqliteWriter(db, path, 0.02)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     assert pragma(db, "busy_timeout") == 20

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.app.app import Instance, accept_losses, survey
+from dragoman.app.app import Instance, accept_losses, survey_stores
 from dragoman.config import Config, load
 from dragoman.core.errors import ConfigError, InvalidInput, StorageFailed
 from dragoman.core.principal import OWNER
 from dragoman.stores.audit.verify import verify
 from dragoman.stores.keys import KeyStore
-from dragoman.stores.store_inventory import DATABASES, Loss
+from dragoman.stores.store_inventory import DATABASES, StoreLoss
 
 CONFIG = "[a2a]\nenabled = true\n"
 AUDIT_FILES = ("audit.db", "audit.key", "audit.head", "audit.journal")
@@ -54,7 +54,7 @@ def home(used_home: Path, tmp_path: Path) -> Path:
 
 
 def names_lost(home: Path) -> set[str]:
-    return {loss.name for loss in survey(home, home / "policies").losses}
+    return {loss.name for loss in survey_stores(home, home / "policies").losses}
 
 
 def proper_subsets() -> Iterator[tuple[str, ...]]:
@@ -154,7 +154,7 @@ async def test_a_record_that_is_not_sealed_by_this_home_counts_for_nothing(home:
     forged = (home / "stores.json").read_text().replace('"keys_made":false', '"keys_made":true')
     forged = forged.replace('"number":', '"number":9')
     (home / "stores.json").write_text(forged)
-    found = survey(home, home / "policies")
+    found = survey_stores(home, home / "policies")
     assert not found.losses and not found.record.keys_made
 
 
@@ -163,11 +163,11 @@ async def test_a_hub_of_which_all_keys_were_lost_stays_closed(home: Path) -> Non
     store.create("laptop", owner="me", expires_at=None, scopes=["call"])
     store.close()
     await run_hub(home)
-    assert survey(home, home / "policies").record.keys_made
+    assert survey_stores(home, home / "policies").record.keys_made
     (home / "hub.db").unlink()
     accept_losses(home, home / "policies", ["keys"], "me")
     instance = Instance(home, load(home / "config.toml"), "mcp")
-    assert not instance.keys.list() and instance.keys.any()
+    assert not instance.keys.list() and instance.keys.has_keys()
     await instance.stop()
 
 
@@ -183,7 +183,7 @@ async def test_policies_that_were_there_do_not_give_way_to_the_defaults(home: Pa
     await instance.stop()
     with pytest.raises(ConfigError, match="accept-loss policies"):
         await run_hub(home)
-    lost: list[Loss] = accept_losses(home, folder, ["policies"], "me")
+    lost: list[StoreLoss] = accept_losses(home, folder, ["policies"], "me")
     assert [loss.file for loss in lost] == [folder]
     await run_hub(home)
 

@@ -61,7 +61,7 @@ class Broken:
 async def watching(
     keys: KeyStore, *parts: Part | Broken, api_key: str | None = None
 ) -> AsyncIterator[AccessWatch]:
-    auth = Authenticator(api_key, lambda key: None, keys.any)
+    auth = Authenticator(api_key, lambda key: None, keys.has_keys)
     watch = AccessWatch(keys, auth)
     watch.parts = list(parts)
     task = asyncio.create_task(watch.follow())
@@ -106,7 +106,7 @@ async def test_a_key_that_expires_is_noticed_without_a_request(tmp_path: Path) -
 def test_who_shows_no_key_that_is_known_is_not_served(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path)
     keys.create("ann", owner="me", expires_at=None, scopes=["call"])
-    watch = AccessWatch(keys, Authenticator(None, lambda key: None, keys.any))
+    watch = AccessWatch(keys, Authenticator(None, lambda key: None, keys.has_keys))
     assert watch.why_ended(ANN) == "" and watch.why_ended(OWNER) == ""
     for stranger in (BOB, API_KEY, Principal("key", "ann", "elsewhere"), Principal("new", "ann")):
         assert watch.why_ended(stranger), stranger

@@ -110,7 +110,7 @@ async def test_who_has_changed_the_registry_is_in_the_audit(tmp_path: Path) -> N
         reader = AuditReader(tmp_path)
         found = [
             (one.intent["verb"], one.intent["caller"], one.intent["asked_as"], one.outcome)
-            for one in reversed(reader.records(9))
+            for one in reversed(reader.list_records(9))
         ]
         reader.close()
     assert found == [

@@ -31,8 +31,8 @@ from dragoman.core.question_handles import Handles
 from dragoman.core.tool import TargetFacts, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
-from dragoman.stores.audit.log import SqliteAudit
-from dragoman.stores.audit.reader import AuditReader, Record
+from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.audit.reader import AuditReader, AuditRecord
 from dragoman.stores.keys import KeyStore
 from dragoman.web.api import Api
 from dragoman.web.api_policies import OPERATIONS, PoliciesApi
@@ -65,7 +65,7 @@ class Hub_:
         self.home = home
         self.bus, catalog = Bus(), Catalog(review=admit_all)
         self.keys = KeyStore(home)
-        self.audit = SqliteAudit(home)
+        self.audit = SqliteAuditLog(home)
         try:
             self.side = PolicySide(home, config, self.keys, self.audit, intact=lambda tool: True)
         except BaseException:
@@ -120,11 +120,11 @@ class Hub_:
             return False
         return True
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[AuditRecord]:
         self.audit.flush()
         reader = AuditReader(self.home)
         try:
-            return reader.records(1000)
+            return reader.list_records(1000)
         finally:
             reader.close()
 

@@ -67,19 +67,19 @@ from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.net.client import Client
 from dragoman.pins.review import HOLD, OFF, STRICT
-from dragoman.stores.audit.reader import AuditReader, Record
-from dragoman.stores.audit.verify import Verdict, verify
+from dragoman.stores.audit.reader import AuditReader, AuditRecord
+from dragoman.stores.audit.verify import VerifyReport, verify
 from dragoman.stores.backup import back_up, read_manifest, restore
 from dragoman.stores.keys import KeyRecord, KeyStore
-from dragoman.stores.sqlite import advise, find_damage
+from dragoman.stores.sqlite import describe_remedy, find_damage
 from dragoman.stores.store_inventory import FILES as STORE_FILES
 from dragoman.stores.store_inventory import NAMES as STORE_NAMES
 from dragoman.stores.store_inventory import (
-    Loss,
+    StoreLoss,
     accept_losses,
     describe_damage,
     find_obstacle,
-    survey,
+    survey_stores,
 )
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
@@ -100,16 +100,16 @@ __all__ = [
     "A2aClient",
     "A2aError",
     "AuditReader",
+    "AuditRecord",
     "Client",
     "Instance",
     "KeyRecord",
     "KeyStore",
-    "Loss",
-    "Record",
-    "Verdict",
+    "StoreLoss",
+    "VerifyReport",
     "accept_losses",
-    "advise",
     "back_up",
+    "describe_remedy",
     "find_damage",
     "find_obstacle",
     "find_plugin",
@@ -121,7 +121,7 @@ __all__ = [
     "refuse_lost_config",
     "restore",
     "run",
-    "survey",
+    "survey_stores",
     "verify",
 ]
 
@@ -178,7 +178,7 @@ class Instance:
             self._make_mcp(key)
             self._make_agents(undo)
             undo.pop_all()
-        self._auth = Authenticator(config.api_key, self._find_key, self.keys.any)
+        self._auth = Authenticator(config.api_key, self._find_key, self.keys.has_keys)
         self._access = AccessWatch(self.keys, self._auth)
         self.metrics_ = Metrics(self.bus)
         # A line a call is information: `up --quiet` goes without, and so does a hub that a command
@@ -451,7 +451,7 @@ class Instance:
         self.stores.close()
 
     async def _concluded(self) -> None:
-        while self.audit.unfinished:
+        while self.audit.has_running_calls:
             await asyncio.sleep(0.005)
 
     # --- the configuration, live -----------------------------------------------------------------

@@ -19,13 +19,13 @@ from dragoman.config_layers import variable_of
 from dragoman.core.admin_audit import Tally, record_done
 from dragoman.core.errors import ConfigError, HubError, ShuttingDown, StorageFailed
 from dragoman.stores.audit.chain import DATABASE
-from dragoman.stores.audit.log import SqliteAudit, compact
+from dragoman.stores.audit.log import SqliteAuditLog, compact_database
 from dragoman.stores.config import AuditSettings
 from dragoman.stores.key_changes import KeyChanges
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS
 from dragoman.stores.steady_clock import SteadyClock
-from dragoman.stores.store_inventory import Record, Witness, survey
+from dragoman.stores.store_inventory import HomeRecord, StoreInventory, survey_stores
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +45,19 @@ class StoreSide:
     def __init__(self, place: Path, config: Config) -> None:
         """Raises `ConfigError` where a store was lost. The other stores are opened after this."""
         self._folder = place / config.policy.folder
-        self.witness = Witness(place, self._folder)
+        self.witness = StoreInventory(place, self._folder)
         refuse_lost_config(place, self.witness.record)
         self.keys = KeyStore(place, busy_seconds=LOOP_BUSY_SECONDS)
         try:
-            self.keys.were_made = self.witness.record.keys_made
-            self.audit = SqliteAudit(place, durable=config.audit.durable)
+            self.keys.were_created = self.witness.record.keys_made
+            self.audit = SqliteAuditLog(place, durable=config.audit.durable)
         except BaseException:
             self.keys.close()
             raise
         record = self.witness.record
-        self.clock = SteadyClock(record.clock_seen or self.audit.left_at, record.clock_new_since)
+        self.clock = SteadyClock(
+            record.clock_seen or self.audit.previous_end_at, record.clock_new_since
+        )
         self.tally = Tally(self.audit)
         self._api_key_set = config.api_key is not None
         self._key_changes = KeyChanges(self.keys, self._record_key)
@@ -64,15 +66,15 @@ class StoreSide:
 
     def enroll(self) -> None:
         """Once all stores are open."""
-        self.witness.note(api_key_set=self._api_key_set)
+        self.witness.update(api_key_set=self._api_key_set)
         self._note()
-        self.witness.enroll()
+        self.witness.register_stores()
 
     async def look(self) -> None:
         """Notes the first key and the first policies, records what happened to keys, and tells of
         files that were taken away."""
         with contextlib.suppress(HubError):  # tried again at the next look
-            self._key_changes.look()
+            self._key_changes.record_changes()
         self.tally.flush()
         if self._note():
             await self._write()
@@ -96,7 +98,7 @@ class StoreSide:
             return  # it cannot be written, as it says itself
         tip = self.audit.tip
         if await asyncio.to_thread(self.audit.sync):
-            self.witness.note_audit(tip, self.clock)
+            self.witness.update_audit_tip(tip, self.clock)
             await self._write()
 
     async def keep_checkpoints(self) -> None:
@@ -150,7 +152,7 @@ class StoreSide:
                 record_done(self.audit, CONFIG_CHANGE, "config.toml", FILES, FILES, told)
             except (StorageFailed, ShuttingDown) as error:  # the files are the truth
                 log.error("a change of the configuration is not in the audit: %s", error)
-        self.witness.note(servers=now)
+        self.witness.update(servers=now)
 
     def _record_key(self, verb: str, name: str, told: Mapping[str, Any]) -> None:
         record_done(self.audit, verb, name, FILES, FILES, told)
@@ -158,8 +160,8 @@ class StoreSide:
     def close(self) -> None:
         self.tally.flush(now=True)
         self.audit.close()
-        if not self.audit.unsaved and self.audit.sync():
-            self.witness.note_audit(self.audit.tip, self.clock)
+        if not self.audit.has_unsaved_entries and self.audit.sync():
+            self.witness.update_audit_tip(self.audit.tip, self.clock)
             try:
                 self.witness.write()
             except ConfigError as error:
@@ -169,11 +171,11 @@ class StoreSide:
     def _note(self) -> bool:
         record = self.witness.record
         try:
-            keys_made = record.keys_made or self.keys.any()
+            keys_made = record.keys_made or self.keys.has_keys()
         except HubError:  # as its callers are told
             keys_made = record.keys_made
         policies_made = record.policies_made or self._folder.exists()
-        return self.witness.note(keys_made=keys_made, policies_made=policies_made)
+        return self.witness.update(keys_made=keys_made, policies_made=policies_made)
 
     async def _write(self) -> None:
         try:
@@ -185,13 +187,13 @@ class StoreSide:
                 log.warning("%s; it is tried again", error)
 
 
-async def prune_and_record(audit: SqliteAudit, age: float, most: int, by: str) -> int:
+async def prune_and_record(audit: SqliteAuditLog, age: float, most: int, by: str) -> int:
     """Deletes entries that are older than `age` seconds or more than `most`, and records how many
     and which. Says how many."""
     first = audit.find_first()[0]
     removed = await audit.prune(age, most)
     if removed:
-        last = audit.pruned
+        last = audit.last_pruned
         log.info("%d old entries of the audit were deleted, up to entry %d", removed, last.seq)
         told = {
             "count": removed,
@@ -205,18 +207,18 @@ async def prune_and_record(audit: SqliteAudit, age: float, most: int, by: str) -
 
 def prune_offline(place: Path, settings: AuditSettings, by: str) -> int:
     """What `audit prune` does; the home must be held. Also gives the space back."""
-    audit = SqliteAudit(place, durable=settings.durable)
+    audit = SqliteAuditLog(place, durable=settings.durable)
     try:
         age, most = settings.keep_days * DAY, settings.max_entries
         removed = asyncio.run(prune_and_record(audit, age, most, by))
         audit.flush()
     finally:
         audit.close()
-    compact(place / DATABASE)
+    compact_database(place / DATABASE)
     return removed
 
 
-def refuse_lost_config(place: Path, record: Record | None = None) -> None:
+def refuse_lost_config(place: Path, record: HomeRecord | None = None) -> None:
     """Raises `ConfigError` for a home whose config.toml had a key and is lost: to take that for a
     file without a key would let everybody in. Reads the record where it is not given. A key in the
     environment is as good as one in the file."""
@@ -227,7 +229,7 @@ def refuse_lost_config(place: Path, record: Record | None = None) -> None:
         how = "" if file.stat().st_size else "is empty"
     except FileNotFoundError:
         how = "is gone"
-    if how and (record or survey(place, place / "policies").record).api_key_set:
+    if how and (record or survey_stores(place, place / "policies").record).api_key_set:
         raise ConfigError(
             f'the hub does not start: "{file}" {how}, and it had an api_key: without it nobody '
             "would be asked for a key. Restore it from a backup; to go on without api_key, write "

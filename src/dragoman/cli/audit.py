@@ -28,7 +28,7 @@ from dragoman.config import load
 from dragoman.core.errors import HubError
 
 if TYPE_CHECKING:
-    from dragoman.app.app import AuditReader, Record
+    from dragoman.app.app import AuditReader, AuditRecord
 
 PAGE = 1_000
 DECISIONS = ("permit", "deny")
@@ -142,23 +142,23 @@ class RecordFilter:
     agent: str | None
     decision: str | None
 
-    def find_newest(self, reader: AuditReader, lines: int) -> list[Record]:
+    def find_newest(self, reader: AuditReader, lines: int) -> list[AuditRecord]:
         """Newest first. Errors and this list show a trace's first 8 letters, so those are enough
         here; the reader knows whole ones only."""
         exact = {"verb": self.verb, "caller": self.caller, "outcome": self.outcome}
         if self.trace is None and self.agent is None and self.decision is None:
-            return reader.records(lines, before=None, trace=None, **exact)
-        found: list[Record] = []
+            return reader.list_records(lines, before=None, trace=None, **exact)
+        found: list[AuditRecord] = []
         before: int | None = None
         while len(found) < lines:
-            page = reader.records(PAGE, before=before, trace=None, **exact)
+            page = reader.list_records(PAGE, before=before, trace=None, **exact)
             found += [record for record in page if self.matches(record)]
             if len(page) < PAGE:
                 break
             before = page[-1].seq
         return found[:lines]
 
-    def matches(self, record: Record) -> bool:
+    def matches(self, record: AuditRecord) -> bool:
         intent = record.intent
         return (
             self.verb in (None, intent.get("verb"))
@@ -169,16 +169,16 @@ class RecordFilter:
             and self._has_trace(record)
         )
 
-    def _has_trace(self, record: Record) -> bool:
+    def _has_trace(self, record: AuditRecord) -> bool:
         return str(record.intent.get("trace", "")).startswith(self.trace or "")
 
 
 def _follow(reader: AuditReader, wanted: RecordFilter, as_json: bool) -> None:
-    last = reader.last_seq()
+    last = reader.find_last_seq()
     try:
         while True:
             time.sleep(0.5)
-            fresh = reader.records_after(last)
+            fresh = reader.list_records_after(last)
             last = max([last, *(record.last for record in fresh)])
             _print_records(
                 [_build_row(record) for record in fresh if wanted.matches(record)], as_json
@@ -187,7 +187,7 @@ def _follow(reader: AuditReader, wanted: RecordFilter, as_json: bool) -> None:
         return
 
 
-def _build_row(record: Record) -> dict[str, Any]:
+def _build_row(record: AuditRecord) -> dict[str, Any]:
     return {
         "seq": record.seq,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.at)),

@@ -25,14 +25,14 @@ _UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 
 
 def _open_store(home: str | None) -> KeyStore:
-    from dragoman.app.app import KeyStore, survey
+    from dragoman.app.app import KeyStore, survey_stores
 
     place = resolve_home(home)
     try:
         homes.prepare(place)
         if not _has_store(home):
             # A new database in the place of one that was lost would have keys that no hub takes.
-            found = survey(Path(place), Path(place) / "policies").losses
+            found = survey_stores(Path(place), Path(place) / "policies").losses
             if lost := [loss for loss in found if loss.name == "keys"]:
                 raise ConfigError(
                     f"{lost[0]}. Restore it from a backup, or go on without: dragoman stores "
@@ -174,7 +174,7 @@ def list_keys(home: str | None, as_json: bool) -> None:
             "name": record.name,
             "id": record.id,
             "owner": record.owner,
-            "state": record.state(now),
+            "state": record.get_state(now),
             "expires": _render_date(record.expires_at) or "never",
             "created": _render_date(record.created_at),
             "for": record.target or None,
@@ -208,7 +208,7 @@ def revoke(name: str, home: str | None) -> None:
     store = _open_store(home)
     try:
         store.revoke(name)
-        active = [key for key in store.list() if key.state(time.time()) == "active"]
+        active = [key for key in store.list() if key.get_state(time.time()) == "active"]
     except HubError as error:
         fail_with(error)
     finally:

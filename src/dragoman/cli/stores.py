@@ -52,11 +52,11 @@ def list_stores(home: str | None, as_json: bool) -> None:
     \b
     dragoman stores list
     """
-    from dragoman.app.app import STORE_NAMES, survey
+    from dragoman.app.app import STORE_NAMES, survey_stores
 
     place = Path(resolve_home(home))
     try:
-        found = survey(place, _find_policies(place))
+        found = survey_stores(place, _find_policies(place))
     except HubError as error:
         fail_with(error)
     lost = {loss.name: loss for loss in found.losses}

@@ -26,10 +26,10 @@ from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, HubError, InvalidInput
 from dragoman.stores import pins, registry
 from dragoman.stores.audit import chain, journal
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.verify import verify
 from dragoman.stores.sqlite import find_damage
-from dragoman.stores.store_inventory import FILES, RECORD_FILE, survey
+from dragoman.stores.store_inventory import FILES, RECORD_FILE, survey_stores
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -47,12 +47,12 @@ POLICY_FILES = (".cedar", ".toml")
 """What the hub reads in the folder of policies."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class BackupEntry(msgspec.Struct, frozen=True):
     size: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class BackupManifest(msgspec.Struct, frozen=True):
     format: int
     version: str
     """Of the program that made it."""
@@ -62,12 +62,12 @@ class Manifest(msgspec.Struct, frozen=True):
     """Whether keys and credentials are in it: without them it is no copy of a whole home."""
     policies: str | None
     """The folder of policies in the home; None where it is elsewhere."""
-    files: dict[str, Entry]
+    files: dict[str, BackupEntry]
     left_out: tuple[str, ...] = ()
     """Links of the home that were not followed."""
 
 
-class _Found(NamedTuple):
+class _FoundFiles(NamedTuple):
     """The files of a home that a copy has, and the links in it that were not followed."""
 
     files: list[tuple[Path, Path]]
@@ -76,13 +76,13 @@ class _Found(NamedTuple):
 
 def back_up(
     home: Path, file: Path, policies: Path, version: str, created: str, *, secrets: bool
-) -> Manifest:
+) -> BackupManifest:
     """Writes the copy in one step, mode 0600. Raises `InvalidInput` where `file` is there already,
     `ConfigError` for a home that cannot be copied whole."""
     if os.path.lexists(file):
         raise InvalidInput(f'"{file}" is there already; give another name')
-    inside = _inside(home, policies)
-    with _staging(file.parent) as staged:
+    inside = _find_relative_path(home, policies)
+    with _create_staging_folder(file.parent) as staged:
         for left in range(TRIES - 1, -1, -1):
             copied = staged / str(left)
             copied.mkdir(mode=0o700)
@@ -94,7 +94,7 @@ def back_up(
                 raise ConfigError(f'"{home}" cannot be copied whole: {problem}')
             shutil.rmtree(copied)  # the hub wrote meanwhile
         files = dict(_list_files(copied))
-        manifest = Manifest(
+        manifest = BackupManifest(
             FORMAT, version, created, str(home), secrets, inside, files, tuple(left_out)
         )
         ready = staged / "ready"
@@ -103,13 +103,13 @@ def back_up(
     return manifest
 
 
-def restore(file: Path, home: Path, by: str) -> Manifest:
+def restore(file: Path, home: Path, by: str) -> BackupManifest:
     """Makes a home of a copy. `home` must not be there, or be empty."""
     if os.path.lexists(home) and (not home.is_dir() or any(home.iterdir())):
         raise InvalidInput(f'"{home}" is there and not empty; move it away, or give another --home')
     home = Path(os.path.realpath(home))  # a link to an empty folder stays one
     home.parent.mkdir(parents=True, exist_ok=True)
-    with _staging(home.parent) as staged:
+    with _create_staging_folder(home.parent) as staged:
         manifest = _extract(file, staged / "home")
         place = staged / "home"
         # Policies outside of a home are not in its copy.
@@ -125,8 +125,8 @@ def restore(file: Path, home: Path, by: str) -> Manifest:
     return manifest
 
 
-def read_manifest(file: Path) -> Manifest:
-    with _opened(file) as archive:
+def read_manifest(file: Path) -> BackupManifest:
+    with _open_archive(file) as archive:
         return _read_manifest(archive, file)
 
 
@@ -164,9 +164,9 @@ def _is_public(name: Path, policies: str | None) -> bool:
     return policies is not None and name.is_relative_to(policies)
 
 
-def _find_files(home: Path, output: Path, policies: str | None, *, secrets: bool) -> _Found:
+def _find_files(home: Path, output: Path, policies: str | None, *, secrets: bool) -> _FoundFiles:
     """All but databases and what passes, the record of stores first."""
-    found = _Found([], [])
+    found = _FoundFiles([], [])
     real_home = Path(os.path.realpath(home))
     for path in _walk(home, policies):
         name = path.relative_to(home)
@@ -266,7 +266,7 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
-def _inside(home: Path, policies: Path) -> str | None:
+def _find_relative_path(home: Path, policies: Path) -> str | None:
     """The folder as a path below the home; None where it is elsewhere."""
     with contextlib.suppress(ValueError):
         return str(Path(os.path.normpath(policies)).relative_to(os.path.normpath(home)))
@@ -274,7 +274,7 @@ def _inside(home: Path, policies: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
+def _create_staging_folder(folder: Path) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix=".dragoman-", dir=folder))
     try:
         yield made
@@ -292,7 +292,7 @@ def _find_problem(copied: Path, policies: Path, secrets: bool) -> str:
     if not secrets:
         return ""
     try:
-        losses = survey(copied, policies).losses
+        losses = survey_stores(copied, policies).losses
     except HubError as error:
         return str(error)
     if losses:
@@ -304,10 +304,10 @@ def _find_problem(copied: Path, policies: Path, secrets: bool) -> str:
     return ""
 
 
-def _record_restore(place: Path, manifest: Manifest, by: str) -> None:
+def _record_restore(place: Path, manifest: BackupManifest, by: str) -> None:
     if not (place / chain.DATABASE).exists():
         return
-    audit = SqliteAudit(place)
+    audit = SqliteAuditLog(place)
     try:
         told = {"message": f"restored from a copy of {manifest.home} of {manifest.created}"}
         record_done(audit, "home.restore", "home", by, "cli", told)
@@ -319,15 +319,15 @@ def _record_restore(place: Path, manifest: Manifest, by: str) -> None:
 # --- the archive ----------------------------------------------------------------------------------
 
 
-def _list_files(folder: Path) -> Iterator[tuple[str, Entry]]:
+def _list_files(folder: Path) -> Iterator[tuple[str, BackupEntry]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            yield str(path.relative_to(folder)), Entry(path.stat().st_size, digest)
+            yield str(path.relative_to(folder)), BackupEntry(path.stat().st_size, digest)
 
 
-def _write_archive(ready: Path, folder: Path, manifest: Manifest) -> None:
+def _write_archive(ready: Path, folder: Path, manifest: BackupManifest) -> None:
     with open(_create(ready), "wb") as file:
         with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
             data = msgspec.json.encode(manifest)
@@ -344,7 +344,7 @@ def _write_archive(ready: Path, folder: Path, manifest: Manifest) -> None:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+def _open_archive(file: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(file, "r:gz") as archive:
             yield archive
@@ -356,14 +356,14 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
         raise InvalidInput(f'"{file}" is damaged, or no backup: {error}') from None
 
 
-def _read_manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
+def _read_manifest(archive: tarfile.TarFile, file: Path) -> BackupManifest:
     first = archive.next()
     if first is None or first.name != MANIFEST or not 0 < first.size <= MAX_MANIFEST:
         raise InvalidInput(f'"{file}" is no backup: it does not begin with {MANIFEST}')
     source = archive.extractfile(first)
     assert source is not None
     try:
-        manifest = msgspec.json.decode(source.read(MAX_MANIFEST), type=Manifest)
+        manifest = msgspec.json.decode(source.read(MAX_MANIFEST), type=BackupManifest)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidInput(f'"{file}" is no backup: its {MANIFEST}: {error}') from None
     if manifest.format != FORMAT:
@@ -378,10 +378,10 @@ def _read_manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
     return manifest
 
 
-def _extract(file: Path, place: Path) -> Manifest:
+def _extract(file: Path, place: Path) -> BackupManifest:
     """Only what the manifest lists, each as it was: names are paths below the home."""
     place.mkdir(mode=0o700)
-    with _opened(file) as archive:
+    with _open_archive(file) as archive:
         manifest = _read_manifest(archive, file)
         left = dict(manifest.files)
         while (member := archive.next()) is not None:
@@ -401,7 +401,7 @@ def _refuse_outside(name: str, file: Path) -> None:
 
 
 def _extract_file(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, entry: Entry, file: Path
+    archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, entry: BackupEntry, file: Path
 ) -> None:
     source = archive.extractfile(member)
     assert source is not None

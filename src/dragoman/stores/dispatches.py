@@ -33,7 +33,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.redaction import numbers, short
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
-from dragoman.stores.sqlite import OpenFile, open_store
+from dragoman.stores.sqlite import WatchedFile, open_store
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class DispatchStore:
                 open_store, home / DATABASE, MIGRATIONS, busy_seconds=BUSY_SECONDS
             )
             self._db = opened.result()
-            self._file = OpenFile(home / DATABASE)
+            self._file = WatchedFile(home / DATABASE)
         except BaseException:
             self._thread.shutdown()
             raise

@@ -33,7 +33,7 @@ class KeyChanges:
         """The keys that are in the audit, and whether they are revoked there."""
         self._unsaved: set[str] = set()
 
-    def look(self) -> None:
+    def record_changes(self) -> None:
         """Records what has changed. Raises `StorageFailed` where that cannot be done now."""
         keys = {record.name: record for record in self._keys.list()}
         if self._seen == self._keys.version and not self._unsaved:
@@ -45,14 +45,14 @@ class KeyChanges:
             del self._recorded[name]
             self._unsaved.add(name)
         for record in keys.values():
-            for verb in self._new(record):
-                self._record(verb, record.name, _told(record))
+            for verb in self._find_changes(record):
+                self._record(verb, record.name, _describe(record))
                 self._recorded[record.name] = verb == REVOKE
                 self._unsaved.add(record.name)
         self._seen = self._keys.version
         self._save()
 
-    def _new(self, record: KeyRecord) -> Iterator[str]:
+    def _find_changes(self, record: KeyRecord) -> Iterator[str]:
         assert self._recorded is not None
         was = self._recorded.get(record.name)
         if was is None:
@@ -88,7 +88,7 @@ class KeyChanges:
         self._unsaved.clear()
 
 
-def _told(record: KeyRecord) -> dict[str, Any]:
+def _describe(record: KeyRecord) -> dict[str, Any]:
     told: dict[str, Any] = {
         "key_id": record.id,
         "owner": record.owner,

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
-from dragoman.stores.sqlite import BUSY_SECONDS, OpenFile, open_store
+from dragoman.stores.sqlite import BUSY_SECONDS, WatchedFile, open_store
 
 DATABASE = "hub.db"
 MIGRATIONS = (
@@ -81,7 +81,7 @@ class KeyRecord:
     """The server or agent whose own it is: what is asked with it while that one serves a call
     belongs to the call. Empty for a person's or a program's."""
 
-    def state(self, now: float) -> str:
+    def get_state(self, now: float) -> str:
         if self.revoked_at is not None:
             return "revoked"
         if self.expires_at is not None and self.expires_at <= now:
@@ -93,13 +93,13 @@ class KeyStore:
     def __init__(self, home: Path, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._path = home / DATABASE
         self._db = self.db = open_store(self._path, MIGRATIONS, busy_seconds=busy_seconds)
-        self._file = OpenFile(self._path)
+        self._file = WatchedFile(self._path)
         self._by_id: dict[str, KeyRecord] = {}
         self._version = -1
         self._looked = 0.0
         self.version = 0
         """Grows whenever the keys were read again."""
-        self.were_made = False
+        self.were_created = False
         """Whether there were keys once, whatever the database says now."""
         self._load()
 
@@ -126,13 +126,13 @@ class KeyStore:
             raise InvalidInput(
                 f'"{name}" is what the key in config.toml is called; choose another name'
             )
-        _check(name, owner, org, scopes, roles, target)
+        _check_fields(name, owner, org, scopes, roles, target)
         if expires_at is not None and not now < expires_at < float("inf"):
             raise InvalidInput(f'key "{name}" would have expired already; choose a later time')
         id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
         key = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
         lists = [msgspec.json.encode(list(each)).decode() for each in (scopes, roles)]
-        row = (name, id, _hash(key), owner, org, *lists, target, now, expires_at)
+        row = (name, id, _hash_key(key), owner, org, *lists, target, now, expires_at)
         try:
             self._db.execute(
                 "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, created_at, "
@@ -145,7 +145,7 @@ class KeyStore:
                 "used again; choose another name"
             ) from error
         except sqlite3.Error as error:
-            raise self._unwritable(error) from error
+            raise self._build_write_error(error) from error
         self._load()
         return key
 
@@ -157,7 +157,7 @@ class KeyStore:
                 (time.time(), name),
             )
         except sqlite3.Error as error:
-            raise self._unwritable(error) from error
+            raise self._build_write_error(error) from error
         self._load()
         if done.rowcount == 0:
             names = [record.name for record in self._by_id.values()]
@@ -170,47 +170,47 @@ class KeyStore:
         shape = _KEY.fullmatch(key)
         if shape is None:
             return None
-        self._look()
+        self._refresh()
         record = self._by_id.get(shape[1])
         if record is None:  # perhaps it was just made
-            self._look(MISS_SECONDS)
+            self._refresh(MISS_SECONDS)
             record = self._by_id.get(shape[1])
-        if record is None or not hmac.compare_digest(record.hash, _hash(key)):
+        if record is None or not hmac.compare_digest(record.hash, _hash_key(key)):
             return None
-        return record if record.state(time.time()) == "active" else None
+        return record if record.get_state(time.time()) == "active" else None
 
-    def why_invalid(self, name: str, org: str) -> str:
+    def explain_invalid(self, name: str, org: str) -> str:
         """Why the key of that name is refused; empty while it is good."""
         record = next((one for one in self._by_id.values() if one.name == name), None)
         if record is None or record.org != org:
             return "the key does not exist"
-        state = record.state(time.time())
+        state = record.get_state(time.time())
         return {"active": "", "expired": "the key has expired"}.get(state, "the key was revoked")
 
-    def next_expiry(self, now: float) -> float:
+    def find_next_expiry(self, now: float) -> float:
         """When the next key that is good now expires."""
-        times = (one.expires_at for one in self._by_id.values() if one.state(now) == "active")
+        times = (one.expires_at for one in self._by_id.values() if one.get_state(now) == "active")
         return min((at for at in times if at is not None), default=float("inf"))
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reads the keys again if another process has changed them."""
-        self._look(0.0)
+        self._refresh(0.0)
 
-    def any(self) -> bool:
+    def has_keys(self) -> bool:
         """Whether a key was ever made, revoked and expired ones too."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._look()
-        return self.were_made or bool(self._by_id)
+            self._refresh()
+        return self.were_created or bool(self._by_id)
 
     def list(self) -> tuple[KeyRecord, ...]:
         """All of them, in the order of their names."""
-        self._look()
+        self._refresh()
         return tuple(sorted(self._by_id.values(), key=lambda record: record.name))
 
     def close(self) -> None:
         self._db.close()
 
-    def _look(self, pause: float = LOOK_SECONDS) -> None:
+    def _refresh(self, pause: float = LOOK_SECONDS) -> None:
         now = time.monotonic()
         if now - self._looked < pause:
             return
@@ -218,7 +218,7 @@ class KeyStore:
             self._file.check()  # keys that are revoked elsewhere would not be seen here
             changed = self._data_version() != self._version
         except sqlite3.Error as error:
-            raise self._unreadable(error) from error
+            raise self._build_read_error(error) from error
         if changed:
             self._load()
         self._looked = now
@@ -234,21 +234,21 @@ class KeyStore:
             self._by_id = {row[1]: _record_from_row(row) for row in rows}
             self.version += 1
         except (sqlite3.Error, msgspec.DecodeError) as error:
-            raise self._unreadable(error) from error
+            raise self._build_read_error(error) from error
         self._version = version
 
     def _data_version(self) -> int:
         version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
         return version
 
-    def _unreadable(self, error: Exception) -> StorageFailed:
+    def _build_read_error(self, error: Exception) -> StorageFailed:
         return StorageFailed(f'no key can be checked: "{self._path}" cannot be read ({error})')
 
-    def _unwritable(self, error: Exception) -> StorageFailed:
+    def _build_write_error(self, error: Exception) -> StorageFailed:
         return StorageFailed(f'the key was not stored: "{self._path}" cannot be written ({error})')
 
 
-def _check(
+def _check_fields(
     name: str, owner: str, org: str, scopes: Sequence[str], roles: Sequence[str], target: str
 ) -> None:
     for what, given in (("scopes", scopes), ("roles", roles)):
@@ -266,7 +266,7 @@ def _check(
             )
 
 
-def _hash(key: str) -> bytes:
+def _hash_key(key: str) -> bytes:
     # Plain SHA-256 will do: a key is 256 random bits, nothing that could be guessed.
     return hashlib.sha256(key.encode()).digest()
 
@@ -274,8 +274,8 @@ def _hash(key: str) -> bytes:
 def _record_from_row(
     row: tuple[str, str, bytes, str, str, str, float, float | None, float | None, str, str],
 ) -> KeyRecord:
-    return KeyRecord(*row[:5], _texts(row[5]), *row[6:9], _texts(row[9]), row[10])
+    return KeyRecord(*row[:5], _decode_texts(row[5]), *row[6:9], _decode_texts(row[9]), row[10])
 
 
-def _texts(listed: str) -> tuple[str, ...]:
+def _decode_texts(listed: str) -> tuple[str, ...]:
     return msgspec.json.decode(listed, type=tuple[str, ...])

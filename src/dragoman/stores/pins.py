@@ -16,7 +16,7 @@ from dragoman.core.errors import StorageFailed
 from dragoman.core.name_claims import Claim
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool_identity import fold_id, fold_name
-from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, open_store
+from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, open_store
 
 DATABASE = "pins.db"
 MAX_DECISIONS = 100_000
@@ -107,7 +107,7 @@ class SqlitePins:
         self._db = open_store(
             self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS, functions=folds
         )
-        self._writer = Writer(self._db, self._path, LOOP_BUSY_SECONDS)
+        self._writer = SqliteWriter(self._db, self._path, LOOP_BUSY_SECONDS)
         self.commits = 0
 
     def load(self, target: str | None) -> list[Pin]:
@@ -129,9 +129,9 @@ class SqlitePins:
         decisions: Sequence[PinDecision],
         listed: tuple[str, str] | None = None,
     ) -> None:
-        rows = [(*_row(change.pin), change.approved, change.held) for change in changes]
+        rows = [(*_build_row(change.pin), change.approved, change.held) for change in changes]
         lists = [("INSERT OR IGNORE INTO pin_lists VALUES (?, ?)", [listed])] if listed else []
-        self._write([(_SAVE, rows), *lists, *_decided(decisions)])
+        self._write([(_SAVE, rows), *lists, *_build_decision_statements(decisions)])
 
     def listed(self, target: str) -> set[str]:
         rows = self._read("SELECT kind FROM pin_lists WHERE target = ?", (target,))
@@ -145,7 +145,7 @@ class SqlitePins:
 
     def forget(self, target: str, decision: PinDecision) -> None:
         gone = [(f"DELETE FROM {table} WHERE target = ?", [(target,)]) for table in _OF_TARGET]
-        self._write([*gone, *_decided([decision])])
+        self._write([*gone, *_build_decision_statements([decision])])
 
     # --- whose the listed names are (core.claims.NameStore) ---------------------------------------
 
@@ -179,14 +179,16 @@ class SqlitePins:
         self.commits += 1
 
 
-def _row(pin: Pin) -> tuple[Any, ...]:
+def _build_row(pin: Pin) -> tuple[Any, ...]:
     return (
         pin.target, pin.kind, pin.id, pin.name, pin.mark, pin.approved_at, pin.approved_by,
         pin.held_mark, pin.held_at, pin.rejected_at, pin.rejected_by, pin.spelling, pin.scheme,
     )  # fmt: skip
 
 
-def _decided(decisions: Sequence[PinDecision]) -> list[tuple[str, Sequence[Sequence[Any]]]]:
+def _build_decision_statements(
+    decisions: Sequence[PinDecision],
+) -> list[tuple[str, Sequence[Sequence[Any]]]]:
     rows = [
         (one.at, one.by, one.action, one.target, one.kind, one.id, one.name, one.digest)
         for one in decisions

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import StorageFailed
-from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, open_store
+from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, open_store
 
 DATABASE = "registry.db"
 MIGRATIONS = (
@@ -54,7 +54,7 @@ class RegistryStore:
     def __init__(self, home: Path) -> None:
         self._path = home / DATABASE
         self._db = open_store(self._path, MIGRATIONS, busy_seconds=LOOP_BUSY_SECONDS)
-        self._writer = Writer(self._db, self._path, LOOP_BUSY_SECONDS)
+        self._writer = SqliteWriter(self._db, self._path, LOOP_BUSY_SECONDS)
 
     def list_agents(self) -> list[dict[str, Any]]:
         """In the order of their slugs."""

@@ -56,7 +56,7 @@ def open_store(
     except (OSError, sqlite3.Error) as error:
         if db is not None:
             db.close()
-        raise ConfigError(_why(path, error)) from error
+        raise ConfigError(_describe_error(path, error)) from error
     except ConfigError:
         if db is not None:
             db.close()
@@ -68,7 +68,7 @@ def _set_busy(db: sqlite3.Connection, seconds: float) -> None:
     db.execute(f"PRAGMA busy_timeout={int(seconds * 1000)}")
 
 
-class OpenFile:
+class WatchedFile:
     """The file of a database that is open. A file that was removed takes writes for ever, and
     nobody can read them."""
 
@@ -97,7 +97,7 @@ class OpenFile:
         )
 
 
-class Writer:
+class SqliteWriter:
     """Write transactions of a connection that the event loop uses: `with writer.transaction():` is
     all or nothing and raises `sqlite3.Error`. Once it has waited in vain for another program that
     holds the database, it does not wait again until a write succeeds."""
@@ -105,11 +105,11 @@ class Writer:
     def __init__(self, db: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
         self._db = db
         # What is written just after a file is deleted is lost like all that was written before.
-        self._file = OpenFile(path, CHECK_SECONDS)
+        self._file = WatchedFile(path, CHECK_SECONDS)
         self._busy_seconds = busy_seconds
         self._waits = True
 
-    def transaction(self) -> Writer:
+    def transaction(self) -> SqliteWriter:
         # A class and no generator: a task that is stored has several transactions.
         return self
 
@@ -166,7 +166,7 @@ def open_to_read(path: Path, known: int) -> sqlite3.Connection:
             db.close()
             raise
     except sqlite3.Error as error:
-        raise ConfigError(_why(path, error)) from error
+        raise ConfigError(_describe_error(path, error)) from error
     return db
 
 
@@ -199,7 +199,7 @@ def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:
         try:
             version: int = db.execute("PRAGMA user_version").fetchone()[0]
             if version < len(migrations):
-                for statement in _statements(migrations[version]):
+                for statement in _split_statements(migrations[version]):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version={version + 1}")
             db.execute("COMMIT")
@@ -211,7 +211,7 @@ def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:
             return
 
 
-def _statements(script: str) -> Iterator[str]:
+def _split_statements(script: str) -> Iterator[str]:
     """One at a time, because `executescript` commits whatever transaction is open."""
     statement = ""
     for line in script.splitlines(keepends=True):
@@ -248,7 +248,7 @@ def find_damage(path: Path, seconds: float) -> str:
     return "" if found is None or found[0] == "ok" else str(found[0])
 
 
-def advise(path: Path) -> str:
+def describe_remedy(path: Path) -> str:
     """What can be done about a database that cannot be read."""
     if path.name == "dispatches.db":
         return "restore it from a backup, or move it away: the audit has what was in it"
@@ -259,9 +259,9 @@ def advise(path: Path) -> str:
     )
 
 
-def _why(path: Path, error: Exception) -> str:
+def _describe_error(path: Path, error: Exception) -> str:
     if is_damage(error):
-        return f'"{path}" is damaged or is no database ({error}); {advise(path)}'
+        return f'"{path}" is damaged or is no database ({error}); {describe_remedy(path)}'
     if not path.parent.is_dir():
         return f'"{path}" cannot be opened: there is no directory "{path.parent}"'
     return f'"{path}" cannot be opened ({error}); check who may write there and the space left'

@@ -29,8 +29,8 @@ from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.stores import dispatches, keys, pins, registry, tasks
 from dragoman.stores.audit import chain, journal
-from dragoman.stores.audit.chain import Tip
-from dragoman.stores.audit.log import SqliteAudit
+from dragoman.stores.audit.chain import ChainTip
+from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.sqlite import find_damage, is_damage, open_to_read
 from dragoman.stores.steady_clock import SteadyClock
 
@@ -69,7 +69,7 @@ CHECK_SECONDS = 2.0
 _TABLE = "CREATE TABLE IF NOT EXISTS home_store (id TEXT NOT NULL, record BLOB NOT NULL)"
 
 
-class Record(msgspec.Struct, frozen=True):
+class HomeRecord(msgspec.Struct, frozen=True):
     number: int = 0
     stores: dict[str, str] = {}
     """The id of each store that there is."""
@@ -88,13 +88,13 @@ class Record(msgspec.Struct, frozen=True):
     """The keyed hash of each configured server, to record what has changed; None: never looked."""
 
 
-class Sealed(msgspec.Struct, frozen=True):
+class SealedRecord(msgspec.Struct, frozen=True):
     record: msgspec.Raw
     seal: str
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class StoreLoss:
     name: str
     file: Path
     how: str
@@ -104,7 +104,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class DatabaseState:
     """What a file says of itself."""
 
     there: bool
@@ -115,18 +115,18 @@ class Database:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class StoreSurvey:
     """What was found in a home, nothing of it changed."""
 
     key: bytes | None
-    record: Record
-    databases: Mapping[str, Database]
-    losses: tuple[Loss, ...]
+    record: HomeRecord
+    databases: Mapping[str, DatabaseState]
+    losses: tuple[StoreLoss, ...]
     new: bool
     """Whether this home was never used by a version that keeps a record."""
 
 
-def survey(home: Path, policies: Path) -> Survey:
+def survey_stores(home: Path, policies: Path) -> StoreSurvey:
     """Looks for what the home must have. Raises `ConfigError` for a key that is damaged."""
     key = _read_key(home)
     databases = {name: _read_database(home / file) for name, file in DATABASES.items()}
@@ -134,54 +134,56 @@ def survey(home: Path, policies: Path) -> Survey:
     with contextlib.suppress(OSError):
         copies.append((home / RECORD_FILE).read_bytes())
     known = list(filter(None, map(_decode, copies)))
-    ours = [record for record, ok in ((one, _holds(two, key)) for one, two in known) if ok]
+    ours = [record for record, ok in ((one, _has_valid_seal(two, key)) for one, two in known) if ok]
     claims = ours or [record for record, _ in known]
-    record = max(claims, key=lambda one: one.number, default=Record())
-    losses = list(_losses(home, policies, record, databases))
+    record = max(claims, key=lambda one: one.number, default=HomeRecord())
+    losses = list(_find_losses(home, policies, record, databases))
     if known and not ours and record.stores:
         how = "is gone" if key is None else "is not the one that sealed the records of this home"
-        losses.append(Loss(HOME_KEY, home / KEY_FILE, how))
+        losses.append(StoreLoss(HOME_KEY, home / KEY_FILE, how))
     if not known:
-        losses += _losses_without_record(home, databases)
-    return Survey(key, record, databases, tuple(losses), not known)
+        losses += _find_losses_without_record(home, databases)
+    return StoreSurvey(key, record, databases, tuple(losses), not known)
 
 
-def _losses(
-    home: Path, policies: Path, record: Record, databases: Mapping[str, Database]
-) -> Iterable[Loss]:
+def _find_losses(
+    home: Path, policies: Path, record: HomeRecord, databases: Mapping[str, DatabaseState]
+) -> Iterable[StoreLoss]:
     for name, found in databases.items():
         path, id = home / DATABASES[name], record.stores.get(name)
         if found.damage:
-            yield Loss(name, path, f"is damaged or is no database ({found.damage})")
+            yield StoreLoss(name, path, f"is damaged or is no database ({found.damage})")
         elif id is None:
             continue
         elif not found.there:
-            yield Loss(name, path, "is empty" if path.exists() else "is gone")
+            yield StoreLoss(name, path, "is empty" if path.exists() else "is gone")
         elif found.id is None:
             continue  # the store itself says why, when it is opened
         elif found.id != id:
-            yield Loss(name, path, "is not the file that this home had")
-        elif name == AUDIT and (how := _rolled_back(path, record)):
-            yield Loss(name, path, how)
+            yield StoreLoss(name, path, "is not the file that this home had")
+        elif name == AUDIT and (how := _find_rollback(path, record)):
+            yield StoreLoss(name, path, how)
     if record.policies_made and not os.path.lexists(policies):
-        yield Loss(POLICIES, policies, "is gone")
+        yield StoreLoss(POLICIES, policies, "is gone")
 
 
-def _losses_without_record(home: Path, databases: Mapping[str, Database]) -> Iterable[Loss]:
+def _find_losses_without_record(
+    home: Path, databases: Mapping[str, DatabaseState]
+) -> Iterable[StoreLoss]:
     """Neither a record nor a database, but what only a hub that had them can have left."""
     left = [KEY_FILE, chain.KEY, chain.HEAD, journal.JOURNAL]
     there = [name for name in left if (home / name).exists()]
     if there and not any(found.there or found.damage for found in databases.values()):
         for name in ALWAYS:
             how = f"is gone, though {there[0]} is there"
-            yield Loss(name, home / DATABASES[name], how)
+            yield StoreLoss(name, home / DATABASES[name], how)
 
 
-def _rolled_back(path: Path, record: Record) -> str:
+def _find_rollback(path: Path, record: HomeRecord) -> str:
     """Why the audit is older than it was; empty where it is not."""
     try:
         with closing(_connect(path, "ro")) as db:
-            end = chain.tail(db)
+            end = chain.find_tail(db)
             row = db.execute("SELECT mac FROM entries WHERE seq = ?", (record.audit_seq,))
             found = row.fetchone()
     except sqlite3.Error as error:
@@ -193,12 +195,12 @@ def _rolled_back(path: Path, record: Record) -> str:
     return ""
 
 
-class Witness:
+class StoreInventory:
     """The record of a home that a hub holds. Its files are written by one thread at a time."""
 
     def __init__(self, home: Path, policies: Path) -> None:
         """Raises `ConfigError` where a store was lost. Makes `hub.key` at the first start."""
-        found = survey(home, policies)
+        found = survey_stores(home, policies)
         if found.losses:
             raise ConfigError(describe_losses(found.losses))
         self._home = home
@@ -214,7 +216,7 @@ class Witness:
         self._noted = False
         """Whether the record in memory is newer than the files."""
 
-    def enroll(self) -> None:
+    def register_stores(self) -> None:
         """Takes up the stores that are there now. What is in the record is on the disk: a loss of
         power must not look like the loss of a store."""
         ids = dict(self.record.stores)
@@ -222,13 +224,13 @@ class Witness:
             if not (self._home / file).exists():
                 continue
             if name not in ids:
-                ids[name] = give_id(self._home / file)
+                ids[name] = assign_id(self._home / file)
             self._inodes[name] = (self._home / file).stat().st_ino
-        self.note(stores=ids, policies_made=self.record.policies_made or self._policies.exists())
+        self.update(stores=ids, policies_made=self.record.policies_made or self._policies.exists())
         if self._noted:
             self.write()
 
-    def note(self, **facts: object) -> bool:
+    def update(self, **facts: object) -> bool:
         """Changes the record in memory; whether it must be written."""
         changed = {name: value for name, value in facts.items()
                    if getattr(self.record, name) != value}  # fmt: skip
@@ -239,9 +241,9 @@ class Witness:
             self._noted = True
         return self._noted
 
-    def note_audit(self, tip: Tip, clock: SteadyClock) -> None:
+    def update_audit_tip(self, tip: ChainTip, clock: SteadyClock) -> None:
         """`tip` must be on the disk."""
-        self.note(
+        self.update(
             audit_seq=tip.seq,
             audit_mac=tip.mac.hex(),
             clock_seen=clock.seen,
@@ -285,7 +287,7 @@ class Witness:
         write_private(self._home / RECORD_FILE, _encode(self.record, self.key))
 
 
-def describe_losses(losses: Sequence[Loss]) -> str:
+def describe_losses(losses: Sequence[StoreLoss]) -> str:
     names = " ".join(dict.fromkeys(loss.name for loss in losses))
     what = "; ".join(map(str, losses))
     return (
@@ -294,11 +296,11 @@ def describe_losses(losses: Sequence[Loss]) -> str:
     )
 
 
-def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> list[Loss]:
+def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> list[StoreLoss]:
     """Goes on without what was lost, and records that. The home must be held. A damaged file is
     moved aside; another file than the home had is taken for its own from now on."""
-    found = survey(home, policies)
-    lost = {loss.name: loss for loss in [*_damaged(home), *found.losses]}
+    found = survey_stores(home, policies)
+    lost = {loss.name: loss for loss in [*_find_damaged(home), *found.losses]}
     for name in names:
         if name not in lost:
             raise InvalidInput(
@@ -324,7 +326,7 @@ def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> 
     _record_losses(home, accepted, by, record if AUDIT in names else None)
     for name, file in DATABASES.items():
         if name not in ids and (home / file).exists():
-            ids[name] = give_id(home / file)
+            ids[name] = assign_id(home / file)
     after = msgspec.structs.replace(
         record,
         number=record.number + 1,
@@ -357,18 +359,18 @@ def find_obstacle(path: Path) -> str:
 
 def describe_damage(home: Path) -> str:
     """Which stores are damaged, and what to do; empty if none was found to be."""
-    found = list(_damaged(home))
+    found = list(_find_damaged(home))
     return describe_losses(found) if found else ""
 
 
-def _damaged(home: Path) -> Iterable[Loss]:
+def _find_damaged(home: Path) -> Iterable[StoreLoss]:
     for name, file in DATABASES.items():
         path = home / file
         if path.exists() and (damage := find_damage(path, CHECK_SECONDS)):
-            yield Loss(name, path, f"is damaged ({damage})")
+            yield StoreLoss(name, path, f"is damaged ({damage})")
 
 
-def _set_aside(path: Path, found: Database) -> None:
+def _set_aside(path: Path, found: DatabaseState) -> None:
     """A damaged database, or an empty file. One that can be read stays."""
     if not path.exists() or (found.there and not find_damage(path, CHECK_SECONDS)):
         return
@@ -378,11 +380,13 @@ def _set_aside(path: Path, found: Database) -> None:
             os.rename(f"{path}{end}", f"{path}.lost-{stamp}{end}")
 
 
-def _record_losses(home: Path, losses: Sequence[Loss], by: str, lost: Record | None) -> None:
+def _record_losses(
+    home: Path, losses: Sequence[StoreLoss], by: str, lost: HomeRecord | None
+) -> None:
     """`lost` is the record of a home whose audit is among what was lost."""
     what = "; ".join(f"{loss.file.name} {loss.how}" for loss in losses)
     broken = (lost.audit_seq, f"{what}; {by} has accepted the loss") if lost is not None else None
-    audit = SqliteAudit(home, broken=broken)
+    audit = SqliteAuditLog(home, broken=broken)
     try:
         for loss in losses:
             told = {"message": f"{loss.file.name} {loss.how}"}
@@ -411,23 +415,23 @@ def _read_key(home: Path) -> bytes | None:
     return key
 
 
-def _read_database(path: Path) -> Database:
+def _read_database(path: Path) -> DatabaseState:
     try:
         if path.stat().st_size == 0:
-            return Database(False)
+            return DatabaseState(False)
     except OSError:
-        return Database(False)
+        return DatabaseState(False)
     try:
         with closing(_connect(path, "ro")) as db:
             row = None
             if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'home_store'").fetchone():
                 row = db.execute("SELECT id, record FROM home_store").fetchone()
-            return Database(True, "", *(row or ("", b"")))
+            return DatabaseState(True, "", *(row or ("", b"")))
     except sqlite3.Error as error:
-        return Database(True, str(error)) if is_damage(error) else Database(True, id=None)
+        return DatabaseState(True, str(error)) if is_damage(error) else DatabaseState(True, id=None)
 
 
-def give_id(path: Path) -> str:
+def assign_id(path: Path) -> str:
     """A new id, in the store and on the disk."""
     id = secrets.token_hex(16)
     try:
@@ -493,22 +497,24 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _encode(record: Record, key: bytes) -> bytes:
+def _encode(record: HomeRecord, key: bytes) -> bytes:
     body = msgspec.json.encode(record)
-    return msgspec.json.encode(Sealed(msgspec.Raw(body), _seal(body, key))) + b"\n"
+    return msgspec.json.encode(SealedRecord(msgspec.Raw(body), _compute_seal(body, key))) + b"\n"
 
 
-def _seal(body: bytes, key: bytes) -> str:
+def _compute_seal(body: bytes, key: bytes) -> str:
     return hmac.digest(key, b"dragoman stores\0" + body, "sha256").hex()
 
 
-def _decode(copy: bytes) -> tuple[Record, Sealed] | None:
+def _decode(copy: bytes) -> tuple[HomeRecord, SealedRecord] | None:
     try:
-        sealed = msgspec.json.decode(copy, type=Sealed)
-        return msgspec.json.decode(sealed.record, type=Record), sealed
+        sealed = msgspec.json.decode(copy, type=SealedRecord)
+        return msgspec.json.decode(sealed.record, type=HomeRecord), sealed
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
-def _holds(sealed: Sealed, key: bytes | None) -> bool:
-    return key is not None and hmac.compare_digest(_seal(bytes(sealed.record), key), sealed.seal)
+def _has_valid_seal(sealed: SealedRecord, key: bytes | None) -> bool:
+    return key is not None and hmac.compare_digest(
+        _compute_seal(bytes(sealed.record), key), sealed.seal
+    )

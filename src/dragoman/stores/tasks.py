@@ -18,7 +18,7 @@ from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
-from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, Writer, advise, open_store
+from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, describe_remedy, open_store
 
 DATABASE = "tasks.db"
 MAX_DEPTH = 100
@@ -126,7 +126,7 @@ class SqliteTaskStore:
         self._path = home / DATABASE
         busy = LOOP_BUSY_SECONDS
         self._db = open_store(self._path, MIGRATIONS, durable=durable, busy_seconds=busy)
-        self._writer = Writer(self._db, self._path, busy)
+        self._writer = SqliteWriter(self._db, self._path, busy)
         self._gone: list[int] = []
         """Deleted, and not yet so in the database."""
         self.statements = 0
@@ -167,7 +167,9 @@ class SqliteTaskStore:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> ConfigError:
-        return ConfigError(f'"{self._path.name}" cannot be read ({error}); {advise(self._path)}')
+        return ConfigError(
+            f'"{self._path.name}" cannot be read ({error}); {describe_remedy(self._path)}'
+        )
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         db = self._db

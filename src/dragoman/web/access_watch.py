@@ -31,11 +31,11 @@ class Keys(Protocol):
     version: int
     """Moves when they may have changed."""
 
-    def look(self) -> None: ...
+    def refresh(self) -> None: ...
 
-    def next_expiry(self, now: float) -> float: ...
+    def find_next_expiry(self, now: float) -> float: ...
 
-    def why_invalid(self, name: str, org: str) -> str: ...
+    def explain_invalid(self, name: str, org: str) -> str: ...
 
 
 class AccessWatch:
@@ -45,7 +45,7 @@ class AccessWatch:
         self.parts: list[ServesCallers] = []
         """All that serve callers."""
         self._version = keys.version
-        self._expiry = keys.next_expiry(time.time())
+        self._expiry = keys.find_next_expiry(time.time())
         self._again: list[asyncio.TimerHandle] = []
         self._unreadable = False
 
@@ -59,7 +59,7 @@ class AccessWatch:
             return "" if self._auth.has_api_key else "api_key is not set any more"
         if principal.kind != API_KEY.kind:
             return "it shows no key"
-        return self._keys.why_invalid(principal.id, principal.org)
+        return self._keys.explain_invalid(principal.id, principal.org)
 
     async def follow(self) -> None:
         while True:
@@ -75,11 +75,11 @@ class AccessWatch:
                 log.exception("the keys could not be looked at")
 
     def _look(self) -> None:
-        self._keys.look()
+        self._keys.refresh()
         now = time.time()
         if self._keys.version == self._version and now < self._expiry:
             return
-        self._version, self._expiry = self._keys.version, self._keys.next_expiry(now)
+        self._version, self._expiry = self._keys.version, self._keys.find_next_expiry(now)
         self._end()
         loop = asyncio.get_running_loop()
         self.close()

@@ -307,7 +307,7 @@ def principals(config: Config, records: Iterable[KeyRecord], now: float) -> list
         found.append(LOCAL)
     if config.api_key is not None:
         found.append(Principal("key", "api_key", roles=("owner",)))
-    return found + [principal_from_key(key) for key in keys if key.state(now) == "active"]
+    return found + [principal_from_key(key) for key in keys if key.get_state(now) == "active"]
 
 
 class Names:

@@ -46,7 +46,7 @@ class Records:
         left, before = self._limit, None
         try:
             while not self._closed():
-                page = reader.records(PAGE, before=before)
+                page = reader.list_records(PAGE, before=before)
                 for record in page:
                     if record.at < self._since:
                         return

@@ -234,7 +234,7 @@ def _count_active_keys(place: Path) -> int | None:
 
     store = KeyStore(place)
     try:
-        states = [record.state(time.time()) for record in store.list()]
+        states = [record.get_state(time.time()) for record in store.list()]
     finally:
         store.close()
     return states.count("active") if states else None
@@ -262,7 +262,7 @@ def check_audit(found: DoctorContext) -> Iterator[Finding]:
         return
     try:
         reader = AuditReader(found.home)
-        entries = reader.last_seq()
+        entries = reader.find_last_seq()
         reader.close()
     except HubError as error:
         yield Finding("audit", "problem", str(error), fix)
@@ -500,10 +500,16 @@ DEEP_DAMAGE_SECONDS = 3600.0
 def check_stores(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None or not found.home.is_dir():
         return
-    from dragoman.app.app import STORE_FILES, advise, find_damage, find_obstacle, survey
+    from dragoman.app.app import (
+        STORE_FILES,
+        describe_remedy,
+        find_damage,
+        find_obstacle,
+        survey_stores,
+    )
 
     try:
-        losses = survey(found.home, found.home / found.config.policy.folder).losses
+        losses = survey_stores(found.home, found.home / found.config.policy.folder).losses
     except HubError as error:
         yield Finding("stores", "problem", str(error), "see: dragoman docs operations")
         return
@@ -522,7 +528,9 @@ def check_stores(found: DoctorContext) -> Iterator[Finding]:
             continue
         damage = find_damage(path, DEEP_DAMAGE_SECONDS if found.deep else DAMAGE_SECONDS)
         if damage:
-            yield Finding("stores", "problem", f'"{path}" is damaged ({damage})', advise(path))
+            yield Finding(
+                "stores", "problem", f'"{path}" is damaged ({damage})', describe_remedy(path)
+            )
         else:
             whole += 1
     if whole == sum((found.home / name).exists() for name in STORE_FILES) and whole:

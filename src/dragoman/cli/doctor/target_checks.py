@@ -321,7 +321,7 @@ def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
         store.close()
     now = time.time()
     for record in records:
-        if record.target and record.state(now) == "active" and record.target not in known:
+        if record.target and record.get_state(now) == "active" and record.target not in known:
             said = f'key "{record.name}" is for "{record.target}", and nothing here is called so'
             fix = f"dragoman keys revoke {record.name}, and make one for the right name"
             yield Finding("keys", "warning", clean(said), fix)

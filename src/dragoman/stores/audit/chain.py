@@ -59,18 +59,18 @@ BREAK = "break"
 """A hub opened the audit and found it other than it was left."""
 
 
-Row = tuple[int, str, int | None, float, bytes, bytes]
+EntryRow = tuple[int, str, int | None, float, bytes, bytes]
 """seq, kind, of, at, body, mac"""
 
 
-class Tip(NamedTuple):
+class ChainTip(NamedTuple):
     """Where a chain stands. Numbers begin at 1 and have no gaps, so `seq` is also the count."""
 
     seq: int
     mac: bytes
 
 
-ORIGIN = Tip(0, bytes(32))
+ORIGIN = ChainTip(0, bytes(32))
 
 FIRST_HEAD = b"H"
 """The head of an audit that has no journal yet: of a first start."""
@@ -80,7 +80,7 @@ HEADS = (FIRST_HEAD, HEAD_BESIDE_JOURNAL)
 TRAILERS = (TRAILER,)
 
 
-class Broken(Exception):
+class ChainBroken(Exception):
     """The chain does not hold: what, in one sentence, and at which entry."""
 
     def __init__(self, problem: str, seq: int | None) -> None:
@@ -101,7 +101,7 @@ TIP = struct.Struct(">c32sq")
 """What it is the tip for, mac, seq. Where an entry has the MAC before it, this has its own."""
 
 
-class Seal:
+class AuditSeal:
     """Everything that takes the key. The first byte of what is sealed says what it is, so that no
     seal of one kind passes for another; widths are fixed or written out, so that no byte can move
     from one field to the next."""
@@ -111,12 +111,12 @@ class Seal:
     def __init__(self, key: bytes) -> None:
         # HMAC-SHA256 with both pads taken in beforehand: a third of the time of `hmac.digest`.
         self._key = key
-        self._inner, self._outer = _pads(key)
+        self._inner, self._outer = _precompute_pads(key)
         # Every call needs one of these; keyed BLAKE2b takes a third of the time of the HMAC.
         self._tips = hashlib.blake2b(key=key, digest_size=32, person=b"dragoman tip")
         self._arguments = hashlib.blake2b(key=key, digest_size=32, person=b"dragoman args")
 
-    def entry(
+    def seal_entry(
         self, before: bytes, seq: int, kind: str, of: int | None, at: float, body: bytes
     ) -> tuple[bytes, bytes]:
         """The entry as it is sealed, and its MAC."""
@@ -135,26 +135,26 @@ class Seal:
         mac.update(arguments)
         return mac.hexdigest()
 
-    def tip(self, kind: bytes, seq: int, mac: bytes) -> bytes:
+    def seal_tip(self, kind: bytes, seq: int, mac: bytes) -> bytes:
         """What says where the chain ends: always the same length, so that one write replaces it."""
         fields = TIP.pack(kind, mac, seq)
         seal = self._tips.copy()
         seal.update(fields)
         return fields + seal.digest()
 
-    def read_tip(self, kinds: tuple[bytes, ...], record: bytes) -> Tip | None:
+    def read_tip(self, kinds: tuple[bytes, ...], record: bytes) -> ChainTip | None:
         """None if it is not one of these, or not ours."""
         if len(record) != TIP.size + 32:
             return None
         kind, mac, seq = TIP.unpack_from(record)
-        ours = hmac.compare_digest(self.tip(kind, seq, mac), record)
-        return Tip(seq, mac) if ours and kind in kinds else None
+        ours = hmac.compare_digest(self.seal_tip(kind, seq, mac), record)
+        return ChainTip(seq, mac) if ours and kind in kinds else None
 
-    def anchor(self, tip: Tip, at: float) -> bytes:
+    def seal_anchor(self, tip: ChainTip, at: float) -> bytes:
         return hmac.digest(self._key, self._ANCHOR.pack(b"A", *tip, at), "sha256")
 
 
-def _pads(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
+def _precompute_pads(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
     padded = key.ljust(64, b"\0")
     inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
     return inner, hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
@@ -177,7 +177,7 @@ def read_key(home: Path) -> bytes | None:
     return key
 
 
-def make_key(home: Path) -> bytes:
+def create_key(home: Path) -> bytes:
     """A new key, on the disk whole or not at all."""
     path = home / KEY
     draft = path.with_suffix(".new")
@@ -196,29 +196,29 @@ def make_key(home: Path) -> bytes:
     return key
 
 
-def read_anchor(db: sqlite3.Connection, seal: Seal) -> Tip:
+def read_anchor(db: sqlite3.Connection, seal: AuditSeal) -> ChainTip:
     """Where the entries that are kept begin. Raises `Broken` for an anchor that is not ours."""
     row = db.execute("SELECT seq, mac, at, seal FROM anchor").fetchone()
     if row is None:
         return ORIGIN
     seq, mac, at, found = row
     try:
-        holds = hmac.compare_digest(seal.anchor(Tip(seq, mac), at), found)
+        holds = hmac.compare_digest(seal.seal_anchor(ChainTip(seq, mac), at), found)
     except MISSHAPEN:
         holds = False
     if not holds:
-        raise Broken("the anchor that pruning left was changed or forged", seq)
-    return Tip(seq, mac)
+        raise ChainBroken("the anchor that pruning left was changed or forged", seq)
+    return ChainTip(seq, mac)
 
 
-def stored(db: sqlite3.Connection, after: int) -> Iterator[Row]:
+def read_entries_after(db: sqlite3.Connection, after: int) -> Iterator[EntryRow]:
     """The entries in the database after that number, in order."""
     return db.execute(
         "SELECT seq, kind, of, at, body, mac FROM entries WHERE seq > ? ORDER BY seq", (after,)
     )
 
 
-def insert(db: sqlite3.Connection, rows: list[Row]) -> None:
+def insert_entries(db: sqlite3.Connection, rows: list[EntryRow]) -> None:
     """All or none of them."""
     if not rows:
         return
@@ -230,32 +230,32 @@ def insert(db: sqlite3.Connection, rows: list[Row]) -> None:
     db.execute("COMMIT")
 
 
-def walk(rows: Iterable[Row], seal: Seal, tip: Tip) -> Iterator[Tip]:
+def verify_entries(rows: Iterable[EntryRow], seal: AuditSeal, tip: ChainTip) -> Iterator[ChainTip]:
     """Each of the entries after `tip`, proved to follow the one before. Raises `Broken` at the
     first that does not, and at one that records a break."""
     for seq, kind, of, at, body, mac in rows:
         if seq != tip.seq + 1 and kind != BREAK:
-            raise Broken(f"entries {tip.seq + 1} to {seq - 1} are missing", tip.seq + 1)
+            raise ChainBroken(f"entries {tip.seq + 1} to {seq - 1} are missing", tip.seq + 1)
         try:
-            holds = seal.entry(tip.mac, seq, kind, of, at, body)[1] == mac
+            holds = seal.seal_entry(tip.mac, seq, kind, of, at, body)[1] == mac
         except MISSHAPEN:
             holds = False
         if not holds:
-            raise Broken(
+            raise ChainBroken(
                 f"entry {seq} does not match its seal: it was changed, moved or put in, "
                 "or the key is not the one it was written with",
                 seq,
             )
         if kind == BREAK:
-            raise Broken(f"entry {seq} records a break: {body.decode(errors='replace')}", seq)
-        tip = Tip(seq, mac)
+            raise ChainBroken(f"entry {seq} records a break: {body.decode(errors='replace')}", seq)
+        tip = ChainTip(seq, mac)
         yield tip
 
 
-def tail(db: sqlite3.Connection) -> Tip:
+def find_tail(db: sqlite3.Connection) -> ChainTip:
     """Where the database ends, as it says itself."""
     row = db.execute("SELECT seq, mac FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
     row = row or db.execute("SELECT seq, mac FROM anchor").fetchone() or ORIGIN
     seq, mac = row
     whole = isinstance(mac, bytes) and len(mac) == 32
-    return Tip(seq, mac if whole else ORIGIN.mac)
+    return ChainTip(seq, mac if whole else ORIGIN.mac)

@@ -24,8 +24,8 @@ from dragoman.stores.audit.chain import (
     TIP,
     TRAILER,
     TRAILERS,
-    Row,
-    Seal,
+    AuditSeal,
+    EntryRow,
 )
 
 JOURNAL = "audit.journal"
@@ -75,7 +75,7 @@ class Journal:
         except FileNotFoundError:
             in_place = False
         if not in_place:
-            self._make(trailer)
+            self._create(trailer)
         elif os.pwrite(self._file, trailer, 0) != len(trailer):
             raise OSError(errno.EIO, f"{JOURNAL} took only a part of its trailer")
         self._end = 0
@@ -86,7 +86,7 @@ class Journal:
             os.close(self._file)
             self._file = -1
 
-    def _make(self, trailer: bytes) -> None:
+    def _create(self, trailer: bytes) -> None:
         """There from the first moment with its trailer, or not at all: one without is a break."""
         self.close()
         draft = Path(self._path + ".new")
@@ -105,17 +105,17 @@ class Journal:
         self._inode = os.fstat(file).st_ino
 
 
-class Left(NamedTuple):
+class JournalContents(NamedTuple):
     """What stands in a journal."""
 
     before: bytes
     """The MAC that the first entry follows, as it says."""
-    rows: list[Row]
+    rows: list[EntryRow]
     trailer: bytes
     """What stands behind the last entry that can be read, be it one or not."""
 
 
-def read_journal(home: Path, seal: Seal | None = None) -> Left | None:
+def read_journal(home: Path, seal: AuditSeal | None = None) -> JournalContents | None:
     """What stands there, from any process at any time; None when there is no such file. Whoever
     reads the database after this misses nothing: what has left the journal is in there by then.
     It may be read in the middle of being written, so one without a proper end is read again."""
@@ -127,7 +127,7 @@ def read_journal(home: Path, seal: Seal | None = None) -> Left | None:
         if whole is None:
             return None
         left = _parse(whole)
-        if _ends_well(left, seal):
+        if _has_valid_end(left, seal):
             break
     return left
 
@@ -145,8 +145,8 @@ def _read(path: Path, size: int) -> bytes | None:
         raise ConfigError(f'"{path}" cannot be read ({error.strerror})') from error
 
 
-def _parse(whole: bytes) -> Left:
-    rows: list[Row] = []
+def _parse(whole: bytes) -> JournalContents:
+    rows: list[EntryRow] = []
     place = 0
     while place + ENTRY.size <= len(whole):
         code, _, seq, with_of, of, at, name_size, size = ENTRY.unpack_from(whole, place)
@@ -158,10 +158,10 @@ def _parse(whole: bytes) -> Left:
         mac = whole[end + 1 : end + 33]
         rows.append((seq, kind, of if with_of else None, at, whole[body:end], mac))
         place = end
-    return Left(whole[1:33], rows, whole[place : place + TRAILER_BYTES])
+    return JournalContents(whole[1:33], rows, whole[place : place + TRAILER_BYTES])
 
 
-def _ends_well(left: Left, seal: Seal | None) -> bool:
+def _has_valid_end(left: JournalContents, seal: AuditSeal | None) -> bool:
     """Whether the trailer is one, and of the last entry."""
     _, rows, trailer = left
     if len(trailer) < TRAILER_BYTES or trailer[:1] != TRAILER:

@@ -39,22 +39,22 @@ from dragoman.stores.audit.chain import (
     START,
     TRAILER,
     TRAILERS,
-    Broken,
-    Row,
-    Seal,
-    Tip,
-    insert,
-    make_key,
+    AuditSeal,
+    ChainBroken,
+    ChainTip,
+    EntryRow,
+    create_key,
+    find_tail,
+    insert_entries,
     read_key,
-    tail,
-    walk,
+    verify_entries,
 )
 from dragoman.stores.audit.journal import JOURNAL, MAX_BODY, Journal, read_journal
-from dragoman.stores.audit.verify import departure, rows_after
+from dragoman.stores.audit.verify import find_discrepancy, list_journal_rows_after
 from dragoman.stores.sqlite import (
     LOOP_BUSY_SECONDS,
-    OpenFile,
-    advise,
+    WatchedFile,
+    describe_remedy,
     is_damage,
     is_locked,
     open_store,
@@ -72,7 +72,7 @@ BACKSTOP_PAGES = 16_000
 REFUSED = b'{"outcome":"refused","error":"StorageFailed","duration_ms":0}'
 
 
-class SqliteAudit:
+class SqliteAuditLog:
     """An `AuditLog` in the files `audit.*` of the hub's home."""
 
     def __init__(
@@ -83,16 +83,16 @@ class SqliteAudit:
         self.commits = 0
         self._home = home
         self._broken = broken
-        self.left_at = 0.0
+        self.previous_end_at = 0.0
         """The time of the newest entry that an earlier hub has left; 0 if there is none."""
         self._durable = durable
         self._encode = msgspec.json.Encoder().encode
         self._pending: list[tuple[str, int | None, float, bytes]] = []
         """What is not in the chain yet: kind, of, at, body."""
-        self._unsaved: list[Row] = []
+        self._unsaved: list[EntryRow] = []
         """What is in the chain and not in the database yet. It is in the journal, whose size is its
         bound; beyond that come only the outcomes of calls that run."""
-        self.pruned = ORIGIN
+        self.last_pruned = ORIGIN
         """The last entry that `prune` has deleted."""
         self._unwritten: list[bytes] = []
         """What is in the chain and not in the journal yet, as it stands there."""
@@ -112,8 +112,8 @@ class SqliteAudit:
             raise
 
     def intend(self, entry: Mapping[str, Any]) -> int:
-        if self._failure is not None and not self._mended():
-            raise self._refusal()
+        if self._failure is not None and not self._try_recovery():
+            raise self._build_refusal()
         body = self._encode(entry)
         if len(body) > MAX_BODY:
             raise StorageFailed(
@@ -122,11 +122,11 @@ class SqliteAudit:
         self._pending.append((INTENT, None, time.time(), body))
         if not self._store():
             self._pending.append((OUTCOME, self._seq, time.time(), REFUSED))
-            raise self._refusal()
+            raise self._build_refusal()
         seq = self._seq
         self._running[seq] = None
         if self._timer is None:
-            self._later(SAVE_SECONDS)
+            self._schedule_save(SAVE_SECONDS)
         return seq
 
     def conclude(self, intent: int, entry: Mapping[str, Any]) -> None:
@@ -141,17 +141,17 @@ class SqliteAudit:
             return
         self._pending.append((OUTCOME, intent, time.time(), body))
         if self._timer is None:
-            self._later(SAVE_SECONDS)
+            self._schedule_save(SAVE_SECONDS)
 
     @property
-    def unfinished(self) -> bool:
+    def has_running_calls(self) -> bool:
         """Whether a call has begun whose outcome is still to come."""
         return bool(self._running)
 
     @property
-    def tip(self) -> Tip:
+    def tip(self) -> ChainTip:
         """Where the chain ends."""
-        return Tip(self._seq, self._mac)
+        return ChainTip(self._seq, self._mac)
 
     def find_first(self) -> tuple[int, float]:
         """The number and the time of the oldest entry that is kept. Raises `StorageFailed`."""
@@ -162,7 +162,7 @@ class SqliteAudit:
         return found or (self._seq, time.time())
 
     @property
-    def unsaved(self) -> bool:
+    def has_unsaved_entries(self) -> bool:
         """Whether there is something that the database does not have."""
         return bool(self._pending or self._unsaved)
 
@@ -170,7 +170,7 @@ class SqliteAudit:
         """Waits until what the database has is on the disk; whether that went well. May be called
         from another thread."""
         try:
-            _copy_log(self._home / DATABASE)
+            _checkpoint_log(self._home / DATABASE)
             head = os.open(self._home / HEAD, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(head)
@@ -184,13 +184,13 @@ class SqliteAudit:
     def flush(self) -> None:
         """Writes all entries to the database now. Raises `StorageFailed`."""
         if not self._save(can_wait=True):
-            raise self._refusal()
+            raise self._build_refusal()
 
     def close(self) -> None:
         if self._closed:
             return
         if not self._save():
-            kept = "its journal has it" if self._write() else "some of it is lost"
+            kept = "its journal has it" if self._write_journal() else "some of it is lost"
             log.error("the audit in %s could not be saved; %s", self._home, kept)
         self._closed = True
         self._failure = "the hub is going down"
@@ -224,12 +224,12 @@ class SqliteAudit:
         fresh = key is None and not os.pread(self._head, 1, 0) and not others
         lost_key = key is None and not fresh
         if key is None:
-            key = make_key(self._home)
-        self._seal = Seal(key)
+            key = create_key(self._home)
+        self._seal = AuditSeal(key)
         self.hash_arguments = self._seal.hash_arguments
         if fresh:
             # At once, so that a key or entries without a head are never our own doing.
-            os.pwrite(self._head, self._seal.tip(FIRST_HEAD, *ORIGIN), 0)
+            os.pwrite(self._head, self._seal.seal_tip(FIRST_HEAD, *ORIGIN), 0)
         self._db = open_store(
             path,
             MIGRATIONS,
@@ -239,8 +239,8 @@ class SqliteAudit:
         self._journal = Journal(self._home)
         try:
             self._db.execute(f"PRAGMA wal_autocheckpoint={BACKSTOP_PAGES}")
-            self._file = OpenFile(path)
-            self._begin(lost_key)
+            self._file = WatchedFile(path)
+            self._resume(lost_key)
             if not self._save():
                 raise OSError(self._failure)
         except BaseException as error:
@@ -249,13 +249,15 @@ class SqliteAudit:
             if not isinstance(error, OSError | sqlite3.Error):
                 raise
             if is_damage(error):
-                raise ConfigError(f'"{path}" is damaged ({error}); {advise(path)}') from error
+                raise ConfigError(
+                    f'"{path}" is damaged ({error}); {describe_remedy(path)}'
+                ) from error
             raise ConfigError(
                 f'the audit "{path}" cannot be written ({error}); check the space left there and '
                 "whether another program holds it"
             ) from error
 
-    def _begin(self, lost_key: bool) -> None:
+    def _resume(self, lost_key: bool) -> None:
         """Goes on where the chain ends, with what a hub that was killed left in the journal. Where
         that is not where it was left, the first thing to go in is an entry that says so: it cannot
         be taken out again unseen."""
@@ -264,18 +266,18 @@ class SqliteAudit:
         if lost_key:
             problem: str | None = "the key was missing, so nothing before this entry can be proved"
         else:
-            problem = departure(self._db, self._seal, record, left)
+            problem = find_discrepancy(self._db, self._seal, record, left)
         lost, told = self._broken or (0, None)
         problem = told or problem
-        end = tail(self._db)
+        end = find_tail(self._db)
         newest = self._db.execute("SELECT at FROM entries WHERE seq = ?", (end.seq,)).fetchone()
-        self.left_at = newest[0] if newest else 0.0
-        waiting = rows_after(end, left)
+        self.previous_end_at = newest[0] if newest else 0.0
+        waiting = list_journal_rows_after(end, left)
         try:
-            for row, tip in zip(waiting, walk(waiting, self._seal, end), strict=True):
+            for row, tip in zip(waiting, verify_entries(waiting, self._seal, end), strict=True):
                 self._unsaved.append(row)
                 end = tip
-        except Broken:  # as the problem says
+        except ChainBroken:  # as the problem says
             pass
         self._seq, self._mac = end
         if problem is not None:
@@ -288,20 +290,20 @@ class SqliteAudit:
             self._pending.append((BREAK, None, time.time(), self._encode({"problem": problem})))
         elif left is None:
             # Before anything else is written, or its absence would be a break.
-            self._journal.restart(self._seal.tip(TRAILER, self._seq, self._mac))
+            self._journal.restart(self._seal.seal_tip(TRAILER, self._seq, self._mac))
         self._pending.append((START, None, time.time(), self._encode({"pid": os.getpid()})))
 
-    def _mended(self) -> bool:
+    def _try_recovery(self) -> bool:
         if self._closed:
             raise ShuttingDown(
                 "the call was refused: the hub is going down and its audit is closed"
             )
         return time.monotonic() >= self._paused_until and self._save()
 
-    def _chain(self) -> None:
+    def _seal_pending(self) -> None:
         """Puts what is pending in the chain."""
         seq, mac = self._seq, self._mac
-        seal = self._seal.entry
+        seal = self._seal.seal_entry
         for kind, of, at, body in self._pending:
             seq += 1
             sealed, mac = seal(mac, seq, kind, of, at, body)
@@ -313,12 +315,12 @@ class SqliteAudit:
     def _store(self) -> bool:
         """Writes what is new to the journal, or where there is no room, all to the database. If
         that goes wrong calls are refused until the database has it all."""
-        self._chain()
-        return self._write() or (self._failure is None and self._save())
+        self._seal_pending()
+        return self._write_journal() or (self._failure is None and self._save())
 
-    def _write(self) -> bool:
+    def _write_journal(self) -> bool:
         """Writes what is new in the chain to the journal; False if it was not taken."""
-        trailer = self._seal.tip(TRAILER, self._seq, self._mac)
+        trailer = self._seal.seal_tip(TRAILER, self._seq, self._mac)
         try:
             if not self._journal.append(b"".join(self._unwritten), trailer):
                 return False
@@ -326,64 +328,64 @@ class SqliteAudit:
             if self._durable:
                 self._journal.sync()
         except OSError as error:
-            self._fail(error)
+            self._note_failure(error)
             return False
         return True
 
-    def _move_ends(self) -> None:
+    def _write_ends(self) -> None:
         self._unwritten.clear()
-        self._journal.restart(self._seal.tip(TRAILER, self._seq, self._mac))
+        self._journal.restart(self._seal.seal_tip(TRAILER, self._seq, self._mac))
         if self._durable:
             self._journal.sync()
-        os.pwrite(self._head, self._seal.tip(HEAD_BESIDE_JOURNAL, self._seq, self._mac), 0)
+        os.pwrite(self._head, self._seal.seal_tip(HEAD_BESIDE_JOURNAL, self._seq, self._mac), 0)
         if self._durable:
             os.fsync(self._head)
 
-    def _later(self, seconds: float) -> None:
+    def _schedule_save(self, seconds: float) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # at the start, or at the very end
             return
-        self._timer = loop.call_later(seconds, self._timed)
+        self._timer = loop.call_later(seconds, self._save_on_timer)
 
-    def _timed(self) -> None:
+    def _save_on_timer(self) -> None:
         self._timer = None
         if self._closed:
             return
         pause = self._paused_until - time.monotonic()
         if pause > 0:
-            self._later(pause)
+            self._schedule_save(pause)
         elif not self._save(can_wait=True):
-            self._write()
+            self._write_journal()
 
     def _save(self, *, can_wait: bool = False) -> bool:
         """Puts all that is unsaved in the database in one commit; whether that went well. With
         `can_wait` a database that another connection has locked is no failure: the journal holds
         the entries, and the next timer tries again."""
-        self._chain()
+        self._seal_pending()
         count = len(self._unsaved)
         if not count and self._failure is None:
             return True
         try:
             self._file.check()
-            insert(self._db, self._unsaved)
+            insert_entries(self._db, self._unsaved)
             self._unsaved.clear()
-            self._move_ends()
+            self._write_ends()
         except (sqlite3.Error, OSError) as error:
             if can_wait and self._failure is None and is_locked(error):
                 self._roll_back()
                 if self._timer is None:
-                    self._later(PAUSE_SECONDS)
+                    self._schedule_save(PAUSE_SECONDS)
             else:
-                self._fail(error)
+                self._note_failure(error)
             return False
         self.commits += 1
         self._failure = None
         self._paused_until = 0.0
-        self._logged(3 + count // 8)
+        self._count_pages(3 + count // 8)
         return True
 
-    def _fail(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         """Calls are refused from here on until all is saved, which is tried again and again."""
         self._roll_back()
         if self._failure is None:
@@ -391,7 +393,7 @@ class SqliteAudit:
         self._failure = str(error)
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         if self._timer is None and not self._closed:
-            self._later(PAUSE_SECONDS)
+            self._schedule_save(PAUSE_SECONDS)
 
     def _roll_back(self) -> None:
         try:
@@ -400,7 +402,7 @@ class SqliteAudit:
         except sqlite3.Error:
             log.exception("the audit's database did not roll back")
 
-    def _refusal(self) -> StorageFailed:
+    def _build_refusal(self) -> StorageFailed:
         """A new one each time: an error carries the trace of the one call it stopped."""
         return StorageFailed(
             f'the call was refused: the audit in "{self._home}" cannot be written '
@@ -411,7 +413,7 @@ class SqliteAudit:
         if not self._save(can_wait=True):
             return 0
         oldest_running = next(iter(self._running), self._seq + 1)
-        last: Tip | None = None
+        last: ChainTip | None = None
         count = 0
         try:
             rows = self._db.execute(
@@ -420,7 +422,7 @@ class SqliteAudit:
             for seq, at, mac in rows:
                 if seq >= oldest_running or (at >= before and seq > self._seq - max_entries):
                     break
-                last = Tip(seq, mac)
+                last = ChainTip(seq, mac)
                 count += 1
             if last is None:
                 return 0
@@ -429,20 +431,20 @@ class SqliteAudit:
             self._db.execute("DELETE FROM entries WHERE seq <= ?", (last.seq,))
             self._db.execute(
                 "INSERT OR REPLACE INTO anchor (id, seq, mac, at, seal) VALUES (1, ?, ?, ?, ?)",
-                (*last, now, self._seal.anchor(last, now)),
+                (*last, now, self._seal.seal_anchor(last, now)),
             )
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if is_locked(error):
                 self._roll_back()
             else:
-                self._fail(error)
+                self._note_failure(error)
             return 0
-        self.pruned = last
-        self._logged(10 + count // 4)
+        self.last_pruned = last
+        self._count_pages(10 + count // 4)
         return count
 
-    def _logged(self, pages: int) -> None:
+    def _count_pages(self, pages: int) -> None:
         """From time to time the log is copied into the database file, in a thread: that waits for
         the disk, the loop must not. Should the thread never catch up, SQLite does it itself at
         BACKSTOP_PAGES."""
@@ -455,10 +457,10 @@ class SqliteAudit:
         except RuntimeError:
             return
         path = self._home / DATABASE
-        self._checkpointing = loop.run_in_executor(None, _checkpoint, path)
-        self._checkpointing.add_done_callback(self._checkpointed)
+        self._checkpointing = loop.run_in_executor(None, _try_checkpoint, path)
+        self._checkpointing.add_done_callback(self._end_checkpoint)
 
-    def _checkpointed(self, done: asyncio.Future[None]) -> None:
+    def _end_checkpoint(self, done: asyncio.Future[None]) -> None:
         self._checkpointing = None
 
 
@@ -479,21 +481,21 @@ def _open_head(home: Path) -> int:
     raise ConfigError(f'another hub writes the audit in "{home}"; end it, or use another home')
 
 
-def _copy_log(path: Path) -> None:
+def _checkpoint_log(path: Path) -> None:
     # `rw`, or a database that was taken away would be made anew.
     uri = f"{path.absolute().as_uri()}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
-def _checkpoint(path: Path) -> None:
+def _try_checkpoint(path: Path) -> None:
     try:
-        _copy_log(path)
+        _checkpoint_log(path)
     except sqlite3.Error as error:
         log.warning("the audit's log could not be copied into its database: %s", error)
 
 
-def compact(path: Path) -> None:
+def compact_database(path: Path) -> None:
     """Gives the space of deleted entries back to the file system. For when no hub runs: a running
     one uses that space again. Auto-vacuum would do this by itself and make every commit dearer."""
     try:

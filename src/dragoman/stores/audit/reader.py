@@ -24,7 +24,7 @@ from dragoman.stores.audit.chain import (
     MIGRATIONS,
     OUTCOME,
     START,
-    Row,
+    EntryRow,
 )
 from dragoman.stores.audit.journal import read_journal
 from dragoman.stores.sqlite import open_to_read
@@ -38,7 +38,7 @@ DAMAGED: Mapping[str, Any] = {"damaged": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AuditRecord:
     """One call, or one break of the audit (then `outcome` is `break`)."""
 
     seq: int
@@ -61,7 +61,7 @@ class AuditReader:
         self._db = open_to_read(home / DATABASE, len(MIGRATIONS))
         self._decoder = msgspec.json.Decoder(dict[str, Any])
 
-    def records(
+    def list_records(
         self,
         limit: int,
         *,
@@ -70,12 +70,12 @@ class AuditReader:
         caller: str | None = None,
         outcome: str | None = None,
         trace: str | None = None,
-    ) -> list[Record]:
+    ) -> list[AuditRecord]:
         """The newest first, at most `limit`; `before` is the `seq` of the last one seen already."""
         wanted = {"verb": verb, "caller": caller, "trace": trace}
         wanted = {name: value for name, value in wanted.items() if value is not None}
-        found: list[Record] = []
-        for record in self._newest_first(before):
+        found: list[AuditRecord] = []
+        for record in self._iterate_newest_first(before):
             if len(found) >= limit:
                 break
             if outcome is not None and record.outcome != outcome:
@@ -84,10 +84,10 @@ class AuditReader:
                 found.append(record)
         return found
 
-    def records_after(self, seq: int, limit: int = 1000) -> list[Record]:
+    def list_records_after(self, seq: int, limit: int = 1000) -> list[AuditRecord]:
         """Calls that ended, and breaks, in the order they were written, after entry `seq`. To
         follow, begin at `last_seq()` and go on from the `last` of the newest record."""
-        stored, waiting = self._waiting()
+        stored, waiting = self._read_unsaved()
         rows = self._db.execute(
             "SELECT o.seq, o.kind, o.at, o.body, i.seq, i.at, i.body "
             "FROM entries o LEFT JOIN entries i ON i.seq = o.of "
@@ -98,9 +98,9 @@ class AuditReader:
         found = []
         for last, kind, ended, conclusion, intent_seq, at, intent in rows:
             if kind == BREAK:
-                found.append(self._break(last, ended, conclusion))
+                found.append(self._build_break(last, ended, conclusion))
             else:
-                found.append(self._ended(last, ended, conclusion, intent_seq, at, intent))
+                found.append(self._build_record(last, ended, conclusion, intent_seq, at, intent))
         intents = {row[0]: row for row in waiting if row[1] == INTENT}
         for last, kind, of, ended, conclusion, _ in waiting:
             if len(found) >= limit:
@@ -113,29 +113,29 @@ class AuditReader:
                     ).fetchone()
                 )
                 intent_seq, at, intent = (began[0], *began[3:5]) if began else (last, ended, None)
-                found.append(self._ended(last, ended, conclusion, intent_seq, at, intent))
+                found.append(self._build_record(last, ended, conclusion, intent_seq, at, intent))
         return found
 
-    def last_seq(self) -> int:
-        stored, waiting = self._waiting()
+    def find_last_seq(self) -> int:
+        stored, waiting = self._read_unsaved()
         return waiting[-1][0] if waiting else stored
 
     def close(self) -> None:
         self._db.close()
 
-    def _waiting(self) -> tuple[int, list[Row]]:
+    def _read_unsaved(self) -> tuple[int, list[EntryRow]]:
         """Where the database ends, and what only the journal has: read in the other order, so that
         nothing is missed on its way from there to here."""
         left = read_journal(self._home)
         stored = self._db.execute("SELECT max(seq) FROM entries").fetchone()[0] or 0
         return stored, [row for row in left.rows if row[0] > stored] if left else []
 
-    def _newest_first(self, before: int | None) -> Iterator[Record]:
+    def _iterate_newest_first(self, before: int | None) -> Iterator[AuditRecord]:
         # Asked before the entries are read: what has no outcome when its hub is already gone never
         # will have one, while a hub that ends just now has written its outcomes first.
-        without_outcome = RUNNING if _is_written(self._home) else UNKNOWN
+        without_outcome = RUNNING if _is_open(self._home) else UNKNOWN
         limit = before if before is not None else 1 << 62
-        stored, waiting = self._waiting()
+        stored, waiting = self._read_unsaved()
         rows = self._db.execute(
             "SELECT seq, kind, of, at, body FROM entries WHERE seq <= ? "
             "AND (seq < ? OR of < ? OR kind = 'start') ORDER BY seq DESC",
@@ -151,14 +151,14 @@ class AuditReader:
             if kind == OUTCOME:
                 ends[of] = (seq, body)
             elif kind == BREAK:
-                yield self._break(seq, at, body)
+                yield self._build_break(seq, at, body)
             elif kind == INTENT:
                 last, conclusion = ends.pop(seq, (seq, b""))
                 if conclusion:
                     end = self._decode(conclusion)
-                    yield Record(seq, last, at, self._decode(body), _outcome(end), end)
+                    yield AuditRecord(seq, last, at, self._decode(body), _read_outcome(end), end)
                 else:
-                    yield Record(seq, seq, at, self._decode(body), without_outcome, {})
+                    yield AuditRecord(seq, seq, at, self._decode(body), without_outcome, {})
             elif kind == START:
                 without_outcome = UNKNOWN  # going down, what follows is of the hub before
 
@@ -168,23 +168,23 @@ class AuditReader:
         except (msgspec.MsgspecError, TypeError, ValueError):
             return DAMAGED  # somebody changed it: `verify` says more
 
-    def _ended(
+    def _build_record(
         self, last: int, ended: float, conclusion: bytes, seq: int, at: float, intent: bytes | None
-    ) -> Record:
+    ) -> AuditRecord:
         end = self._decode(conclusion)
         if intent is None:
-            return Record(last, last, ended, {}, _outcome(end), end)
-        return Record(seq, last, at, self._decode(intent), _outcome(end), end)
+            return AuditRecord(last, last, ended, {}, _read_outcome(end), end)
+        return AuditRecord(seq, last, at, self._decode(intent), _read_outcome(end), end)
 
-    def _break(self, seq: int, at: float, body: bytes) -> Record:
-        return Record(seq, seq, at, {}, BREAK, self._decode(body))
+    def _build_break(self, seq: int, at: float, body: bytes) -> AuditRecord:
+        return AuditRecord(seq, seq, at, {}, BREAK, self._decode(body))
 
 
-def _outcome(conclusion: Mapping[str, Any]) -> str:
+def _read_outcome(conclusion: Mapping[str, Any]) -> str:
     return str(conclusion.get("outcome", UNKNOWN))
 
 
-def _is_written(home: Path) -> bool:
+def _is_open(home: Path) -> bool:
     """Whether a hub has the audit open: it holds a lock on the head all the while."""
     try:
         head = os.open(home / HEAD, os.O_RDONLY | os.O_CLOEXEC)

@@ -19,17 +19,17 @@ from dragoman.stores.audit.chain import (
     KEY,
     MIGRATIONS,
     TRAILERS,
-    Broken,
-    Row,
-    Seal,
-    Tip,
+    AuditSeal,
+    ChainBroken,
+    ChainTip,
+    EntryRow,
+    find_tail,
     read_anchor,
+    read_entries_after,
     read_key,
-    stored,
-    tail,
-    walk,
+    verify_entries,
 )
-from dragoman.stores.audit.journal import JOURNAL, Left, read_journal
+from dragoman.stores.audit.journal import JOURNAL, JournalContents, read_journal
 from dragoman.stores.sqlite import open_to_read
 
 TRIES = 5
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyReport:
     ok: bool
     entries: int
     """How many were proved: all of them, or those before the problem."""
@@ -51,46 +51,48 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Proved:
+class VerifiedRange:
     entries: int = 0
     first: int = 0
     last: int = 0
 
 
-class Ends(NamedTuple):
+class ChainEnds(NamedTuple):
     """Where the chain ends, as head and journal say."""
 
-    head: Tip
+    head: ChainTip
     first: bool
     """Whether the head is from before there was a journal."""
-    left: Left | None
+    left: JournalContents | None
 
 
-def silent(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Where progress goes that nobody asked for."""
 
 
-def verify(home: Path, progress: Progress = silent) -> Verdict:
+def verify(home: Path, progress: Progress = ignore_progress) -> VerifyReport:
     """Walks the chain from its beginning to its end, in constant memory. A hub may be running."""
-    proved = Proved()
+    proved = VerifiedRange()
     problem: str | None = None
     at: int | None = None
     try:
-        seal = _seal(home)
-        with closing(_open(home)) as db:
-            _prove(db, seal, home, proved, progress)
-    except Broken as broken:
+        seal = _load_seal(home)
+        with closing(_open_database(home)) as db:
+            _verify_database(db, seal, home, proved, progress)
+    except ChainBroken as broken:
         problem, at = broken.problem, broken.seq
     except (OSError, sqlite3.Error, ConfigError) as error:
         problem = f"the audit cannot be read: {error}"
-    return Verdict(problem is None, proved.entries, proved.first, proved.last, problem, at)
+    return VerifyReport(problem is None, proved.entries, proved.first, proved.last, problem, at)
 
 
-def departure(db: sqlite3.Connection, seal: Seal, record: bytes, left: Left | None) -> str | None:
+def find_discrepancy(
+    db: sqlite3.Connection, seal: AuditSeal, record: bytes, left: JournalContents | None
+) -> str | None:
     """In what database and journal are other than head and journal say, by what comes after the
     head alone. The database may be ahead of both, by what was committed just before the hub was
     killed, if that follows."""
-    end = tail(db)
+    end = find_tail(db)
     head = seal.read_tip(HEADS, record)
     if head is None:
         how = "forged or damaged" if record else "missing"
@@ -102,51 +104,57 @@ def departure(db: sqlite3.Connection, seal: Seal, record: bytes, left: Left | No
         )
     try:
         row = db.execute("SELECT mac FROM entries WHERE seq = ?", (head.seq,)).fetchone()
-        at_head = Tip(head.seq, row[0] if row else read_anchor(db, seal).mac)
-        for _ in chain_to(db, seal, at_head, Ends(head, record[:1] == FIRST_HEAD, left)):
+        at_head = ChainTip(head.seq, row[0] if row else read_anchor(db, seal).mac)
+        for _ in verify_chain(db, seal, at_head, ChainEnds(head, record[:1] == FIRST_HEAD, left)):
             pass
-    except Broken as broken:
+    except ChainBroken as broken:
         return broken.problem
     return None
 
 
-def rows_after(end: Tip, left: Left | None) -> list[Row]:
+def list_journal_rows_after(end: ChainTip, left: JournalContents | None) -> list[EntryRow]:
     """What only the journal has."""
     return [row for row in left.rows if row[0] > end.seq] if left else []
 
 
-def chain_to(db: sqlite3.Connection, seal: Seal, tip: Tip, ends: Ends) -> Iterator[Tip]:
+def verify_chain(
+    db: sqlite3.Connection, seal: AuditSeal, tip: ChainTip, ends: ChainEnds
+) -> Iterator[ChainTip]:
     """Each entry after `tip`, in the database and then in the journal, proved to follow the one
     before, up to where head and journal say that the chain ends. Raises `Broken`."""
     left = ends.left
-    end = tail(db)
+    end = find_tail(db)
     trailer = None if left is None else seal.read_tip(TRAILERS, left.trailer)
     marks = [("head", ends.head)]
     if left is not None and left.rows:
-        marks.append(("journal", Tip(left.rows[0][0] - 1, left.before)))
+        marks.append(("journal", ChainTip(left.rows[0][0] - 1, left.before)))
     if trailer is not None:
         marks.append(("journal", trailer))
     places = {mark.seq for _, mark in marks}
     if tip.seq in places:
-        _meets(marks, tip)
+        _check_marks(marks, tip)
     last = tip
-    for last in walk(chain(stored(db, tip.seq), rows_after(end, left)), seal, tip):
+    for last in verify_entries(
+        chain(read_entries_after(db, tip.seq), list_journal_rows_after(end, left)), seal, tip
+    ):
         if last.seq in places:
-            _meets(marks, last)
+            _check_marks(marks, last)
         yield last
     for name, mark in marks:
         if mark.seq > last.seq:
-            raise Broken(
+            raise ChainBroken(
                 f"entries {last.seq + 1} to {mark.seq} are missing from the end: the {name} says "
                 f"{mark.seq} were written",
                 last.seq + 1,
             )
-    problem = _journal_problem(ends, trailer, end)
+    problem = _find_journal_problem(ends, trailer, end)
     if problem is not None:
-        raise Broken(f"the journal {problem}; entries after {last.seq} may be lost", last.seq + 1)
+        raise ChainBroken(
+            f"the journal {problem}; entries after {last.seq} may be lost", last.seq + 1
+        )
 
 
-def _journal_problem(ends: Ends, trailer: Tip | None, end: Tip) -> str | None:
+def _find_journal_problem(ends: ChainEnds, trailer: ChainTip | None, end: ChainTip) -> str | None:
     if ends.left is None:
         # A first start may have been cut short; nothing was ever written to a journal then.
         return None if ends.first and ends.head == end else "is missing"
@@ -157,38 +165,40 @@ def _journal_problem(ends: Ends, trailer: Tip | None, end: Tip) -> str | None:
     return None
 
 
-def _meets(marks: list[tuple[str, Tip]], tip: Tip) -> None:
+def _check_marks(marks: list[tuple[str, ChainTip]], tip: ChainTip) -> None:
     for name, mark in marks:
         if tip.seq == mark.seq and tip.mac != mark.mac:
-            raise Broken(f"entry {tip.seq} is not the one the {name} was made of", tip.seq)
+            raise ChainBroken(f"entry {tip.seq} is not the one the {name} was made of", tip.seq)
 
 
-def _seal(home: Path) -> Seal:
+def _load_seal(home: Path) -> AuditSeal:
     key = read_key(home)
     if key is None:
         if any((home / name).exists() for name in (DATABASE, HEAD, JOURNAL)):
-            raise Broken(f'the key "{home / KEY}" is missing, so nothing can be proved', None)
-        raise Broken(f'there is no audit in "{home}"', None)
-    return Seal(key)
+            raise ChainBroken(f'the key "{home / KEY}" is missing, so nothing can be proved', None)
+        raise ChainBroken(f'there is no audit in "{home}"', None)
+    return AuditSeal(key)
 
 
-def _open(home: Path) -> sqlite3.Connection:
+def _open_database(home: Path) -> sqlite3.Connection:
     path = home / DATABASE
     if not path.exists():
-        raise Broken(f'the database "{path}" is missing, though a hub has written one', None)
+        raise ChainBroken(f'the database "{path}" is missing, though a hub has written one', None)
     return open_to_read(path, len(MIGRATIONS))
 
 
-def _prove(
-    db: sqlite3.Connection, seal: Seal, home: Path, proved: Proved, progress: Progress
+def _verify_database(
+    db: sqlite3.Connection, seal: AuditSeal, home: Path, proved: VerifiedRange, progress: Progress
 ) -> None:
-    ends, anchor = _ends(db, seal, home)
+    ends, anchor = _read_ends(db, seal, home)
     early = db.execute("SELECT seq FROM entries WHERE seq <= ? LIMIT 1", (anchor.seq,)).fetchone()
     if early is not None:
-        raise Broken(f"entry {early[0]} stands before the place where the chain begins", early[0])
+        raise ChainBroken(
+            f"entry {early[0]} stands before the place where the chain begins", early[0]
+        )
     total = db.execute("SELECT count(*) FROM entries").fetchone()[0]
-    total += len(rows_after(tail(db), ends.left))
-    for tip in chain_to(db, seal, anchor, ends):
+    total += len(list_journal_rows_after(find_tail(db), ends.left))
+    for tip in verify_chain(db, seal, anchor, ends):
         proved.first = proved.first or tip.seq
         proved.last = tip.seq
         proved.entries += 1
@@ -197,28 +207,30 @@ def _prove(
     progress(proved.entries, total)
 
 
-def _ends(db: sqlite3.Connection, seal: Seal, home: Path) -> tuple[Ends, Tip]:
+def _read_ends(db: sqlite3.Connection, seal: AuditSeal, home: Path) -> tuple[ChainEnds, ChainTip]:
     """The head, the journal, and the anchor in a snapshot of the database, none older than the one
     before: what the head has seen is in the journal, or has left it, and what has left the journal
     is in the database. A hub that prunes meanwhile is asked again."""
     for _ in range(TRIES):
-        head, first = _head(home, seal)
+        head, first = _read_head(home, seal)
         left = read_journal(home, seal)
         db.execute("BEGIN")
         anchor = read_anchor(db, seal)
         if head.seq >= anchor.seq:
-            return Ends(head, first, left), anchor
+            return ChainEnds(head, first, left), anchor
         db.execute("ROLLBACK")
-    raise Broken("the head is older than the entries that were pruned: it was put back", head.seq)
+    raise ChainBroken(
+        "the head is older than the entries that were pruned: it was put back", head.seq
+    )
 
 
-def _head(home: Path, seal: Seal) -> tuple[Tip, bool]:
+def _read_head(home: Path, seal: AuditSeal) -> tuple[ChainTip, bool]:
     for _ in range(TRIES):  # it may be read in the middle of being written
         try:
             record = (home / HEAD).read_bytes()
         except FileNotFoundError:
-            raise Broken(f'the head "{home / HEAD}" is missing', None) from None
+            raise ChainBroken(f'the head "{home / HEAD}" is missing', None) from None
         head = seal.read_tip(HEADS, record)
         if head is not None:
             return head, record[:1] == FIRST_HEAD
-    raise Broken(f'the head "{home / HEAD}" was changed, forged or damaged', None)
+    raise ChainBroken(f'the head "{home / HEAD}" was changed, forged or damaged', None)
