@@ -44,6 +44,8 @@ faults: $(VENV)/.dev  ## long experiments: fuzzing, kill -9, broken disks; write
 	$(VENV)/bin/python -m faults
 docs: $(VENV)/.dev  ## write the generated pages again
 	$(VENV)/bin/python -m tests.generate_docs
+descriptors: $(VENV)/.dev  ## compile the gRPC messages of A2A again, from the official SDK's
+	$(VENV)/bin/python -m tests.generate_descriptors
 lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml -o locks/core.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml --group dev -o locks/dev.lock

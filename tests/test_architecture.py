@@ -141,9 +141,7 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "mcp/server/streamable_http.py": 4,
         "policy/context.py": 1,
     },
-    "dialects": {
-        "a2a/client/grpc_channels.py": 1,
-    },
+    "dialects": {},
     "tasks": {
         "a2a/client/grpc_channels.py": 1,
         "a2a/remote/health_watch.py": 2,

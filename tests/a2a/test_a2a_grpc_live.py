@@ -74,16 +74,22 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
     catalog.offer("echo", [FunctionAgent(entry, "dragoman_agent_", lambda given: None).tool])
     tasks = StoredTasks(store, most=100, most_each=100, max_bytes=10**7, idle=60)
     targets = MessageRouter(hub, "echo")
-    cards = CardService(targets, settings, lambda card: sign_card(card, KEY, "k"))
+    ports: list[int] = []
+    cards = CardService(
+        targets,
+        settings,
+        lambda card: sign_card(card, KEY, "k"),
+        find_grpc_port=lambda: ports[0],
+    )
     push = PushNotifier(tasks, store, lambda url, private: _NoWay(), settings, check=_nothing_wrong)
     face = A2aServer(hub, tasks, targets, cards, push, 60)
     known = Principal("key", "one")
     server = A2aGrpcServer(
         face, lambda *_: known, "127.0.0.1", 0, base="http://127.0.0.1:1", require_version=False
     )
-    cards.grpc_port = await server.start()
+    ports.append(await server.start())
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{cards.grpc_port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
             yield channel
     finally:
         face.close()

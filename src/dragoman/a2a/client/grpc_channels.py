@@ -14,7 +14,7 @@ from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from dragoman.a2a.client.endpoint import Endpoint, NotUnderstood, is_final
@@ -26,7 +26,7 @@ from dragoman.a2a.client.event_stream import (
     find_task_id,
     is_last,
 )
-from dragoman.a2a.protocol.dialects import operations, v03, v10
+from dragoman.a2a.protocol.dialects import operations
 from dragoman.a2a.protocol.errors import (
     DOMAIN,
     ERROR_CODES,
@@ -52,22 +52,12 @@ try:
     import grpc  # type: ignore[import-untyped]
     import grpc.aio  # type: ignore[import-untyped]
 
-    from dragoman.a2a.protocol.grpc.messages import (
-        MAX_BYTES,
-        SMALL,
-        TYPES_03,
-        TYPES_10,
-        TYPES_RPC,
-        InvalidMessage,
-        MessageTypes,
-    )
-    from dragoman.a2a.protocol.grpc.tables import (
-        METHODS_03,
-        METHODS_10,
-        SERVICE,
-        V03,
-        V10,
+    from dragoman.a2a.protocol.grpc.messages import MAX_BYTES, SMALL, TYPES_RPC, InvalidMessage
+    from dragoman.a2a.protocol.grpc.services import (
+        REASONS_BY_NAME_03,
+        SERVICES_BY_VERSION,
         GrpcMethod,
+        GrpcService,
     )
 except ImportError as error:
     raise Unreachable(
@@ -95,36 +85,6 @@ FindAddresses = Callable[[str, float], Awaitable[list[str]]]
 """A URL and seconds in, the addresses that may be dialled for it out. Raises `Unreachable`."""
 
 
-class _Service(NamedTuple):
-    name: str
-    types: MessageTypes
-    methods: Mapping[str, tuple[str, GrpcMethod]]
-    """By operation: the name that the service has for it, and its types."""
-    parse_result: Callable[[str, Any], Any]
-    parse_event: Callable[[Any], dict[str, Any]]
-
-
-def _index_by_op(methods: Mapping[str, GrpcMethod]) -> dict[str, tuple[str, GrpcMethod]]:
-    return {method.op: (name, method) for name, method in methods.items()}
-
-
-SERVICES = {
-    operations.V10: _Service(
-        f"{V10}.{SERVICE}", TYPES_10, _index_by_op(METHODS_10), v10.parse_result, v10.parse_event
-    ),
-    operations.V03: _Service(
-        f"{V03}.{SERVICE}",
-        TYPES_03,
-        _index_by_op(METHODS_03),
-        v03.parse_rest_result,
-        v03.parse_rest_event,
-    ),
-}
-_NAMES_03 = {
-    v03.render_rest_error(A2aError(reason, ""))[1]["error"]: reason
-    for reason in reversed(list(ERROR_CODES))
-}
-"""The reason of each error that 0.3 puts by name before its words."""
 _REASONS = {
     grpc.StatusCode.NOT_FOUND: TASK_NOT_FOUND,
     grpc.StatusCode.INVALID_ARGUMENT: INVALID_PARAMS,
@@ -172,10 +132,10 @@ class GrpcChannels:
         timeout: float,
     ) -> Any:
         """The answer to one operation, in the words of 1.0."""
-        service, name, method = _find_method(endpoint, op)
+        service, method = _find_method(endpoint, op)
         data = _encode_request(endpoint, service, method, request)
         channel = await self._open_channel(endpoint, timeout)
-        send = channel.wire.unary_unary(f"/{service.name}/{name}")
+        send = channel.wire.unary_unary(f"/{service.name}/{method.name}")
         call = self._count_call(
             channel, send(data, timeout=timeout, metadata=_metadata_from_headers(headers))
         )
@@ -204,10 +164,10 @@ class GrpcChannels:
         pace: Pace,
     ) -> Events:
         """The events of one operation. `timeout` is for the stream to begin."""
-        service, name, method = _find_method(endpoint, op)
+        service, method = _find_method(endpoint, op)
         data = _encode_request(endpoint, service, method, request)
         channel = await self._open_channel(endpoint, timeout)
-        send = channel.wire.unary_stream(f"/{service.name}/{name}")
+        send = channel.wire.unary_stream(f"/{service.name}/{method.name}")
         call = self._count_call(channel, send(data, metadata=_metadata_from_headers(headers)))
         try:
             async with asyncio.timeout(timeout):
@@ -233,7 +193,7 @@ class GrpcChannels:
         channel: _Channel,
         endpoint: Endpoint,
         op: str,
-        service: _Service,
+        service: GrpcService,
         method: GrpcMethod,
         call: Any,
         headers: Mapping[str, str],
@@ -398,54 +358,34 @@ def _load_roots() -> Any:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def _find_method(endpoint: Endpoint, op: str) -> tuple[_Service, str, GrpcMethod]:
-    service = SERVICES[endpoint.version]
+def _find_method(endpoint: Endpoint, op: str) -> tuple[GrpcService, GrpcMethod]:
+    service = SERVICES_BY_VERSION[endpoint.version]
     if op not in service.methods:
         raise A2aError(METHOD_NOT_FOUND, f'"{op}" is unknown in {endpoint}')
-    name, method = service.methods[op]
-    return service, name, method
+    return service, service.methods[op]
 
 
 def _encode_request(
-    endpoint: Endpoint, service: _Service, method: GrpcMethod, request: Mapping[str, Any]
+    endpoint: Endpoint, service: GrpcService, method: GrpcMethod, request: Mapping[str, Any]
 ) -> bytes:
     held = {name: value for name, value in request.items() if value is not None}
     held.pop(operations.TASK_ID, None)
     if endpoint.tenant:
         held["tenant"] = endpoint.tenant
-    plain = (
-        v10.build_request(method.op, held)[1]
-        if endpoint.version == operations.V10
-        else _request_for_v03(method, held)
-    )
+    plain = service.build_request(method.op, held)
     try:
-        return service.types.encode(method.asks, plain)
+        return service.types.encode(method.request_type, plain)
     except InvalidMessage as problem:
         raise A2aError(INVALID_PARAMS, str(problem)) from None
 
 
-def _request_for_v03(method: GrpcMethod, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """0.3 names what a request is about in one word."""
-    op = method.op
-    body = v03.build_rest_request(op, request)[3]
-    if op in (operations.SEND, operations.STREAM, operations.PUSH_SET):
-        return body or {}
-    task = f"tasks/{request.get('taskId') or request.get('id', '')}"
-    if op == operations.PUSH_LIST:
-        return {"parent": task}
-    if op in (operations.PUSH_GET, operations.PUSH_DELETE):
-        return {"name": f"{task}/pushNotificationConfigs/{request.get('id', '')}"}
-    length = request.get("historyLength")
-    return {"name": task} if length is None else {"name": task, "historyLength": length}
-
-
 async def _decode_answer(
-    endpoint: Endpoint, service: _Service, method: GrpcMethod, data: bytes
+    endpoint: Endpoint, service: GrpcService, method: GrpcMethod, data: bytes
 ) -> dict[str, Any]:
     try:
         if len(data) <= SMALL:
-            return service.types.decode(method.answers, data)
-        return await asyncio.to_thread(service.types.decode, method.answers, data)
+            return service.types.decode(method.response_type, data)
+        return await asyncio.to_thread(service.types.decode, method.response_type, data)
     except InvalidMessage as problem:
         raise BadReply(f"{endpoint} answered with what is no message: {problem}") from None
 
@@ -477,8 +417,8 @@ def _find_reason(error: Any, words: str) -> tuple[str, str]:
         if name == "grpc-status-details-bin" and (found := _reason_from_status(value)):
             return found, words
     name, colon, rest = words.partition(":")
-    if colon and name in _NAMES_03:
-        return _NAMES_03[name], rest.strip()
+    if colon and name in REASONS_BY_NAME_03:
+        return REASONS_BY_NAME_03[name], rest.strip()
     return _REASONS.get(error.code(), INTERNAL), words
 
 

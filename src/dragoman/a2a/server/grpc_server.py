@@ -46,8 +46,7 @@ try:
     import grpc.aio  # type: ignore[import-untyped]
 
     from dragoman.a2a.protocol.grpc.messages import MAX_BYTES, SMALL, InvalidMessage, encode_status
-    from dragoman.a2a.protocol.grpc.services import SERVICES, GrpcService
-    from dragoman.a2a.protocol.grpc.tables import GrpcMethod
+    from dragoman.a2a.protocol.grpc.services import SERVICES, GrpcMethod, GrpcService
 except ImportError as error:
     raise ConfigError(
         f'[a2a] grpc_port needs the package "{error.name}", which is not installed: run '
@@ -140,7 +139,7 @@ class A2aGrpcServer:
             )
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=self._max_calls)
         for service in SERVICES:
-            handlers = {name: self._method(service, it) for name, it in service.methods.items()}
+            handlers = {it.name: self._method(service, it) for it in service.methods.values()}
             server.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(service.name, handlers),)
             )
@@ -272,7 +271,7 @@ class A2aGrpcServer:
         answer = await self._face.answer(ctx, method.op, request)
         shown = self._face.cards.shape_card(answer, V10) if method.op == CARD else answer
         await self._say_extensions(ctx, request, context)
-        return _written(service, method, service.answer(method.op, shown))
+        return _written(service, method, service.render_result(method.op, shown))
 
     async def _stream(
         self,
@@ -289,7 +288,7 @@ class A2aGrpcServer:
         try:
             await self._say_extensions(ctx, request, context)
             async for _, event, final in events:
-                data = _written(service, method, service.event(event, final=final))
+                data = _written(service, method, service.render_event(event, final=final))
                 async with asyncio.timeout(UNREAD_SECONDS):
                     await context.write(data)
         except TimeoutError:
@@ -316,17 +315,17 @@ class A2aGrpcServer:
 async def _read(service: GrpcService, method: GrpcMethod, data: bytes) -> dict[str, Any]:
     try:
         if len(data) > SMALL:
-            plain = await asyncio.to_thread(service.types.decode, method.asks, data)
+            plain = await asyncio.to_thread(service.types.decode, method.request_type, data)
         else:
-            plain = service.types.decode(method.asks, data)
+            plain = service.types.decode(method.request_type, data)
     except InvalidMessage as error:
         raise A2aError(INVALID_PARAMS, str(error)) from None
-    return service.request(method.op, plain)
+    return service.parse_request(method.op, plain)
 
 
 def _written(service: GrpcService, method: GrpcMethod, plain: Mapping[str, Any]) -> bytes:
     try:
-        return service.types.encode(method.answers, plain)
+        return service.types.encode(method.response_type, plain)
     except InvalidMessage as error:
         log.warning("an answer does not fit into gRPC: %s", error)
         raise A2aError(
@@ -375,7 +374,7 @@ async def _tell(service: GrpcService, context: Context, error: Exception) -> NoR
         log.error("a call over gRPC broke the hub's own code", exc_info=error)
         error = A2aError(INTERNAL, "the hub could not do this, which is a fault of its own")
     code = grpc.StatusCode[error.codes.grpc]
-    words = _cut(service.words(error), MAX_WORDS)
+    words = _cut(service.render_error(error), MAX_WORDS)
     details = encode_status(code.value[0], words, _details(error))
     await context.abort(code, words, (("grpc-status-details-bin", details),))
 
