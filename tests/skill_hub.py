@@ -18,7 +18,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Stage
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Bridged, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Bridged, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Carried
 from dragoman.guards.announce import Announce
@@ -57,6 +57,8 @@ class ScriptedPolicies:
 
 class ScriptedAgent:
     """Behaves as the arguments of a call say."""
+
+    traits = DEFAULT_TRAITS
 
     def __init__(self, name: str = "Vercel Ops") -> None:
         self.name = name

@@ -18,7 +18,7 @@ import cedarpy
 
 from dragoman.core.call import NOTHING, Call
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.trace import Trace
 from dragoman.policy.engine import Policies
 from dragoman.policy.loader import load
@@ -65,7 +65,7 @@ def texts(count: int, last: str = LAST) -> str:
 
 class Server:
     name = "files"
-    facts = TargetFacts(type="Server", transport="stdio")
+    traits = TargetTraits(facts=TargetFacts(type="Server", transport="stdio"))
 
     async def run(self, call: Call) -> None: ...
 
@@ -107,7 +107,7 @@ class Set:
 
     def fresh(self) -> Policies:
         policies = Policies(
-            self.snapshot, facts=lambda name: SERVER.facts, intact=lambda tool: True
+            self.snapshot, facts=lambda name: SERVER.traits.facts, intact=lambda tool: True
         )
         assert policies.decide(OLD_CALLS[0]).allowed  # what a set prepares once is prepared
         return policies

@@ -178,7 +178,8 @@ def _judge(policies: str | None, agent: RemoteAgent) -> Policies:
     checked = check_texts(None if policies is None else {"test.cedar": policies})
     if checked.snapshot is None:
         raise PolicyError(checked.findings)
-    return Policies(checked.snapshot, facts=lambda name: agent.facts, intact=lambda tool: True)
+    facts = agent.traits.facts
+    return Policies(checked.snapshot, facts=lambda name: facts, intact=lambda tool: True)
 
 
 class _Unrecorded:

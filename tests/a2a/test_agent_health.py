@@ -72,7 +72,7 @@ async def test_an_agent_that_is_not_there_has_no_tools_until_it_is_and_delays_no
             assert told["dialect"].startswith("A2A 1.0 over JSONRPC")
             assert here.side.registry is not None
             watched = here.registry.agents.find("vercel_ops").watch
-            assert watched is not None and watched.agent.facts.healthy
+            assert watched is not None and watched.agent.traits.facts.healthy
         assert here.fact_changes >= 1
         assert here.events == [("Vercel Ops", UNREACHABLE), ("Vercel Ops", HEALTHY)]
     warning, found = [r for r in caplog.records if r.name == "dragoman.a2a.remote.health_watch"]
@@ -92,7 +92,7 @@ async def test_three_failures_in_a_row_take_its_tools_away_and_one_does_not(tmp_
         await here.registry.refetch("ops")
         assert here.one("ops")["health"] == UNREACHABLE and not here.tools()
         member = here.registry.agents.find("ops")
-        assert member.watch is not None and not member.watch.agent.facts.healthy
+        assert member.watch is not None and not member.watch.agent.traits.facts.healthy
         agent.mode = "well"
         await here.registry.refetch("ops")
         assert here.one("ops")["health"] == HEALTHY and len(here.tools()) == 2
@@ -190,7 +190,7 @@ async def test_a_card_that_is_held_is_not_gone_by_and_nothing_is_sent_where_it_p
             assert told["health"] == DEGRADED and not here.tools()
             assert not thief.served.requests
             watch = here.registry.agents.find("ops").watch
-            assert watch is not None and not watch.agent.facts.pinned
+            assert watch is not None and not watch.agent.traits.facts.pinned
             here.pins.holds = lambda raw: None  # somebody has approved it
             here.registry.agents.recheck("ops")
             await here.until(lambda: bool(here.tools()))

@@ -201,12 +201,12 @@ async def test_trust_changes_at_once_for_policies_labels_and_the_next_start(tmp_
         async with ground(tmp_path) as here:
             row = await here.listed.add({"url": agent.url})
             watch = here.registry.agents.find("moody").watch
-            assert watch is not None and watch.agent.facts.trust == 1
+            assert watch is not None and watch.agent.traits.facts.trust == 1
             before = here.hub.catalog.find("moody.deploy").sources
             requests = len(agent.served.requests)
             changed = await here.listed.change(row["id"], {"trustLevel": "trusted"})
             assert changed["trustLevel"] == "trusted" and changed["updatedAt"] > row["updatedAt"]
-            assert watch.agent.facts.trust == 2 and len(agent.served.requests) == requests
+            assert watch.agent.traits.facts.trust == 2 and len(agent.served.requests) == requests
             assert before - here.hub.catalog.find("moody.deploy").sources == {"untrusted_agent"}
             assert here.reasons[-1] == 'its trust is now "trusted"'
         assert here.fact_changes == 2  # it was found, it was trusted
@@ -309,7 +309,7 @@ async def test_who_may_not_know_of_an_agent_is_told_that_there_is_none(tmp_path:
                 here.listed.get_agent(key, may, secret=False)
             assert str(caught.value) == f'there is no registered agent "{key}"'
         for tool in asked:
-            assert tool.target.facts.type == "RemoteAgent"  # type: ignore[attr-defined]
+            assert tool.target.traits.facts.type == "RemoteAgent"
         with pytest.raises(NotFound, match='did you mean "Hidden"'):
             here.listed.get_agent("hiddem", anybody, secret=False)
 

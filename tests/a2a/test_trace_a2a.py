@@ -35,7 +35,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import Handles
 from dragoman.core.stored_tasks import StoredTasks
-from dragoman.core.tool import AgentFacts, Tool, anything
+from dragoman.core.tool import DEFAULT_TRAITS, AgentFacts, Tool, anything
 from dragoman.core.trace import Trace
 from dragoman.guards.questions import Questions
 from dragoman.stores.tasks import MemoryTaskStore
@@ -55,6 +55,7 @@ ANN = Principal("key", "ann")
 class Mirror:
     """The agent: remembers how it was called, and asks once where it is to."""
 
+    traits = DEFAULT_TRAITS
     name = "mirror"
 
     def __init__(self) -> None:

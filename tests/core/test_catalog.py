@@ -8,10 +8,12 @@ from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog, Reviewed, admit_all
 from dragoman.core.errors import ConfigError, NotFound, Quarantined, StorageFailed
 from dragoman.core.name_claims import Claim, Claims
-from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Nowhere, Tool
 
 
 class Place:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str) -> None:
         self.name = name
 

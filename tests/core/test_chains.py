@@ -13,7 +13,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import Chains, Flight
 from dragoman.core.errors import Looping, Refused
 from dragoman.core.principal import LOCAL, Principal
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.trace import CHAIN, PARENT, STATE, Carried, Trace, carried_in, new_trace
 
 KEY = bytes(range(32))
@@ -22,6 +22,8 @@ BOB = Principal("key", "bob")
 
 
 class Named:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str) -> None:
         self.name = name
 

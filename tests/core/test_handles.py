@@ -11,7 +11,7 @@ from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Resul
 from dragoman.core.errors import BadReply, InvalidInput, NeedsInput, Overloaded
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import MAX_HANDLE, Handles, can_answer, unanswerable
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.trace import new_trace
 
 KEY = b"k" * 32
@@ -25,6 +25,7 @@ class Clock:
 
 
 class Place:
+    traits = DEFAULT_TRAITS
     name = "place"
 
     async def run(self, call: Call) -> Result:

@@ -13,7 +13,15 @@ from dragoman.core.errors import HubError, NotFound, Unreachable, WorkFailed, li
 from dragoman.core.hub import Hub
 from dragoman.core.pipeline import Next, Stage, compose
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, Tool
+from dragoman.core.tool import (
+    COMPLETION,
+    DEFAULT_TRAITS,
+    PROMPT,
+    RESOURCE,
+    SUBSCRIPTION,
+    TEMPLATE,
+    Tool,
+)
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import Carried, new_trace
 from permissive_hub import build_permissive_hub
@@ -22,6 +30,7 @@ from permissive_hub import build_permissive_hub
 class Place:
     """A target that answers with what it was called with, or raises."""
 
+    traits = DEFAULT_TRAITS
     name = "place"
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -128,6 +137,8 @@ async def test_a_caller_who_leaves_cancels_the_target() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     class Slow(Place):
+        traits = DEFAULT_TRAITS
+
         async def run(self, call: Call) -> Result:
             begun.set()
             try:

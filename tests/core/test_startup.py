@@ -11,7 +11,7 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Unreachable
 from dragoman.core.principal import OWNER
 from dragoman.core.startup import Startup
-from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 
 
@@ -19,7 +19,7 @@ class Late:
     """A target that offers its tool once it was tried."""
 
     name = "late"
-    facts = TargetFacts(type="Server", transport="stdio", pinned=False)
+    traits = TargetTraits(facts=TargetFacts(type="Server", transport="stdio", pinned=False))
 
     def __init__(self, catalog: Catalog, fails: bool) -> None:
         self._catalog = catalog

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.core.call import Call, Result
 from dragoman.core.resource_owner import Owners, matches
-from dragoman.core.tool import TEMPLATE, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, TEMPLATE, Tool
 from dragoman.core.unlisted_resources import MAX_URI, Mentions
 
 EXPANSIONS = [
@@ -44,6 +44,8 @@ def test_no_template_makes_the_search_long() -> None:
 
 
 class Place:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str) -> None:
         self.name = name
 

@@ -10,7 +10,7 @@ from dragoman.core.errors import BadReply, InvalidInput, NeedsInput
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import MAX_QUESTIONS, Handles
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
 from permissive_hub import build_permissive_hub
@@ -21,6 +21,7 @@ CAN = {"elicitation": {}}
 class Asker:
     """Asks for a name, twice if it is empty, and greets."""
 
+    traits = DEFAULT_TRAITS
     name = "asker"
 
     def __init__(self, questions: int = 1) -> None:

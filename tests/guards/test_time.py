@@ -10,7 +10,7 @@ from dragoman.core.call import Call, Lasting, Note, Progress, Result, Update, Wa
 from dragoman.core.errors import NotFound, TimedOut
 from dragoman.core.pipeline import Next, compose
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import AgentFacts, Tool, tool_nowhere
+from dragoman.core.tool import AgentFacts, TargetTraits, Tool, tool_nowhere
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
 from dragoman.guards.timeout import Time
@@ -106,7 +106,7 @@ class Lasts:
     """A target whose calls may become tasks of the far side."""
 
     name = "lasts"
-    may_last = True
+    traits = TargetTraits(may_last=True)
 
     async def run(self, call: Call) -> Result:
         raise AssertionError

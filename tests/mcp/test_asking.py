@@ -15,7 +15,7 @@ from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Call, Question, Resul
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import Handles
-from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Tool
+from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
@@ -73,7 +73,7 @@ class Curious:
 
     def __init__(self, *rounds: dict[str, Question]) -> None:
         self.rounds = rounds
-        self.gives_up = False
+        self.traits = TargetTraits(ends_questions=False)
         self.calls: list[Call] = []
 
     async def run(self, call: Call) -> Result:
@@ -531,7 +531,7 @@ async def test_a_server_whose_question_nobody_will_answer_is_told_if_it_understa
     for understands in (False, True):
         target.calls.clear()
         client.asked.clear()
-        target.gives_up = understands
+        target.traits = TargetTraits(ends_questions=understands)
         call = asyncio.ensure_future(client.ask(*REQUESTS[0]))
         if how in ("cancelled", "left"):
             async with asyncio.timeout(5):

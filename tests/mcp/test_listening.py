@@ -16,7 +16,7 @@ from dragoman.core.errors import Denied, InvalidInput
 from dragoman.core.events import ClientGone, ListAnnounced, ResourceUpdated, ServerLogged
 from dragoman.core.ports import Decision
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.client.child_process import OutputRing
 from dragoman.mcp.client.server_logs import ServerLogs
@@ -33,6 +33,7 @@ LIST_OF = {TOOL: "tools", PROMPT: "prompts", RESOURCE: "resources", TEMPLATE: "r
 
 
 class Watchable:
+    traits = DEFAULT_TRAITS
     name = "watch"
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.revisions import ORDERED, R2506, R2511, R2607, Revision
 from dragoman.mcp.server import list_pages
@@ -34,6 +34,8 @@ LISTS = [
 
 
 class Silent:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str) -> None:
         self.name = name
 

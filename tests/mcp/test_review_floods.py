@@ -14,7 +14,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ResourceUpdated
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import RESOURCE, TOOL, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, RESOURCE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.revisions import R2607
 from dragoman.mcp.server.dispatcher import ClientState, McpServer
@@ -29,6 +29,7 @@ SLOW = 0.002
 
 
 class Server:
+    traits = DEFAULT_TRAITS
     name = "s"
 
     async def run(self, call: Call) -> Result:

@@ -15,6 +15,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import (
     COMPLETION,
+    DEFAULT_TRAITS,
     PROMPT,
     RESOURCE,
     SUBSCRIPTION,
@@ -30,6 +31,8 @@ PUB = View(("pub.*",))
 
 
 class Server:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.asked: list[str] = []

@@ -19,7 +19,7 @@ from dragoman.core.call import Call, Progress, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import Denied, Unreachable
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import PROMPT, TOOL, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.revisions import METHODS as KNOWN
 from dragoman.mcp.protocol.revisions import (
@@ -47,6 +47,7 @@ MODERN_META = {
 class Desk:
     """A target whose tools do what their names say."""
 
+    traits = DEFAULT_TRAITS
     name = "desk"
 
     async def run(self, call: Call) -> Result:

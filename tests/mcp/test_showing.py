@@ -12,7 +12,7 @@ from dragoman.core.call import Call, Note, Progress, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import BadReply, Denied, TimedOut, Unreachable, WorkFailed
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
+from dragoman.core.tool import COMPLETION, DEFAULT_TRAITS, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.protocol.revisions import (
@@ -50,6 +50,7 @@ FAILURES = {
 class Library:
     """Keeps the last call, and does what the end of a name says."""
 
+    traits = DEFAULT_TRAITS
     name = "library"
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import ClientGone, ResourceUpdated
 from dragoman.core.principal import OWNER
 from dragoman.core.question_handles import Handles
-from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
 from dragoman.mcp.server import socket_transport
@@ -31,6 +31,7 @@ MODERN_META = {META + "protocolVersion": "2026-07-28", META + "clientCapabilitie
 
 
 class Talkative:
+    traits = DEFAULT_TRAITS
     name = "talkative"
 
     def __init__(self) -> None:
@@ -73,6 +74,7 @@ async def test_a_client_that_does_not_read_is_not_told_more_and_more() -> None:
 class Server:
     """Its tools and prompts do what their names say; its resources can be followed."""
 
+    traits = DEFAULT_TRAITS
     name = "server"
 
     def __init__(self) -> None:

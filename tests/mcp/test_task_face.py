@@ -18,7 +18,7 @@ from dragoman.core.errors import Denied, NeedsInput, TimedOut, WorkFailed
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import Handles
 from dragoman.core.tasks import Tasks
-from dragoman.core.tool import PROMPT, TOOL, Tool
+from dragoman.core.tool import PROMPT, TOOL, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.questions import Questions
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
@@ -53,7 +53,7 @@ class Worker:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.cancelled = asyncio.Event()
-        self.gives_up = True
+        self.traits = TargetTraits(ends_questions=True)
         self.given_up: list[str] = []
         self._next: asyncio.Queue[Steps] = asyncio.Queue()
 
@@ -352,7 +352,7 @@ async def test_a_task_cancelled_with_an_open_question_lets_its_target_know(
     understands: bool,
 ) -> None:
     async with place() as here:
-        here.worker.gives_up = understands
+        here.worker.traits = TargetTraits(ends_questions=understands)
         id = (await here.created())["taskId"]
         here.worker.does(asks("a"))
         await here.until(id, "input_required")

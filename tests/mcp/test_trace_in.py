@@ -17,7 +17,7 @@ from tests.web.serving import modern as of_the_new_era
 from dragoman.core.call import Call, Progress, Question, Result
 from dragoman.core.call_chains import Chains, Flight
 from dragoman.core.principal import OWNER, Principal
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import Trace
 from dragoman.mcp.protocol.revisions import R2511, R2607, TASKS
@@ -173,6 +173,8 @@ ANSWER = {"action": "accept", "content": {}}
 
 class Curious(Work):
     """Asks twice, when it may."""
+
+    traits = DEFAULT_TRAITS
 
     async def run(self, call: Call) -> Result:
         self.calls.append(call)

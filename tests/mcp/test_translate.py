@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import BadReply
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.protocol.translate import (
     BadTool,
@@ -21,6 +21,7 @@ OBJECT = {"type": "object"}
 
 
 class Server:
+    traits = DEFAULT_TRAITS
     name = "my-server"
 
     async def run(self, call: Call) -> Result:

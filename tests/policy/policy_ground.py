@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from dragoman.core.call import Call, Result
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.trace import Trace
 from dragoman.policy.engine import Policies
 from dragoman.policy.loader import check_texts
@@ -19,7 +19,7 @@ from dragoman.policy.policy_set import Snapshot
 @dataclass
 class Somewhere:
     name: str
-    facts: TargetFacts = field(default_factory=lambda: TargetFacts(type="Server"))
+    traits: TargetTraits
 
     async def run(self, call: Call) -> Result:
         return Result()
@@ -28,7 +28,7 @@ class Somewhere:
 def tool(name: str, type: str = "Server", *, kind: str = "tool", **more: Any) -> Tool:
     """`more` are the tool's sources, sinks and destructive, and the target's facts."""
     own = {key: more.pop(key) for key in ("sources", "sinks", "destructive") if key in more}
-    target = Somewhere(name.partition(".")[0], TargetFacts(type=type, **more))
+    target = Somewhere(name.partition(".")[0], TargetTraits(facts=TargetFacts(type=type, **more)))
     return Tool(name=name, alias=name, remote_name=name, kind=kind, target=target, **own)
 
 

@@ -16,7 +16,7 @@ from policy_ground import AGENTS, agent, call, key, policies, skill, snapshot, t
 from dragoman.core.call import Call
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.policy.cedar import Judge
 from dragoman.policy.context import context_from_call
 from dragoman.policy.engine import Policies
@@ -347,7 +347,7 @@ def test_a_target_whose_facts_have_changed_is_judged_anew() -> None:
     )
     ops = skill("ops.run")
     assert engine.decide(call(key("ci"), ops)).allowed
-    ops.target.facts = TargetFacts(type="RemoteAgent", healthy=False)
+    ops.target.traits = TargetTraits(facts=TargetFacts(type="RemoteAgent", healthy=False))
     assert not engine.decide(call(key("ci"), ops)).allowed
 
 

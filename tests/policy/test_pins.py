@@ -36,7 +36,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision
-from dragoman.core.tool import PROMPT, RESOURCE, AgentFacts, Bridged, Nowhere, Tool
+from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, AgentFacts, Bridged, Nowhere, Tool
 from dragoman.pins import review
 from dragoman.pins.approvals import Approvals
 from dragoman.pins.diff import difference
@@ -48,6 +48,8 @@ from dragoman.wire.json import encode
 
 
 class Somewhere:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str = "files") -> None:
         self.name = name
 

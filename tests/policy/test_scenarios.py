@@ -12,7 +12,7 @@ from policy_ground import agent, call, key, policies, skill, snapshot, tool
 from dragoman.core.call import Call
 from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_READ
 from dragoman.core.principal import LOCAL, OWNER
-from dragoman.core.tool import TargetFacts
+from dragoman.core.tool import DEFAULT_TRAITS, TargetFacts
 from dragoman.policy.cedar import Judge
 from dragoman.policy.context import Context
 from dragoman.policy.entities import reference, slice_of, what_from_tool, who_from_caller
@@ -97,7 +97,7 @@ def test_an_entity_that_is_missing_denies_where_the_policies_would_not(missing: 
     # What is said about it only fails, and a policy that fails is none: the permit would be left.
     every = '@id("a") permit (principal, action == Hub::Action::"mcp_call", resource);'
     fs = tool("fs.read")
-    who, what = who_from_caller(key("ci"), None), what_from_tool(fs, fs.target.facts, True)
+    who, what = who_from_caller(key("ci"), None), what_from_tool(fs, fs.target.traits.facts, True)
     context = Context(max_depth=5).written((), "")
     assert Judge(snapshot(every)).decide(who, "mcp_call", what, context).allowed
     judge = Judge(snapshot(every))
@@ -127,7 +127,7 @@ def test_an_entity_that_is_missing_denies_where_the_policies_would_not(missing: 
 def test_a_context_of_the_wrong_shape_is_no_decision_and_denies(wrong: dict[str, object]) -> None:
     judge = Judge(snapshot(GRANTS))
     who = who_from_caller(OPS, TargetFacts(type="Agent"))
-    what = what_from_tool(DEPLOY, DEPLOY.target.facts, True)
+    what = what_from_tool(DEPLOY, DEPLOY.target.traits.facts, True)
     fits = json.loads(Context(max_depth=5, scopes=frozenset(OPS.scopes)).written((), ""))
     assert judge.decide(who, "a2a_invoke", what, json.dumps(fits)).allowed
     decision = judge.decide(who, "a2a_invoke", what, json.dumps({**fits, **wrong}))
@@ -140,7 +140,7 @@ def test_a_context_of_the_wrong_shape_is_no_decision_and_denies(wrong: dict[str,
 def test_a_context_that_is_none_denies(text: str) -> None:
     judge = Judge(snapshot(GRANTS))
     who = who_from_caller(OPS, TargetFacts(type="Agent"))
-    what = what_from_tool(DEPLOY, DEPLOY.target.facts, True)
+    what = what_from_tool(DEPLOY, DEPLOY.target.traits.facts, True)
     assert judge.decide(who, "a2a_invoke", what, text).errors
 
 
@@ -221,7 +221,7 @@ def test_a_target_that_says_nothing_of_itself_is_an_external_server() -> None:
         "when { resource.trust >= 2 };"
     )
     silent = tool("fs.read")
-    del silent.target.facts
+    silent.target.traits = DEFAULT_TRAITS
     assert not engine.decide(call(OWNER, silent)).allowed
     assert engine.decide(call(OWNER, tool("fs.read"))).allowed
 

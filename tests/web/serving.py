@@ -15,7 +15,7 @@ from dragoman.core.call import FORM, Call, Progress, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import Handles
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.guards.questions import Questions
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.legacy_sse import LegacySseTransport
@@ -59,6 +59,7 @@ class Sources:
 class Work:
     """The target of every tool. A call tells its steps, asks if it is to, waits if it is to."""
 
+    traits = DEFAULT_TRAITS
     name = "work"
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from dragoman.core.catalog import Catalog
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, Decision
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.pins.approvals import Approvals
 from dragoman.pins.review import Pins
 from dragoman.stores.pins import SqlitePins
@@ -41,6 +41,7 @@ class AliceAlone(PermitAll):
 
 
 class Files:
+    traits = DEFAULT_TRAITS
     name = "files"
 
     async def run(self, call: Call) -> Result:

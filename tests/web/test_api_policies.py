@@ -28,7 +28,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.question_handles import Handles
-from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import Limits
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -52,7 +52,7 @@ forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"wo
 
 class Work:
     name = "work"
-    facts = TargetFacts(type="Server", transport="stdio")
+    traits = TargetTraits(facts=TargetFacts(type="Server", transport="stdio"))
 
     async def run(self, call: Call) -> Result:
         return Result(content=[{"type": "text", "text": "done"}])

@@ -16,7 +16,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import HubError, find_row, list_leaves
 from dragoman.core.principal import LOCAL
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.mcp.server import replay_streams
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
@@ -55,6 +55,7 @@ class Plain:
 
 
 class Slow:
+    traits = DEFAULT_TRAITS
     name = "slow"
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.hub import Hub
 from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.web import tool_listing
 from dragoman.web.api import Api
 from dragoman.web.app import App
@@ -56,6 +56,8 @@ class Judge(PermitAll):
 
 
 class Target:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str) -> None:
         self.name = name
 

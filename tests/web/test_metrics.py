@@ -9,7 +9,7 @@ from dragoman.core.call import Call, Result
 from dragoman.core.errors import TimedOut
 from dragoman.core.events import PostVerb, VerbError
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import Tool
+from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.trace import Trace
 from dragoman.web.metrics import Metrics
 
@@ -43,6 +43,8 @@ def parsed(text: str) -> dict[str, float]:
 
 
 class Far:
+    traits = DEFAULT_TRAITS
+
     def __init__(self, name: str) -> None:
         self.name = name
 

@@ -49,7 +49,7 @@ from dragoman.core.conversations import (
     new_conversation_id,
 )
 from dragoman.core.errors import ConfigError, Declined, HubError, InvalidInput, WorkFailed
-from dragoman.core.tool import AgentFacts, TargetFacts, Validator
+from dragoman.core.tool import AgentFacts, TargetFacts, TargetTraits, Validator
 from dragoman.wire.json import decode_reply, encode
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class Request:
 class FunctionAgent:
     """A target that has one tool: to be sent a message."""
 
-    facts = TargetFacts(type="Agent")
+    traits = TargetTraits(facts=TargetFacts(type="Agent"))
 
     def __init__(self, entry: AgentEntry, prefix: str, validate: Validator) -> None:
         self.entry = entry

@@ -49,6 +49,7 @@ from dragoman.core.logs import OUTPUT, LogFile, start_logging
 from dragoman.core.principal import Principal
 from dragoman.core.startup import Startup
 from dragoman.core.tasks import Tasks
+from dragoman.core.tool import Target
 from dragoman.core.tool_filter import View
 from dragoman.guards.config import Limits
 from dragoman.guards.validate import compile_schema
@@ -268,7 +269,7 @@ class Instance:
         if event.state == REMOVED:
             self.guards.release_names(event.agent)
 
-    def _target(self, name: str) -> Any:
+    def _target(self, name: str) -> Target | None:
         return self.servers.find(name) or self.agents.find(name)
 
     def _pin_of(self, target: str) -> str:

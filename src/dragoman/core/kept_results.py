@@ -18,7 +18,7 @@ from time import monotonic
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.principal import Principal
-from dragoman.core.tool import RESOURCE, Tool, tool_nowhere
+from dragoman.core.tool import DEFAULT_TRAITS, RESOURCE, Tool, tool_nowhere
 from dragoman.core.urls import parse_query
 
 PREFIX = "dragoman://results/"
@@ -42,6 +42,7 @@ class KeptResult:
     """The target of reading one kept text."""
 
     name = "results"
+    traits = DEFAULT_TRAITS
 
     def __init__(self, kept: KeptText) -> None:
         self._kept = kept

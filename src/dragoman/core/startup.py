@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Protocol, runtime_checkable
 
 from dragoman.core.background import start_task
 from dragoman.core.catalog import Catalog
@@ -16,6 +17,14 @@ from dragoman.core.tool import Target
 
 MAX_WAITING = 1_000
 """Callers that wait at once; further ones are told to try again."""
+
+
+@runtime_checkable
+class Connectable(Protocol):
+    """A target that can be told to connect now."""
+
+    async def try_now(self) -> None:
+        """Raises why it cannot be reached."""
 
 
 class Startup:
@@ -65,12 +74,11 @@ class Startup:
 
     async def try_now(self, target: Target) -> HubError | None:
         """Has a target that can be reached at once try that; returns why it failed."""
-        attempt = getattr(target, "try_now", None)
-        if attempt is None or self._waiting >= MAX_WAITING:
+        if not isinstance(target, Connectable) or self._waiting >= MAX_WAITING:
             return None
         self._waiting += 1
         try:
-            await attempt()
+            await target.try_now()
         except HubError as error:
             return error
         finally:

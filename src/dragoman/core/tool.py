@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from dragoman.core.call import Call, Result, nothing
-from dragoman.core.errors import HubError, NotFound
+from dragoman.core.errors import HubError, NotFound, TimedOut
 
 TOOL, PROMPT, RESOURCE, TEMPLATE = "tool", "prompt", "resource", "template"
 """The kinds there is a catalog of."""
@@ -21,18 +21,8 @@ Validator = Callable[[Mapping[str, Any]], str | None]
 """Arguments in, the first thing wrong with them out, in words; None when they fit."""
 
 
-class Target(Protocol):
-    """Where a call ends. `run` turns whatever goes wrong on its far side into `TargetFailed`."""
-
-    @property
-    def name(self) -> str:
-        """Its namespace: one target, one name."""
-
-    async def run(self, call: Call) -> Result: ...
-
-
 def anything(arguments: Mapping[str, Any]) -> str | None:
-    """The validator of a tool that takes whatever it is given."""
+    """The validator of a tool that accepts any arguments."""
     return None
 
 
@@ -63,7 +53,7 @@ EXTERNAL, TRUSTED = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """What policies may know of a target: an attribute `facts` of it, which may change."""
+    """What policies may know of a target."""
 
     type: str
     """`Server`, `RemoteAgent` or `Agent` (one of the hub's own)."""
@@ -74,6 +64,44 @@ class TargetFacts:
     """Whether its card is signed by a key that is known here."""
     healthy: bool = True
     pinned: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTraits:
+    """What the hub knows of a target. A target whose traits change replaces the whole record."""
+
+    facts: TargetFacts = TargetFacts(type="Server", trust=EXTERNAL, pinned=False)
+    may_last: bool = False
+    """Whether a call may become a task there and take longer than others."""
+    timeout: float | None = None
+    """How many seconds the target itself gives to a call of a skill."""
+    timeout_error: type[TimedOut] = TimedOut
+    """What a call of a skill that takes too long raises."""
+    ends_questions: bool = False
+    """Whether a continued call without any answers ends what waits for them."""
+    has_resources: bool = False
+    """Whether it has resources, listed or not."""
+    announces_resources: bool = False
+    """Whether it may announce changes of resources, even if it has none."""
+    extensions: Mapping[str, Any] = field(default_factory=nothing)
+    """The protocol extensions that it declares, with their settings."""
+    is_published: bool = True
+    """Whether clients without a key may know of it."""
+
+
+DEFAULT_TRAITS = TargetTraits()
+
+
+class Target(Protocol):
+    """Where a call ends. `run` turns whatever goes wrong behind it into `TargetFailed`."""
+
+    traits: TargetTraits
+
+    @property
+    def name(self) -> str:
+        """Its namespace: one target, one name."""
+
+    async def run(self, call: Call) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +158,7 @@ class Nowhere:
     """The target of a name that leads to nothing, so that such calls are recorded like others."""
 
     name = "nowhere"
+    traits = DEFAULT_TRAITS
 
     def __init__(self, error: HubError, stands_for: Sequence[Tool] = ()) -> None:
         self.error = error

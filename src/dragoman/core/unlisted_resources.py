@@ -51,12 +51,12 @@ def _host(target: str) -> str:
 
 def has_resources(target: Target) -> bool:
     """Whether it can be asked for a resource at all."""
-    return getattr(target, "has_resources", False) is True
+    return target.traits.has_resources
 
 
 def can_be_followed(target: Target) -> bool:
     """Whether it can be asked to tell of changes of a resource at all."""
-    return has_resources(target) or getattr(target, "tells_of_resources", False) is True
+    return target.traits.has_resources or target.traits.announces_resources
 
 
 def address_in(block: Any) -> str:

@@ -3,7 +3,7 @@
 A target that reports progress is given its time again, up to a maximum, and one that says that the
 far side has made a task of the call has the time of a task, as agents have from the start. While
 a question is open no call is under way, so no clock runs. The skill of an agent is timed by its
-target, which may leave the work to go on; what is here is longer than that target's `patience`.
+target, which may leave the work to go on; the limit here is longer than its `timeout`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from dragoman.core.call import NO_UPDATES, Artifact, Call, Lasting, Progress, Result, Update
 from dragoman.core.deadlines import Deadlines
-from dragoman.core.errors import RemoteA2ATimeoutError, TimedOut
+from dragoman.core.errors import TimedOut
 from dragoman.core.pipeline import Next
 
 MARGIN = 5.0
@@ -50,11 +50,11 @@ class Time:
             return self._within(self._deadlines_as_task, call, next)
         more = wanted is not NO_UPDATES and (wanted.progress or wanted.lasting)
         if tool.bridged is not None:
-            inner = getattr(tool.target, "patience", self.seconds) + MARGIN
+            inner = (tool.target.traits.timeout or self.seconds) + MARGIN
             if more or inner > self.as_task:
                 return _Clock(self, inner).run(call, next)
             return self._within(self._deadlines_as_task, call, next)
-        if more or getattr(tool.target, "may_last", False):
+        if more or tool.target.traits.may_last:
             return _Clock(self).run(call, next)
         return self._within(self._deadlines, call, next)
 
@@ -133,7 +133,7 @@ class _Clock:
 
 
 def _too_long(call: Call, seconds: float, setting: str) -> TimedOut:
-    kind = TimedOut if call.tool.bridged is None else RemoteA2ATimeoutError
+    kind = TimedOut if call.tool.bridged is None else call.tool.target.traits.timeout_error
     return kind(
         f'"{call.tool.name}" took longer than {round(seconds, 2):g} s and was told to stop; '
         f"raise [limits] {setting} if it needs more"

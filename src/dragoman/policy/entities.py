@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.core.principal import Principal
-from dragoman.core.tool import EXTERNAL, TargetFacts, Tool
+from dragoman.core.tool import TargetFacts, Tool
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy.analysis import NAMESPACE, Reads, Uid
 from dragoman.policy.ids import catalog_kind, entity_id
@@ -21,8 +21,6 @@ MCP_CALL, A2A_INVOKE, LIST = "mcp_call", "a2a_invoke", "list"
 
 SERVER, REMOTE_AGENT, AGENT = "Server", "RemoteAgent", "Agent"
 KINDS = {SERVER: "server", REMOTE_AGENT: "remote", AGENT: "local"}
-UNKNOWN = TargetFacts(type=SERVER, trust=EXTERNAL, pinned=False)
-"""Of a target that says nothing of itself."""
 
 LONGEST_KEPT = 512
 
@@ -209,8 +207,7 @@ def what_from_org(org: str) -> What:
 
 
 def facts_of(tool: Tool) -> TargetFacts:
-    facts = getattr(tool.target, "facts", UNKNOWN)
-    return facts if isinstance(facts, TargetFacts) else UNKNOWN
+    return tool.target.traits.facts
 
 
 def target_uid(facts: TargetFacts, name: str) -> Uid:

@@ -31,7 +31,7 @@ from dragoman.a2a.protocol.errors import (
 from dragoman.a2a.remote.circuit_breaker import CircuitBreaker
 from dragoman.core.call import Call, Result
 from dragoman.core.errors import ConfigError, HubError, TimedOut
-from dragoman.core.tool import EXTERNAL, TRUSTED, TargetFacts
+from dragoman.core.tool import EXTERNAL, TRUSTED, TargetTraits
 from dragoman.core.urls import render_origin
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Watched(Protocol):
 
     name: str
     entry: ExternalAgent
-    facts: TargetFacts
+    traits: TargetTraits
     client: A2aClient
     breaker: CircuitBreaker
     reason: str
@@ -339,15 +339,15 @@ class HealthWatch:
     def _update_facts(self) -> bool:
         """Whether policies now know something else of it."""
         facts = replace(
-            self.agent.facts,
+            self.agent.traits.facts,
             trust=TRUST[self.agent.entry.trust],
             signed=self._found is not None and self._found.signed and not self.quarantine_reason,
             healthy=self.health.state == HEALTHY,
             pinned=not self.quarantine_reason,
         )
-        if facts == self.agent.facts:
+        if facts == self.agent.traits.facts:
             return False
-        self.agent.facts = facts
+        self.agent.traits = replace(self.agent.traits, facts=facts)
         self._facts_changed()
         return True
 

@@ -16,7 +16,7 @@ from dragoman.core.agent_tool import MESSAGE, tool_name
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import InvalidInput, NotFound, Unreachable
-from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.urls import render_origin
 from dragoman.wire.json import Malformed, decode
 
@@ -186,7 +186,8 @@ class _DisabledTarget:
 
     def __init__(self, entry: ExternalAgent) -> None:
         self.name = entry.name
-        self.facts = TargetFacts(type="RemoteAgent", trust=TRUST[entry.trust], healthy=False)
+        facts = TargetFacts(type="RemoteAgent", trust=TRUST[entry.trust], healthy=False)
+        self.traits = TargetTraits(facts=facts)
 
     async def run(self, call: Call) -> Result:
         raise Unreachable(f'agent "{self.name}" is disabled', sent=False)

@@ -72,7 +72,15 @@ from dragoman.core.errors import (
 )
 from dragoman.core.ports import HttpClient, SchemaCompiler
 from dragoman.core.question_handles import unanswerable
-from dragoman.core.tool import EXTERNAL, TRUSTED, AgentFacts, Nowhere, TargetFacts, Tool
+from dragoman.core.tool import (
+    EXTERNAL,
+    TRUSTED,
+    AgentFacts,
+    Nowhere,
+    TargetFacts,
+    TargetTraits,
+    Tool,
+)
 from dragoman.core.urls import HIDDEN, render_origin
 
 MAX_TAKEN = 10
@@ -97,10 +105,6 @@ OpenHttp = Callable[[str, bool], HttpClient]
 
 
 class RemoteAgent:
-    gives_up = True
-    """A continuing call without any answers ends what waits for them."""
-    may_last = True
-
     def __init__(
         self,
         entry: ExternalAgent,
@@ -127,14 +131,22 @@ class RemoteAgent:
         self.patience = timeout or entry.timeout_secs
         """Seconds that a skill may take; whoever times it from outside gives more."""
         self.breaker = CircuitBreaker()
-        self.facts = TargetFacts(
+        facts = TargetFacts(
             type="RemoteAgent",
             org=org,
             trust=TRUST[entry.trust],
             transport="a2a",
             healthy=False,
         )
-        """What policies know of it; the watch keeps them true."""
+        self.traits = TargetTraits(
+            facts=facts,
+            may_last=True,
+            timeout=self.patience,
+            timeout_error=RemoteA2ATimeoutError,
+            ends_questions=True,
+            is_published=entry.public,
+        )
+        """The watch keeps the facts true."""
         self.client = A2aClient(
             reach(entry.url, entry.allow_private),
             headers,
@@ -157,11 +169,6 @@ class RemoteAgent:
         self._prefix = prefix
         self._following = TaskFollower(self.name, self.client)
         self._conversations = Conversations(self.name, conversations)
-
-    @property
-    def published(self) -> bool:
-        """Whether those who show no key may know of it."""
-        return self.entry.public
 
     # --- what is known of it ----------------------------------------------------------------------
 

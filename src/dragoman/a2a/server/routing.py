@@ -171,7 +171,7 @@ class MessageRouter:
         return _destination_from_tool(self._hub.find(skill, EVERYTHING), facts, "", skill)
 
     def can_discover(self, principal: Principal, tool: Tool) -> bool:
-        if principal is STRANGER and not getattr(tool.target, "published", True):
+        if principal is STRANGER and not tool.target.traits.is_published:
             return False  # a registered agent is published where its operator says so
         return self._hub.authorizer.may(principal, A2A_DISCOVER, tool).allowed
 
@@ -197,7 +197,7 @@ class MessageRouter:
         it names: so that must be permitted as a call of the skill itself is. Where it is not, or is
         held, or is none that it has, it is called, and so refused and recorded as that."""
         whole = self._find_agent_tool(agent) if skill and agent else None
-        facts = getattr(whole.target, "facts", None) if whole is not None else None
+        facts = whole.target.traits.facts if whole is not None else None
         if facts is None or facts.type != REMOTE:
             return tool
         for one in self._hub.catalog.offered_by(agent):

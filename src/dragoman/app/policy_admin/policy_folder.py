@@ -337,7 +337,7 @@ class Names:
         self.tools.setdefault(target.name, set()).add(id)
         if id != tool.name:
             self._others[fold_id(tool.name)] = id
-        if getattr(getattr(target, "facts", None), "type", "") == "RemoteAgent":
+        if target.traits.facts.type == "RemoteAgent":
             self.remote.add(target.name)
 
     def known(self, type: str, id: str) -> bool | str:

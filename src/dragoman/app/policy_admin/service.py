@@ -42,7 +42,7 @@ from dragoman.core.events import PolicyChanged
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN, AuditLog
 from dragoman.core.principal import Principal
-from dragoman.core.tool import TargetFacts, Tool
+from dragoman.core.tool import Target, TargetFacts, Tool
 from dragoman.policy import loader, queries
 from dragoman.policy.engine import Policies
 from dragoman.policy.lint import Known
@@ -82,7 +82,7 @@ class PolicySide:
         self._keys = keys
         self._audit = audit
         self._hub: Hub | None = None
-        self._target: Callable[[str], Any] = lambda name: None
+        self._target: Callable[[str], Target | None] = lambda name: None
         self._by = FILES
         self._changing = asyncio.Lock()
         self._background = Background("policy administration")
@@ -106,7 +106,7 @@ class PolicySide:
         for warning in snapshot.warnings:
             log.warning("%s", warning)
 
-    def join(self, hub: Hub, target: Callable[[str], Any]) -> None:
+    def join(self, hub: Hub, target: Callable[[str], Target | None]) -> None:
         """`target` finds a server or an agent by its name, one that offers nothing too; None where
         there is none."""
         self._hub = hub
@@ -204,8 +204,8 @@ class PolicySide:
         return tool_named(name, self._hub)
 
     def _facts(self, target: str) -> TargetFacts | None:
-        found = getattr(self._target(target), "facts", None)
-        return found if isinstance(found, TargetFacts) else None
+        found = self._target(target)
+        return found.traits.facts if found is not None else None
 
     def _is_known(self, type: str, id: str) -> bool | str:
         return self._names(type, id)  # from other threads too

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from time import thread_time
 from typing import Any, NamedTuple
 
@@ -118,12 +119,6 @@ class CatalogSync:
         """As the server put it. Lists are offered even where nothing is in them: what comes later
         is an addition."""
         self._instructions: str | None = None
-        self.has_resources = False
-        """Whether the server says that it has resources, whether or not it lists any."""
-        self.tells_of_resources = False
-        """Whether the server may tell of changes of resources, whether or not it has any."""
-        self.extensions: Mapping[str, Any] = NOTHING
-        """Those that the server declares."""
         self._checked = False
         """Whether the tools that are offered were looked through for headers to send."""
         self._problems: dict[str, list[str]] = {kind: [] for kind in KINDS}
@@ -176,10 +171,13 @@ class CatalogSync:
 
     async def publish(self, session: UpstreamSession, lists: Lists) -> None:
         """Of a list that was not given what was offered stays."""
-        self.has_resources = session.features.get("resources") is not None
-        self.tells_of_resources = announces_resources(session)
         extensions = session.features.get("extensions")
-        self.extensions = extensions if isinstance(extensions, dict) else NOTHING
+        self._target.traits = replace(
+            self._target.traits,
+            has_resources=session.features.get("resources") is not None,
+            announces_resources=announces_resources(session),
+            extensions=extensions if isinstance(extensions, dict) else NOTHING,
+        )
         changes: list[tuple[str, ParsedList]] = []
         self.spent = 0.0
         checked = session.modern and isinstance(session.wire, HttpWire)

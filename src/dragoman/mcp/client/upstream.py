@@ -13,6 +13,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ from dragoman.core.events import (
 from dragoman.core.logs import RepeatedFailure
 from dragoman.core.ports import ClientAsker, SchemaCompiler
 from dragoman.core.read_pacing import pause_after_list
-from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts
+from dragoman.core.tool import SUBSCRIPTION, TOOL, Nowhere, TargetFacts, TargetTraits
 from dragoman.mcp.client.catalog_sync import (
     KINDS,
     CatalogSync,
@@ -108,17 +109,14 @@ Connect = Callable[["Upstream", float, SessionSpec | None], Awaitable[UpstreamSe
 
 
 class Upstream:
-    gives_up = True
-    """A continuing call without any answers ends what waits for them."""
-
     # More than 30 attributes in a dictionary would cost the fast path to all of them.
     __slots__ = (
         "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
         "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_reading",
         "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
-        "_wake", "choice", "client_sessions", "entry", "facts", "freshness", "handshake", "listing",
-        "lists", "logs", "may_last", "modern", "name", "offers", "reason", "restarts", "session",
-        "state", "stderr", "subscriptions", "tasks", "way",
+        "_wake", "choice", "client_sessions", "entry", "freshness", "handshake", "listing",
+        "lists", "logs", "modern", "name", "offers", "reason", "restarts", "session",
+        "state", "stderr", "subscriptions", "tasks", "traits", "way",
     )  # fmt: skip
 
     def __init__(
@@ -141,11 +139,12 @@ class Upstream:
         self._stop_secs = stop_secs
         self._stopping = False
         self.name = entry.name
-        self.facts = TargetFacts(
+        facts = TargetFacts(
             type="Server",
             transport=str(entry.transport.__struct_config__.tag),
             pinned=entry.pin != "off",
         )
+        self.traits = TargetTraits(facts=facts, ends_questions=True)
         self.state = "starting"
         self.reason = ""
         self._failure = RepeatedFailure()
@@ -167,8 +166,6 @@ class Upstream:
         self.handshake = HandshakeSession(
             self._open_handshake, self._handshake_opened, self._handshake_ended
         )
-        self.may_last = False
-        """Whether it makes tasks: its calls may then take longer than others."""
         self._calls = self._make_calls()
         self.lists = self._make_lists()
         self._catalogs = catalogs
@@ -380,17 +377,10 @@ class Upstream:
     def revision(self) -> str | None:
         return NAMES[self.session.revision] if self.session else None
 
-    @property
-    def has_resources(self) -> bool:
-        return self.offers.has_resources
-
-    @property
-    def tells_of_resources(self) -> bool:
-        return self.offers.tells_of_resources
-
-    @property
-    def extensions(self) -> Mapping[str, Any]:
-        return self.offers.extensions
+    def _set_may_last(self, may_last: bool) -> None:
+        """Whether it makes tasks: its calls may then take longer than others."""
+        if may_last != self.traits.may_last:
+            self.traits = replace(self.traits, may_last=may_last)
 
     @property
     def problems(self) -> list[str]:
@@ -567,7 +557,8 @@ class Upstream:
         self.modern = session.modern
         if not session.modern:
             await self.handshake.close()  # all share this one from here on
-        self.may_last = self._calls.lasts = makes_tasks(session.features)
+        self._calls.lasts = makes_tasks(session.features)
+        self._set_may_last(self._calls.lasts)
         self.choice.reconnected()
         self.session = session
         self._wake.clear()
@@ -610,7 +601,7 @@ class Upstream:
         apart = SessionSpec(features, heard, listens=True, outside=outside)
         session = await self._open_apart(apart, seconds)
         self.choice.opened(shared)
-        self.may_last = self.may_last or makes_tasks(session.features)
+        self._set_may_last(self.traits.may_last or makes_tasks(session.features))
         return session
 
     async def _open_handshake(self) -> UpstreamSession:
@@ -620,7 +611,8 @@ class Upstream:
         )
         session = await self._open_apart(apart, min(self._start_seconds(), HANDSHAKE_SECONDS))
         self.choice.opened(shared)
-        self.may_last = self._calls.lasts = self.may_last or makes_tasks(session.features)
+        self._calls.lasts = self.traits.may_last or makes_tasks(session.features)
+        self._set_may_last(self._calls.lasts)
         return session
 
     async def _handshake_opened(self, session: UpstreamSession) -> None:

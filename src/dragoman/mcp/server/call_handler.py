@@ -142,7 +142,7 @@ class CallHandler:
             updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
         ) -> Result:
             nonlocal tool
-            if handle is not None and answers is None and not _gives_up(tool):
+            if handle is not None and answers is None and not tool.target.traits.ends_questions:
                 return Result()
             again = replace(base, updates=updates, answers=answers, handle=handle)
             tool, result = await self.hub.call(task.owner, name, arguments, again)
@@ -208,7 +208,7 @@ class CallHandler:
     ) -> None:
         """Nobody will answer: what waits for that need not any longer. That too is a call, with the
         handle and no answers at all, to a target that says that it understands this."""
-        if _gives_up(tool):
+        if tool.target.traits.ends_questions:
             again = replace(
                 options, updates=discard, wanted=NO_UPDATES, answers=None, handle=result.handle
             )
@@ -226,10 +226,6 @@ class CallHandler:
             if shown is not None and not (continued and isinstance(error, InvalidInput)):
                 return rpc.result(id, shape_result(shown, revision))
         return encode_error(id, error, revision, name if kind == RESOURCE else None)
-
-
-def _gives_up(tool: Tool) -> bool:
-    return getattr(tool.target, "gives_up", False)
 
 
 def _render_tool_result(result: Result, tool: Tool, revision: Revision) -> dict[str, Any]:

@@ -123,11 +123,8 @@ def _quote_headings(text: str) -> str:
 
 def find_extensions(target: Target) -> dict[str, Any]:
     """What a server declares that the hub can carry; its own tasks are the hub's affair."""
-    declared = getattr(target, "extensions", None)
-    if not isinstance(declared, Mapping):
-        return {}
     found: dict[str, Any] = {}
-    for name, settings in declared.items():
+    for name, settings in target.traits.extensions.items():
         official = str(name).startswith(_OFFICIAL)
         if name == TASKS or (official and name not in CARRIED):
             continue
