@@ -145,7 +145,6 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
     "tasks": {
         "a2a/client/grpc_channels.py": 1,
         "a2a/remote/health_watch.py": 2,
-        "a2a/remote/task_follower.py": 1,
         "a2a/server/push_delivery.py": 1,
         "a2a/server/task.py": 1,
         "core/stored_tasks.py": 1,

@@ -170,7 +170,8 @@ def _peer(url: str, card: Mapping[str, Any], skill: Mapping[str, Any], wire: str
     peer = ProbedAgent(FoundCard(asked=url, url=url, raw=raw, card=parse_card(raw, url)))
     if wire == "auto":
         said = card.get("protocolVersion") or card.get("supportedInterfaces")
-        peer.endpoint = peer.endpoints[0] if said else Endpoint(JSONRPC, V03, url, declared=True)
+        default = Endpoint(JSONRPC, V03, url, declared=True)
+        peer.use_endpoint(peer.endpoints[0] if said else default)
     return peer
 
 

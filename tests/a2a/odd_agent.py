@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 WELL_KNOWN = "/.well-known/agent-card.json"
 OLD_PLACE = "/.well-known/agent.json"
@@ -139,3 +140,19 @@ def task_10(state: str = "COMPLETED", id: str = "t1", **more: Any) -> dict[str, 
         "status": {"state": f"TASK_STATE_{state}", "timestamp": "2026-01-01T00:00:00Z"},
         **more,
     }
+
+
+def build_text_message(
+    text: str, *, context: str | None = None, task: str | None = None
+) -> dict[str, Any]:
+    """Builds a message of the user, in the form of 1.0."""
+    message: dict[str, Any] = {
+        "messageId": uuid4().hex,
+        "role": "ROLE_USER",
+        "parts": [{"text": text}],
+    }
+    if context:
+        message["contextId"] = context
+    if task:
+        message["taskId"] = task
+    return message

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.a2a.odd_agent import build_text_message
 from tests.peers.process import HttpPeer
 
-from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.event_stream import read_state
 from dragoman.a2a.protocol.errors import (
     METHOD_NOT_FOUND,

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.a2a.odd_agent import build_text_message
 from tests.cli.terminal import Terminal
 
-from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.endpoint import HTTP_JSON, JSONRPC, TASKS_SEND, Endpoint
 from dragoman.a2a.client.event_stream import read_state
 from dragoman.a2a.protocol.dialects import V01, V03, V10
@@ -84,7 +85,7 @@ async def test_the_round_trip_is_complete(
     url = f"{hub}/a2a/echo"
     client = client_of(url)
     peer = await client.find_agent(url)
-    peer.endpoint = Endpoint(binding, version, f"{hub}/a2a" if binding == TASKS_SEND else url)
+    peer.use_endpoint(Endpoint(binding, version, f"{hub}/a2a" if binding == TASKS_SEND else url))
 
     done = (await client.send_message(url, {"message": build_text_message("hello")}))["task"]
     assert read_state(done) == "TASK_STATE_COMPLETED" and "hello" in texts(done)

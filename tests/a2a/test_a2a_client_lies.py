@@ -11,12 +11,13 @@ from tests.a2a.odd_agent import (
     WELL_KNOWN,
     OddAgent,
     Request,
+    build_text_message,
     card_10,
     odd_agent,
     task_10,
 )
 
-from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.endpoint import AgentHttpStatus
 from dragoman.a2a.protocol.errors import METHOD_NOT_FOUND, A2aError
 from dragoman.core.errors import BadReply, TargetFailed, Unreachable
@@ -244,7 +245,7 @@ async def test_an_agent_that_understands_nothing_is_told_of_clearly() -> None:
 
 async def test_an_agent_that_speaks_nothing_known_is_told_of_clearly() -> None:
     async with odd_agent(serving(lambda url: card_10("a:1", "MQTT:1.0"), lambda _: None)) as agent:
-        with pytest.raises(BadReply, match=r"and the hub speaks A2A 0\.1 to 1"):
+        with pytest.raises(BadReply, match=r"the hub supports A2A 0\.1 to 1"):
             await client_for(agent).send_message(agent.url, SAID)
 
 

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.a2a.odd_agent import Request, card_10, odd_agent, task_10
+from tests.a2a.odd_agent import Request, build_text_message, card_10, odd_agent, task_10
 
-from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.event_stream import TURN, read_state
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.net.client import Client
@@ -290,7 +290,7 @@ async def test_a_stream_of_comments_is_no_answer_to_one_who_asked_for_one() -> N
         outlet = Client().reaching(agent.url, allow_private=False)
         client = A2aClient(outlet, timeout=0.2)
         async with asyncio.timeout(10):
-            with pytest.raises(TimedOut, match="said nothing in time"):
+            with pytest.raises(TimedOut, match="timed out: its stream had no event in time"):
                 await client.send_message(agent.url, SAID)
-            with pytest.raises(TimedOut, match="said nothing in time"):
-                await client.say(await client.find_probed(agent.url), SAID["message"], {}, 0.1)
+            with pytest.raises(TimedOut, match="timed out: its stream had no event in time"):
+                await client.send_message(await client.find_probed(agent.url), SAID, timeout=0.1)

@@ -17,7 +17,7 @@ from tests.net.raw_server import Talk, listening
 
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.protocol.errors import RESOURCE_EXHAUSTED, A2aError
-from dragoman.a2a.remote.remote_task import RemoteTask
+from dragoman.a2a.remote.remote_task import RemoteTask, result_from_task
 from dragoman.a2a.server import card_service as cards_module
 from dragoman.a2a.server import http_v01, operations
 from dragoman.a2a.server import push_delivery as push_module
@@ -227,7 +227,7 @@ def test_an_agent_that_answers_word_by_word_is_heard_in_time_that_grows_with_its
     far.apply_event(piece({"text": "the "}))
     far.apply_event(piece({"text": "end"}))
     far.apply_event(completed())
-    found = far.result("")
+    found = result_from_task(far, "", None)
     assert time.process_time() - begun < CPU_SECONDS
     first, data, last = found.artifacts[0].content
     assert first["text"] == "".join(words)
@@ -241,7 +241,7 @@ def test_an_agent_that_answers_in_many_pieces_of_data_is_too() -> None:
     for number in range(MANY):
         far.apply_event(piece(*data, append=number > 0))
     far.apply_event(completed())
-    found = far.result("")
+    found = result_from_task(far, "", None)
     assert time.process_time() - begun < CPU_SECONDS
     assert len(found.artifacts[0].content) == 5 * MANY
 
@@ -251,7 +251,7 @@ def test_an_agent_whose_last_words_are_as_many_as_its_answers_holds_nobody_up() 
     far.apply_event(piece(*({"text": f"{number}"} for number in range(MANY)), append=False))
     begun = time.process_time()
     far.apply_event(completed({"text": "1"}, *({"text": f"x{number}"} for number in range(MANY))))
-    found = far.result("")
+    found = result_from_task(far, "", None)
     assert time.process_time() - begun < CPU_SECONDS
     assert len(found.content) == 2 * MANY  # the "1" was said
 

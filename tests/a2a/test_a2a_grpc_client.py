@@ -12,12 +12,12 @@ import grpc
 import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.types.a2a_pb2_grpc import A2AServiceServicer, add_A2AServiceServicer_to_server
-from tests.a2a.odd_agent import WELL_KNOWN, Request, card_10, odd_agent
+from tests.a2a.odd_agent import WELL_KNOWN, Request, build_text_message, card_10, odd_agent
 from tests.net.raw_server import a_client
 from tests.net.test_http_tls import certificate
 
 from dragoman.a2a.client import grpc_channels
-from dragoman.a2a.client.client import A2aClient, build_text_message
+from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import normalize_grpc_url
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.core.errors import BadReply, TimedOut, Unreachable

@@ -190,7 +190,7 @@ async def test_an_agent_that_fails_or_declines_says_why(sdk: Sdk) -> None:
     async with remote(sdk[0]) as far:
         with pytest.raises(WorkFailed, match='agent "far-away" failed: the disk is full'):
             await far.call("fail")
-        with pytest.raises(Declined, match='agent "far-away" will not do it: not with me'):
+        with pytest.raises(Declined, match='agent "far-away" rejected the task: not with me'):
             await far.call("reject")
 
 

@@ -128,7 +128,7 @@ async def test_without_an_artifact_it_is_what_was_said_at_the_end() -> None:
 async def test_a_task_that_says_nothing_at_all_is_said_to_be_completed() -> None:
     async with bridged(answering(task_03())) as ground:
         result = await ground.call()
-    assert texts(result) == ['agent "Vercel Ops" has completed it and says nothing more']
+    assert texts(result) == ['agent "Vercel Ops" completed the task without a result']
     assert len(ground.server.sent("tasks/get")) == 1, "the one that finds out what it speaks"
 
 
@@ -172,8 +172,8 @@ async def error_of(value: Any) -> HubError:
     ("state", "kind", "words"),
     [
         ("failed", RemoteA2ATaskFailedError, 'agent "Vercel Ops" failed: done'),
-        ("canceled", RemoteA2ATaskFailedError, "has cancelled its task: done"),
-        ("rejected", Declined, 'agent "Vercel Ops" will not do it: done'),
+        ("canceled", RemoteA2ATaskFailedError, "cancelled its task: done"),
+        ("rejected", Declined, 'agent "Vercel Ops" rejected the task: done'),
     ],
 )
 async def test_a_task_that_was_not_done_is_an_error_with_the_agents_words(
@@ -297,10 +297,10 @@ async def test_an_agent_that_is_away_is_left_alone_for_a_while() -> None:
             with pytest.raises(RemoteA2ATransportError, match="503"):
                 await ground.call()
         before = len(ground.sent)
-        with pytest.raises(RemoteA2ATransportError, match="tried again in 30 s") as raised:
+        with pytest.raises(RemoteA2ATransportError, match="next attempt is in 30 s") as raised:
             await ground.call()
         assert not raised.value.sent
-        with pytest.raises(Unreachable, match="tried again in"):
+        with pytest.raises(Unreachable, match="next attempt is in"):
             await ground.call({"message": "hi"}, "Vercel Ops.message")
         assert len(ground.sent) == before
         ground.agent.breaker.record_success()  # as a good look at its health does

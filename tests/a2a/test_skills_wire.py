@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -258,3 +262,52 @@ async def test_a_conversation_that_an_agent_has_forgotten_is_begun_anew_by_the_n
             await ground.call(session="s")
     sent = [request.params["message"].get("contextId") for request in ground.sent]
     assert sent == [None, "far-1", "far-1", None, "far-2"], "and nothing was sent twice"
+
+
+def answer_10(request: Request) -> None:
+    said = {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "done"}]}
+    request.result({"message": said})
+
+
+@contextmanager
+def entered_functions() -> Iterator[list[str]]:
+    """The functions of the JSON codec and of the A2A client that are entered meanwhile."""
+    entered: list[str] = []
+
+    def record(frame: FrameType, event: str, argument: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and ("/a2a/client/" in file or file.endswith("/wire/json.py")):
+            entered.append(frame.f_code.co_qualname)
+
+    sys.setprofile(record)
+    try:
+        yield entered
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("answer", [done_10, answer_10])
+async def test_an_answer_is_decoded_once_and_credentials_change_nothing_in_how(
+    answer: Any,
+) -> None:
+    found = []
+    for headers in ({}, {"Authorization": "Bearer secret"}):
+        async with bridged(answer, card_of_10, headers=headers) as ground:
+            await ground.call()  # so that everything is cached
+            with entered_functions() as entered:
+                await ground.call()
+        assert ground.sent[1].headers.get("authorization") == headers.get("Authorization")
+        assert entered.count("decode") == 1
+        found.append(entered)
+    assert found[0] == found[1]
+
+
+async def test_the_header_names_the_extensions_of_each_message() -> None:
+    """And not those of the first message that had some."""
+    named = (["https://one.example"], ["https://two.example"], [])
+    async with bridged(done_10, card_of_10) as ground:
+        for extensions in named:
+            await ground.call(message=MessageOrigin(message_extensions=extensions))
+    for sent, extensions in zip(ground.sent, named, strict=True):
+        assert sent.params["message"]["extensions"] == [*extensions, SKILL]
+        assert sent.headers["a2a-extensions"].split(",") == [*extensions, SKILL]

@@ -187,6 +187,6 @@ def test_a_credential_that_is_not_accepted_is_said_to_be_that(hub: RunningHub) -
         assert add(hub, served.url, token="file:tokens/shop")["health"] == "healthy"
         (tokens / "shop").write_text("revoked", encoding="utf-8")
         answer = json.dumps(hub.call("dragoman_agent_Shop", {"message": "hi"}, era="legacy"))
-        assert "credentials that were sent are not accepted (HTTP 401)" in answer
+        assert "the agent rejected the credentials (HTTP 401)" in answer
         assert "revoked" not in answer
         hub.command("agents", "remove", "Shop")

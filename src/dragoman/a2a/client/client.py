@@ -1,17 +1,16 @@
-"""A client of any A2A agent: finds it, speaks what it speaks, and answers in the words of 1.0.
+"""A client for A2A agents of every dialect: finds, probes and calls them in the form of 1.0.
 
-What is read may be odd, what is written is not. The headers that an operator registered for an
-agent go to the origin he registered and to no other, whatever the agent's card says. Nothing that
-may have been done is asked for again.
+Reads leniently and writes strictly. Credentials that an operator registered for an agent go to the
+registered origin and to no other, whatever the agent's card says. A request that may have been
+acted on is never sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from importlib import import_module
-from random import getrandbits
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +33,9 @@ from dragoman.a2a.client.endpoint import (
     Endpoint,
     HttpCall,
     NotUnderstood,
+    build_headers,
     build_http_call,
     parse_reply,
-    words_in,
 )
 from dragoman.a2a.client.event_stream import EventStream, is_stream, read_events, yield_event
 from dragoman.a2a.config import WIRE_SKILL_ONLY
@@ -57,11 +56,9 @@ from dragoman.a2a.protocol.errors import (
     A2aError,
 )
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
-from dragoman.core.ports import AddressFinder, FixedHeaders, HttpClient, Reply
+from dragoman.core.ports import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
 from dragoman.core.read_pacing import PER_SECOND, Pace
-from dragoman.core.trace import headers_of
 from dragoman.core.urls import render_origin
-from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -71,18 +68,16 @@ SECONDS = 30.0
 PROBE_SECONDS = 10.0
 MAX_AGENTS = 256
 RETURN_IMMEDIATELY: Mapping[str, Any] = {"returnImmediately": True}
-"""The configuration of a message whose task is to be told of as soon as it has a name."""
+"""The configuration of a message whose task is wanted as soon as it has an id."""
 AUTO = "auto"
 TLS = ("https", "https")
 
-NO_HEADERS: Mapping[str, str] = {}
-
 
 class A2aClient:
-    """`headers` belong to the origin of `registered`; without one they are sent to nobody.
+    """Sends `headers`, an operator's credentials, to the origin of `registered` and to no other.
 
-    Agents are named by their URL; by a `Peer` where it is to be as it was found then, whatever its
-    card says now. `more` are headers that go with one request, `timeout` its own time.
+    Methods take an agent's URL, or a `ProbedAgent` to use its card as it was found. `headers` of a
+    method are those of one request.
     """
 
     def __init__(
@@ -97,8 +92,8 @@ class A2aClient:
         wire: str = AUTO,
         events_per_second: float = PER_SECOND,
     ) -> None:
-        """With `wire` "skill-only" the agent gets bare skill calls, and is not asked what it
-        speaks. Events that come faster than `events_per_second`, after as many at once, wait."""
+        """With `wire` "skill-only" the agent gets bare skill calls and is not probed for its
+        dialect. Events beyond `events_per_second`, after a burst of as many, are read later."""
         self.timeout = timeout
         self.wire = wire
         self._http = http
@@ -106,24 +101,24 @@ class A2aClient:
         self._origin = parse_origin(registered)
         self._registered = registered
         self._extensions = ",".join(extensions)
-        self._fixed: dict[tuple[str, bool], FixedHeaders] = {}
-        """What goes with every message to these addresses, with extensions and without."""
+        self._fixed: dict[tuple[Endpoint, str, str], FixedHeaders] = {}
+        """By endpoint, content type and the message's extensions."""
         self._discovery = CardDiscovery(http, self._headers, registered, timeout, trust)
         self._agents: OrderedDict[str, ProbedAgent] = OrderedDict()
         self._channels: GrpcChannels | None = None
         self._pace = Pace(events_per_second)
 
-    # --- finding it ----------------------------------------------------------------------------
+    # --- discovery -----------------------------------------------------------------------------
 
     async def discover(self, url: str) -> FoundCard:
         return await self._discovery(url)
 
     async def find_agent(self, url: str) -> ProbedAgent:
-        """The agent at `url`; what was found out about it holds as long as its card does."""
+        """Finds the agent at `url`; its probe results are kept until its card changes."""
         return self._cache_agent(url, await self._discovery(url))
 
     async def refetch_card(self, url: str) -> FoundCard:
-        """Its card as it is now; from then on nothing is gone by but what is adopted."""
+        """Fetches the card again. After this, only cards passed to `adopt_card` are used."""
         return await self._discovery.refetch(url)
 
     def adopt_card(self, url: str, found: FoundCard) -> ProbedAgent:
@@ -139,204 +134,122 @@ class A2aClient:
                 self._agents.popitem(last=False)
         return probed
 
-    async def find_probed(self, where: str | ProbedAgent) -> ProbedAgent:
-        """The same, when it is known which dialect it speaks."""
-        probed = where if isinstance(where, ProbedAgent) else await self.find_agent(where)
-        if probed.endpoint is None:
-            await self._choose_endpoint(probed)
+    async def find_probed(self, agent: str | ProbedAgent) -> ProbedAgent:
+        """Like `find_agent`, after probing for the dialect."""
+        probed = agent if isinstance(agent, ProbedAgent) else await self.find_agent(agent)
+        await self._choose_endpoint(probed)
         return probed
 
     async def _choose_endpoint(self, probed: ProbedAgent) -> Endpoint:
         if probed.endpoint is not None:
             return probed.endpoint
         if self.wire == WIRE_SKILL_ONLY:
-            named = (
-                endpoint.url
-                for endpoint in probed.endpoints
-                if endpoint.declared and endpoint.binding == JSONRPC
-            )
-            probed.endpoint = Endpoint(
-                JSONRPC, SKILL_ONLY_03, next(named, probed.found.asked), declared=True
-            )
-            return probed.endpoint
+            named = (one.url for one in probed.endpoints if one.declared and one.binding == JSONRPC)
+            url = next(named, probed.found.asked)
+            return probed.use_endpoint(Endpoint(JSONRPC, SKILL_ONLY_03, url, declared=True))
         return await probe_endpoints(probed, self._probe)
+
+    async def _probe(self, endpoint: Endpoint, op: str, request: Mapping[str, Any]) -> Any:
+        seconds = min(self.timeout, PROBE_SECONDS)
+        return await self._request_once(endpoint, op, request, NO_HEADERS, seconds)
 
     def _note_foreign_origins(self, probed: ProbedAgent) -> None:
         for endpoint in probed.endpoints:
             if endpoint.declared and self._withholds_credentials(endpoint):
                 probed.add_finding(
                     f'its card names "{render_origin(endpoint.url)}", which is of another origin '
-                    f'than "{render_origin(self._registered)}": the headers registered for that '
-                    "are not sent there"
+                    f'than "{render_origin(self._registered)}": the credentials registered for the '
+                    "agent are not sent there"
                 )
 
     # --- operations ----------------------------------------------------------------------------
 
-    async def send_message(
+    def send_message(
         self,
-        where: str | ProbedAgent,
+        agent: str | ProbedAgent,
         request: Mapping[str, Any],
-        more: Mapping[str, str] = NO_HEADERS,
+        headers: Mapping[str, str] = NO_HEADERS,
         timeout: float | None = None,
-    ) -> dict[str, Any]:
-        """`{"task": …}` or `{"message": …}`."""
-        return await self._request(where, SEND, request, more, timeout)
+    ) -> Awaitable[dict[str, Any]]:
+        """Returns `{"task": …}` or `{"message": …}`."""
+        return self._request(agent, SEND, request, headers, timeout)
 
-    async def get_task(
+    def get_task(
         self,
-        where: str | ProbedAgent,
+        agent: str | ProbedAgent,
         id: str,
         history: int | None = None,
-        more: Mapping[str, str] = NO_HEADERS,
-    ) -> dict[str, Any]:
-        return await self._request(where, GET, {"id": id, "historyLength": history}, more)
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Awaitable[dict[str, Any]]:
+        request = {"id": id} if history is None else {"id": id, "historyLength": history}
+        return self._request(agent, GET, request, headers)
 
-    async def list_tasks(
-        self, where: str | ProbedAgent, request: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        return await self._request(where, LIST, request)
+    def list_tasks(
+        self, agent: str | ProbedAgent, request: Mapping[str, Any]
+    ) -> Awaitable[dict[str, Any]]:
+        given = {name: value for name, value in request.items() if value is not None}
+        return self._request(agent, LIST, given)
 
-    async def cancel_task(
-        self, where: str | ProbedAgent, id: str, more: Mapping[str, str] = NO_HEADERS
-    ) -> dict[str, Any]:
-        return await self._request(where, CANCEL, {"id": id}, more)
+    def cancel_task(
+        self, agent: str | ProbedAgent, id: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> Awaitable[dict[str, Any]]:
+        return self._request(agent, CANCEL, {"id": id}, headers)
 
     async def stream_message(
         self,
-        where: str | ProbedAgent,
+        agent: str | ProbedAgent,
         request: Mapping[str, Any],
-        more: Mapping[str, str] = NO_HEADERS,
+        headers: Mapping[str, str] = NO_HEADERS,
         timeout: float | None = None,
     ) -> EventStream:
-        """Where the agent does not stream, its one answer."""
-        probed = await self.find_probed(where)
+        """Streams the events of a message; of an agent that does not stream, its one answer."""
+        probed = await self.find_probed(agent)
         if probed.can_stream:
             try:
-                return await self._open_stream(probed, STREAM, request, more, timeout)
+                return await self._open_stream(probed, STREAM, request, headers, timeout)
             except A2aError as problem:
                 if problem.reason != UNSUPPORTED_OPERATION:
                     raise
                 probed.add_finding(f"its card says that it streams, but: {problem.message}")
-        return EventStream(yield_event(await self._request(probed, SEND, request, more, timeout)))
+        answer = await self._request(probed, SEND, request, headers, timeout)
+        return EventStream(yield_event(answer))
 
     async def subscribe(
         self,
-        where: str | ProbedAgent,
+        agent: str | ProbedAgent,
         id: str,
         last: str | None = None,
-        more: Mapping[str, str] = NO_HEADERS,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> EventStream:
-        """The task as it is now, then what happens to it; from `last` on where it has events with
-        ids."""
-        more = {**more, "last-event-id": last} if last else more
-        return await self._open_stream(where, SUBSCRIBE, {"id": id}, more)
+        """Streams the task as it is now, then its events; those after the event with the id `last`,
+        where the agent numbers them."""
+        headers = {**headers, "last-event-id": last} if last else headers
+        return await self._open_stream(agent, SUBSCRIBE, {"id": id}, headers)
 
-    # --- asking ----------------------------------------------------------------------------------
-
-    async def say(
-        self,
-        probed: ProbedAgent,
-        message: dict[str, Any],
-        beside: Mapping[str, str],
-        timeout: float | None,
-    ) -> dict[str, Any]:
-        """`send`, of a message that need not be waited for; `beside` is the trace. The way of most
-        is short: what is always the same of a request is written once."""
-        endpoint = probed.endpoint
-        request = {"message": message, "configuration": RETURN_IMMEDIATELY}
-        if (
-            endpoint is None
-            or self._headers
-            or endpoint.tenant
-            or not endpoint.traits.is_native
-            or endpoint.binding != JSONRPC
-        ):
-            return await self.send_message(probed, request, headers_of(beside), timeout)
-        key = endpoint.url, "extensions" in message
-        fixed = self._fixed.get(key)
-        if fixed is None:
-            asked = build_http_call(endpoint, SEND, request)
-            fixed = FixedHeaders(self._add_extensions(endpoint, asked.headers))
-            if len(self._fixed) < MAX_AGENTS:
-                self._fixed[key] = fixed
-        body = rpc.request(message["messageId"], SEND, request)
-        until = monotonic() + (timeout or self.timeout)
-        try:
-            reply = await self._http.request(
-                "POST",
-                endpoint.url,
-                fixed,
-                body,
-                timeout=timeout or self.timeout,
-                extra_headers=headers_of(beside),
-            )
-            if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
-                data = await reply.body.read(MAX_BYTES)
-                found = words_in(data)  # as the answer to most is
-                if found is not None:
-                    return {"message": found}
-                value = parse_reply(endpoint, SEND, reply.status, data)
-            else:
-                value = await self._read_reply(endpoint, SEND, reply, until)
-        except NotUnderstood as problem:
-            await self._switch_dialect(
-                probed, endpoint, SEND, problem, {_without_declared(endpoint)}
-            )
-            return await self.send_message(probed, request, headers_of(beside), timeout)
-        if not isinstance(value, dict):
-            raise BadReply(f'"{SEND}" in {endpoint} was answered with no object')
-        return value
+    # --- requests --------------------------------------------------------------------------------
 
     async def _request(
         self,
-        where: str | ProbedAgent,
+        agent: str | ProbedAgent,
         op: str,
         request: Mapping[str, Any],
-        more: Mapping[str, str] = NO_HEADERS,
+        headers: Mapping[str, str] = NO_HEADERS,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        probed = where if isinstance(where, ProbedAgent) else await self.find_agent(where)
+        probed = agent if isinstance(agent, ProbedAgent) else await self.find_agent(agent)
+        seconds = timeout or self.timeout
         tried: set[Endpoint] = set()
         while True:
             endpoint = probed.endpoint or await self._choose_endpoint(probed)
             try:
-                value = await self._request_once(endpoint, op, request, timeout, more)
+                value = await self._request_once(endpoint, op, request, headers, seconds)
             except NotUnderstood as problem:
                 tried.add(_without_declared(endpoint))
                 await self._switch_dialect(probed, endpoint, op, problem, tried)
                 continue
             if not isinstance(value, dict):
-                raise BadReply(f'"{op}" in {endpoint} was answered with no object')
+                raise BadReply(f'"{op}" in {endpoint}: the result is not an object')
             return value
-
-    async def _open_stream(
-        self,
-        where: str | ProbedAgent,
-        op: str,
-        request: Mapping[str, Any],
-        more: Mapping[str, str],
-        timeout: float | None = None,
-    ) -> EventStream:
-        probed = await self.find_probed(where)
-        while True:
-            endpoint = probed.endpoint or await self._choose_endpoint(probed)
-            try:
-                if endpoint.binding == GRPC:
-                    seconds = timeout or self.timeout
-                    return EventStream(
-                        await self._request_grpc(
-                            endpoint, op, request, seconds, more, streamed=True
-                        )
-                    )
-                reply = await self._exchange(endpoint, op, request, timeout or self.timeout, more)
-                if not is_stream(reply):
-                    data = await reply.body.read(MAX_BYTES)
-                    event = parse_reply(endpoint, op, reply.status, data, reply.secrets)
-                    return EventStream(yield_event(event))
-            except NotUnderstood as problem:
-                await self._switch_dialect(probed, endpoint, op, problem, set())
-                continue
-            return EventStream(read_events(endpoint, op, reply, self._pace), reply)
 
     async def _switch_dialect(
         self,
@@ -346,11 +259,9 @@ class A2aClient:
         problem: NotUnderstood,
         tried: set[Endpoint],
     ) -> None:
-        """Another dialect is found for what was certainly not done; that an agent knows some
-        operation less is no sign of another dialect. One that was `tried` may look new again: 0.1
-        is told apart from 0.3 by asking."""
-        if op == STREAM:
-            raise A2aError(UNSUPPORTED_OPERATION, str(problem))
+        """Chooses another dialect for a message that was certainly not acted on. Another operation
+        that an agent does not know is no sign of another dialect. An endpoint that was `tried` may
+        look new again: 0.1 is distinguished from 0.3 by probing."""
         if op != SEND:
             raise A2aError(METHOD_NOT_FOUND, str(problem))
         if not endpoint.traits.negotiable:
@@ -363,28 +274,163 @@ class A2aClient:
         try:
             follower = await self._choose_endpoint(probed)
         except HubError:
-            pass  # it may still know how to be sent something
+            pass  # it may still accept messages
         if _without_declared(follower) in tried:
             probed.reset()
             raise _build_unknown_method(problem)
         probed.use_endpoint(follower, str(problem))
-
-    async def _probe(self, endpoint: Endpoint, op: str, request: Mapping[str, Any]) -> Any:
-        return await self._request_once(endpoint, op, request, min(self.timeout, PROBE_SECONDS))
 
     async def _request_once(
         self,
         endpoint: Endpoint,
         op: str,
         request: Mapping[str, Any],
-        timeout: float | None = None,
-        more: Mapping[str, str] = NO_HEADERS,
+        headers: Mapping[str, str],
+        timeout: float,
     ) -> Any:
         if endpoint.binding == GRPC:
-            return await self._request_grpc(endpoint, op, request, timeout or self.timeout, more)
-        until = monotonic() + (timeout or self.timeout)
-        reply = await self._exchange(endpoint, op, request, timeout or self.timeout, more)
-        return await self._read_reply(endpoint, op, reply, until)
+            return await self._request_grpc(endpoint, op, request, timeout, headers)
+        until = monotonic() + timeout
+        call = build_http_call(endpoint, op, request)
+        reply = await self._send(endpoint, call, request, headers, timeout)
+        if reply.status >= 400:
+            reply = await self._retry(endpoint, op, call, request, headers, timeout, reply)
+        if is_stream(reply):
+            return await self._read_first_event(endpoint, op, reply, until)
+        data = await reply.body.read(MAX_BYTES)
+        return parse_reply(endpoint, op, reply.status, data, reply.secrets)
+
+    async def _read_first_event(
+        self, endpoint: Endpoint, op: str, reply: Reply, until: float
+    ) -> Any:
+        """Reads the one result of a request that was answered with a stream."""
+        stream = EventStream(read_events(endpoint, op, reply, self._pace), reply)
+        try:
+            async with asyncio.timeout(until - monotonic()):
+                async for event in stream:
+                    return event
+        except TimeoutError:
+            raise TimedOut(
+                f'"{op}" in {endpoint} timed out: its stream had no event in time; raise the '
+                "agent's timeout_secs if it needs more"
+            ) from None
+        finally:
+            await stream.close()
+        raise BadReply(f'"{op}" in {endpoint}: the stream is empty')
+
+    async def _open_stream(
+        self,
+        agent: str | ProbedAgent,
+        op: str,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        timeout: float | None = None,
+    ) -> EventStream:
+        probed = agent if isinstance(agent, ProbedAgent) else await self.find_agent(agent)
+        endpoint, seconds = await self._choose_endpoint(probed), timeout or self.timeout
+        try:
+            if endpoint.binding == GRPC:
+                events = await self._request_grpc(
+                    endpoint, op, request, seconds, headers, streamed=True
+                )
+                return EventStream(events)
+            call = build_http_call(endpoint, op, request)
+            reply = await self._send(endpoint, call, request, headers, seconds)
+            if reply.status >= 400:
+                reply = await self._retry(endpoint, op, call, request, headers, seconds, reply)
+            if is_stream(reply):
+                return EventStream(read_events(endpoint, op, reply, self._pace), reply)
+            data = await reply.body.read(MAX_BYTES)
+            event = parse_reply(endpoint, op, reply.status, data, reply.secrets)
+        except NotUnderstood as problem:
+            reason = UNSUPPORTED_OPERATION if op == STREAM else METHOD_NOT_FOUND
+            raise A2aError(reason, str(problem)) from problem
+        return EventStream(yield_event(event))
+
+    # --- HTTP -------------------------------------------------------------------------------------
+
+    def _send(
+        self,
+        endpoint: Endpoint,
+        call: HttpCall,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        timeout: float,
+    ) -> Awaitable[Reply]:
+        traits = endpoint.traits
+        message, extensions = request.get("message"), ""
+        if message and "extensions" in message and traits.message_extensions_in_header:
+            extensions = ",".join(message["extensions"])
+        key = endpoint, call.content_type, extensions
+        fixed = self._fixed.get(key)
+        if fixed is None:
+            fixed = FixedHeaders(self._add_credentials(endpoint, build_headers(*key)))
+            if len(self._fixed) < MAX_AGENTS:
+                self._fixed[key] = fixed
+        if self._extensions and traits.extensions_header in headers:
+            headers = self._add_extensions(endpoint, dict(headers))
+        return self._http.request(
+            call.method, call.url, fixed, call.body, timeout=timeout, extra_headers=headers
+        )
+
+    async def _retry(
+        self,
+        endpoint: Endpoint,
+        op: str,
+        call: HttpCall,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        timeout: float,
+        reply: Reply,
+    ) -> Reply:
+        """Sends a request again in the form that an HTTP+JSON server of another reading of the
+        specification understands. Returns `reply` where that is not the reason for its status."""
+        if endpoint.binding == HTTP_JSON and reply.status == 415:
+            # 1.0.0 had no media type of its own.
+            reply.body.close()
+            plain = call._replace(content_type=JSON_TYPE)
+            reply = await self._send(endpoint, plain, request, headers, timeout)
+        elif endpoint.binding == HTTP_JSON and op == SUBSCRIBE and reply.status in (404, 405):
+            data = await reply.body.read(MAX_BYTES)
+            if reply.status == 404 and b"TASK_NOT_FOUND" in data:
+                parse_reply(endpoint, op, reply.status, data, reply.secrets)
+            swapped = build_http_call(endpoint, op, request, swap_method=True)
+            reply = await self._send(endpoint, swapped, request, headers, timeout)
+        if reply.status in (401, 403) and self._withholds_credentials(endpoint):
+            reply.body.close()
+            raise self._build_withheld_error(endpoint, reply.status)
+        return reply
+
+    def _add_credentials(self, endpoint: Endpoint, headers: dict[str, str]) -> dict[str, str]:
+        """Adds the credentials where they may be sent, and the extensions of every request."""
+        if self._origin is not None and not self._withholds_credentials(endpoint):
+            headers = {**self._headers, **headers}
+        return self._add_extensions(endpoint, headers)
+
+    def _add_extensions(self, endpoint: Endpoint, headers: dict[str, str]) -> dict[str, str]:
+        if self._extensions and (name := endpoint.traits.extensions_header):
+            before = headers.get(name)
+            headers[name] = f"{before},{self._extensions}" if before else self._extensions
+        return headers
+
+    def _withholds_credentials(self, endpoint: Endpoint) -> bool:
+        """Whether the credentials are of another origin. gRPC has a port of its own: there the host
+        must be the same, proven by TLS or on this machine."""
+        if not self._headers:
+            return False
+        origin, own = parse_origin(endpoint.url), self._origin
+        if endpoint.binding != GRPC or origin is None or own is None:
+            return not is_same_origin(origin, own)
+        local = origin.host in LOOPBACK and own.host in LOOPBACK
+        return not local and (origin.host != own.host or (origin.scheme, own.scheme) != TLS)
+
+    def _build_withheld_error(self, endpoint: Endpoint, status: int) -> AgentHttpStatus:
+        return AgentHttpStatus(
+            f"{endpoint} needs credentials (HTTP {status}), and those registered for "
+            f'"{render_origin(self._registered)}" are not sent to another origin; register the '
+            "agent by the address in its card if that is intended",
+            status,
+        )
 
     # --- gRPC -------------------------------------------------------------------------------------
 
@@ -394,170 +440,45 @@ class A2aClient:
         op: str,
         request: Mapping[str, Any],
         timeout: float,
-        more: Mapping[str, str],
+        headers: Mapping[str, str],
         *,
         streamed: bool = False,
     ) -> Any:
-        """The answer to one operation, or the events of one that is `streamed`."""
+        """Returns the result of one operation, or the events of one that is `streamed`."""
         http = self._http
         if not isinstance(http, AddressFinder):
-            raise Unreachable(f"{endpoint} cannot be reached from here", sent=False)
+            raise Unreachable(f"{endpoint} cannot be reached by this client", sent=False)
         channels = self._channels
         if channels is None:
-            # It needs an extra, and takes longer to load than others should wait.
+            # In a thread: it needs an extra, and its import takes long.
             loaded = await asyncio.to_thread(import_module, "dragoman.a2a.client.grpc_channels")
             channels = self._channels = self._channels or loaded.GrpcChannels(http.find_addresses)
-        headers = (
-            {}
-            if self._origin is None or self._withholds_credentials(endpoint)
-            else dict(self._headers)
-        )
-        headers |= {"a2a-version": endpoint.version, **more}
+        own = {"a2a-version": endpoint.version}
         message = request.get("message")
-        if (
-            isinstance(message, dict)
-            and "extensions" in message
-            and endpoint.traits.message_extensions_in_header
-        ):
-            headers["a2a-extensions"] = ",".join(message["extensions"])
-        headers = http.fill(self._add_extensions(endpoint, headers))
+        if message and "extensions" in message and endpoint.traits.message_extensions_in_header:
+            own["a2a-extensions"] = ",".join(message["extensions"])
+        filled = http.fill(self._add_credentials(endpoint, {**own, **headers}))
         try:
             if streamed:
-                return await channels.stream(endpoint, op, request, headers, timeout, self._pace)
-            return await channels.request(endpoint, op, request, headers, timeout)
+                return await channels.stream(endpoint, op, request, filled, timeout, self._pace)
+            return await channels.request(endpoint, op, request, filled, timeout)
         except A2aError as error:
-            if error.reason in (UNAUTHENTICATED, PERMISSION_DENIED) and self._withholds_credentials(
-                endpoint
-            ):
+            denied = error.reason in (UNAUTHENTICATED, PERMISSION_DENIED)
+            if denied and self._withholds_credentials(endpoint):
                 raise self._build_withheld_error(endpoint, error.codes.http) from None
             raise
 
-    def _build_withheld_error(self, endpoint: Endpoint, status: int) -> AgentHttpStatus:
-        return AgentHttpStatus(
-            f"{endpoint} wants credentials (HTTP {status}), and those registered for "
-            f'"{render_origin(self._registered)}" are not sent to another origin; '
-            "register the agent by the address that its card names, if that is meant",
-            status,
-        )
-
     async def close(self) -> None:
-        """Ends the connections that are its own; those over HTTP are the hub's."""
+        """Closes its gRPC connections; those over HTTP belong to the hub."""
         channels, self._channels = self._channels, None
         if channels is not None:
             await channels.close()
 
-    # --- HTTP -------------------------------------------------------------------------------------
-
-    async def _read_reply(self, endpoint: Endpoint, op: str, reply: Reply, until: float) -> Any:
-        """The one answer that was asked for, which comes by then: a stream is no answer as long as
-        it has comments only."""
-        if is_stream(reply):
-            stream = EventStream(read_events(endpoint, op, reply, self._pace), reply)
-            try:
-                async with asyncio.timeout(until - monotonic()):
-                    async for event in stream:
-                        return event
-            except TimeoutError:
-                raise TimedOut(
-                    f'"{op}" in {endpoint} was answered with a stream that said nothing in time; '
-                    "raise the agent's timeout_secs if it needs more"
-                ) from None
-            finally:
-                await stream.close()
-            raise BadReply(f'"{op}" in {endpoint} was answered with an empty stream')
-        data = await reply.body.read(MAX_BYTES)
-        return parse_reply(endpoint, op, reply.status, data, reply.secrets)
-
-    async def _exchange(
-        self,
-        endpoint: Endpoint,
-        op: str,
-        request: Mapping[str, Any],
-        timeout: float,
-        more: Mapping[str, str],
-    ) -> Reply:
-        asked = build_http_call(endpoint, op, request)
-        reply = await self._send(endpoint, asked, timeout, more)
-        if endpoint.binding == HTTP_JSON and reply.status == 415:
-            # 1.0.0 had no media type of its own.
-            reply.body.close()
-            asked.headers["content-type"] = JSON_TYPE
-            reply = await self._send(endpoint, asked, timeout, more)
-        elif endpoint.binding == HTTP_JSON and op == SUBSCRIBE and reply.status in (404, 405):
-            data = await reply.body.read(MAX_BYTES)
-            if reply.status == 404 and b"TASK_NOT_FOUND" in data:
-                parse_reply(endpoint, op, reply.status, data, reply.secrets)
-            reply = await self._send(
-                endpoint, build_http_call(endpoint, op, request, other=True), timeout, more
-            )
-        if reply.status in (401, 403) and self._withholds_credentials(endpoint):
-            reply.body.close()
-            raise self._build_withheld_error(endpoint, reply.status)
-        return reply
-
-    async def _send(
-        self, endpoint: Endpoint, asked: HttpCall, timeout: float, more: Mapping[str, str]
-    ) -> Reply:
-        headers = (
-            {}
-            if self._origin is None or self._withholds_credentials(endpoint)
-            else dict(self._headers)
-        )
-        headers.update(asked.headers)
-        headers.update(more)
-        return await self._http.request(
-            asked.method,
-            asked.url,
-            self._add_extensions(endpoint, headers),
-            asked.body,
-            timeout=timeout,
-        )
-
-    def _add_extensions(self, endpoint: Endpoint, headers: dict[str, str]) -> dict[str, str]:
-        if self._extensions and (name := endpoint.traits.extensions_header):
-            said = headers.get(name)
-            headers[name] = f"{said},{self._extensions}" if said else self._extensions
-        return headers
-
-    def _withholds_credentials(self, endpoint: Endpoint) -> bool:
-        """gRPC has a port of its own: there the host counts, which TLS proves, or which is this
-        machine."""
-        if not self._headers:
-            return False
-        origin, own = parse_origin(endpoint.url), self._origin
-        if endpoint.binding != GRPC or origin is None or own is None:
-            return not is_same_origin(origin, own)
-        local = origin.host in LOOPBACK and own.host in LOOPBACK
-        return not local and (origin.host != own.host or (origin.scheme, own.scheme) != TLS)
-
 
 def _without_declared(endpoint: Endpoint) -> Endpoint:
-    """Whether a card says so is no difference."""
     return endpoint._replace(declared=False)
 
 
 def _build_unknown_method(problem: NotUnderstood) -> A2aError:
     error = A2aError(METHOD_NOT_FOUND, str(problem))
     return error if 200 <= problem.status < 300 else A2aErrorStatus(error, problem.status)
-
-
-def build_text_message(
-    text: str, *, context: str | None = None, task: str | None = None
-) -> dict[str, Any]:
-    """A message of the user's, in the words of 1.0."""
-    return build_user_message([{"text": text}], context=context, task=task)
-
-
-def build_user_message(
-    parts: Iterable[Mapping[str, Any]], *, context: str | None = None, task: str | None = None
-) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "messageId": f"{getrandbits(128):032x}",  # a name, not a secret
-        "role": "ROLE_USER",
-        "parts": list(parts),
-    }
-    if context:
-        message["contextId"] = context
-    if task:
-        message["taskId"] = task
-    return message

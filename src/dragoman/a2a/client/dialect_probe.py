@@ -1,8 +1,8 @@
-"""Which dialect an agent really speaks: what its card says first, then what its wire answers.
+"""Finds out which dialect an agent really speaks, and at which endpoint.
 
-Cards lie: some name a version whose requests they answer with an error of their framework. So an
-agent is asked for a task that there cannot be, which does nothing whatever it speaks, until one way
-is answered as by somebody who understood. What differs from the card is kept as a finding.
+Cards can be wrong: some agents answer requests of the version in their card with an error of their
+framework. A probe asks for a task that cannot exist, which has no effect in any dialect, until an
+endpoint answers as one that understood. Deviations from the card are recorded as findings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from dragoman.a2a.client.endpoint import (
 )
 from dragoman.a2a.protocol.dialects import (
     PROBED,
-    DialectTraits,
     find_traits,
     version_from_card,
 )
@@ -42,94 +41,69 @@ SUPPORTED = "A2A 0.1 to 1.x over JSON-RPC and HTTP+JSON, and 0.3 and 1.x over gR
 MAX_ENDPOINTS = 24
 MAX_FINDINGS = 20
 
-Ask = Callable[[Endpoint, str, Mapping[str, Any]], Awaitable[Any]]
+SendProbe = Callable[[Endpoint, str, Mapping[str, Any]], Awaitable[Any]]
 
 _NOT_UNDERSTOOD = frozenset((PARSE_ERROR, INVALID_REQUEST))
 _NO_KEY = frozenset((UNAUTHENTICATED, PERMISSION_DENIED))
 
 
 class ProbedAgent:
-    """What is known of one agent."""
+    """An agent's card and the endpoint that was chosen by probing."""
 
     def __init__(self, found: FoundCard) -> None:
         self.found = found
+        self.card = found.card
         self.endpoints = list_endpoints(found)
-        """Those that may work, the likeliest first; one that turned out not to is taken away."""
-        self.endpoint: Endpoint | None = None
-        self._declared = next((endpoint for endpoint in self.endpoints if endpoint.declared), None)
+        """The candidates, the likeliest first, without those that were ruled out."""
         self.findings: list[str] = list(found.findings)
+        self._declared = next((one for one in self.endpoints if one.declared), None)
+        self._set_endpoint(None)
 
-    @property
-    def card(self) -> Mapping[str, Any]:
-        return self.found.card
+    def _set_endpoint(self, endpoint: Endpoint | None) -> None:
+        self.endpoint = endpoint
+        self.traits = find_traits(endpoint.version if endpoint is not None else "")
+        """Of the dialect spoken; of 1.0 before probing."""
+        capabilities = self.card.get("capabilities")
+        declared = isinstance(capabilities, dict) and capabilities.get("streaming") is True
+        self.can_stream = declared and endpoint is not None and endpoint.can_stream
 
-    @property
-    def capabilities(self) -> Mapping[str, Any]:
-        said = self.card.get("capabilities")
-        return said if isinstance(said, dict) else {}
+    def use_endpoint(self, endpoint: Endpoint, why: str = "") -> Endpoint:
+        declared = self._declared
+        if declared is not None and endpoint[:4] != declared[:4] and why:
+            self.add_finding(f"its card says {declared}, but it speaks {endpoint}: {why}")
+        self._set_endpoint(endpoint)
+        return endpoint
 
-    @property
-    def traits(self) -> DialectTraits:
-        """Those of the dialect spoken; of 1.0 while none is settled."""
-        return find_traits(self.endpoint.version if self.endpoint is not None else "")
+    def drop_endpoint(self, endpoint: Endpoint) -> None:
+        self.endpoints = [each for each in self.endpoints if each != endpoint]
+        if self.endpoint == endpoint:
+            self._set_endpoint(None)
 
-    @property
-    def can_stream(self) -> bool:
-        said = self.capabilities.get("streaming") is True
-        return said and self.endpoint is not None and self.endpoint.can_stream
+    def reset(self) -> None:
+        """Allows every endpoint again: the agent may have been restarting."""
+        self.endpoints = list_endpoints(self.found)
+        self._set_endpoint(None)
 
     def add_finding(self, finding: str) -> None:
         if finding not in self.findings and len(self.findings) < MAX_FINDINGS:
             self.findings.append(finding)
 
-    def use_endpoint(self, endpoint: Endpoint, why: str = "") -> None:
-        declared = self._declared
-        if declared is not None and endpoint[:4] != declared[:4] and why:
-            self.add_finding(f"its card says {declared}, but it speaks {endpoint}: {why}")
-        self.endpoint = endpoint
-
-    def drop_endpoint(self, endpoint: Endpoint) -> None:
-        self.endpoints = [each for each in self.endpoints if each != endpoint]
-        if self.endpoint == endpoint:
-            self.endpoint = None
-
-    def reset(self) -> None:
-        """Nothing works: perhaps it was just being replaced, and all may be tried again."""
-        self.endpoints, self.endpoint = list_endpoints(self.found), None
-
 
 def list_endpoints(found: FoundCard) -> list[Endpoint]:
-    """What the card declares, in its order (8.3.2: the first that is known), then guesses."""
-    # gRPC last: its addresses are of another port, which the rules for addresses may not allow.
-    declared = sorted(
-        _list_declared(found.card, found.url), key=lambda endpoint: endpoint.binding == GRPC
-    )
-    urls = list(
-        dict.fromkeys([endpoint.url for endpoint in declared if endpoint.binding == JSONRPC])
-    )
-    urls += [
-        endpoint.url
-        for endpoint in declared
-        if endpoint.url not in urls and endpoint.binding != GRPC
-    ]
-    if declared or not found.card.get("supportedInterfaces"):
-        urls += [url for url in (found.asked,) if url.rstrip("/") not in _strip_slashes(urls)]
+    """Lists the endpoints that the card declares, in its order (8.3.2), then guesses."""
+    # gRPC last: its port is another one, which the address rules may not allow.
+    declared = sorted(_list_declared(found.card, found.url), key=lambda one: one.binding == GRPC)
+    urls = list(dict.fromkeys(one.url for one in declared if one.binding == JSONRPC))
+    urls += [one.url for one in declared if one.url not in urls and one.binding != GRPC]
+    is_new = found.asked.rstrip("/") not in {url.rstrip("/") for url in urls}
+    if is_new and (declared or not found.card.get("supportedInterfaces")):
+        urls.append(found.asked)
+    rest = [version for version in PROBED if find_traits(version).has_rest]
     guesses = [Endpoint(JSONRPC, version, url) for url in urls for version in PROBED]
     guesses += [Endpoint(binding, V01, url) for url in urls for binding in (PATHS, TASKS_SEND)]
-    guesses += [
-        Endpoint(HTTP_JSON, version, url)
-        for url in urls
-        for version in PROBED
-        if find_traits(version).has_rest
-    ]
-    known = {endpoint[:3] for endpoint in declared}
-    return (declared + [endpoint for endpoint in guesses if endpoint[:3] not in known])[
-        :MAX_ENDPOINTS
-    ]
-
-
-def _strip_slashes(urls: list[str]) -> set[str]:
-    return {url.rstrip("/") for url in urls}
+    guesses += [Endpoint(HTTP_JSON, version, url) for url in urls for version in rest]
+    known = {one[:3] for one in declared}
+    return (declared + [one for one in guesses if one[:3] not in known])[:MAX_ENDPOINTS]
 
 
 def _list_declared(card: Mapping[str, Any], found_at: str) -> Iterator[Endpoint]:
@@ -151,8 +125,8 @@ def _list_declared(card: Mapping[str, Any], found_at: str) -> Iterator[Endpoint]
 
 
 def normalize_grpc_url(said: str, found_at: str) -> str:
-    """An address of gRPC as a URL: cards have `host:port`, or a scheme of many kinds. Where they do
-    not say whether it has TLS, it has it at port 443, and where the card itself was had by it."""
+    """Turns the gRPC address of a card into a URL: cards write `host:port` or various schemes. One
+    that does not tell uses TLS on port 443, and wherever the card itself came over TLS."""
     scheme, mark, rest = said.rpartition("://")
     authority = (rest if mark else said.removeprefix("dns:")).lstrip("/").partition("/")[0]
     scheme = scheme.lower()
@@ -163,33 +137,30 @@ def normalize_grpc_url(said: str, found_at: str) -> str:
     return f"{'https' if secure else 'http'}://{authority}"
 
 
-# --- asking ---------------------------------------------------------------------------------------
+# --- probing --------------------------------------------------------------------------------------
 
 
 class _ProbeResult(NamedTuple):
     understood: bool | None
-    """None where it cannot be told."""
+    """None if the reply does not tell."""
     why: str
     alive: bool = True
     locked: bool = False
-    """It wants credentials, whatever it is asked."""
+    """It needs credentials for every request."""
 
 
-async def probe_endpoints(probed: ProbedAgent, ask: Ask) -> Endpoint:
-    """The way that works, or the first that is not known not to."""
-    if probed.endpoint is not None:
-        return probed.endpoint
+async def probe_endpoints(probed: ProbedAgent, send: SendProbe) -> Endpoint:
+    """Chooses the endpoint that works, else the first declared one that was not ruled out."""
     unsure: list[Endpoint] = []
     dead: set[WebOrigin | None] = set()
     reasons: list[str] = []
     for endpoint in probed.endpoints:
         if parse_origin(endpoint.url) in dead:
             continue
-        verdict = await _probe(endpoint, ask)
+        verdict = await _probe(endpoint, send)
         if verdict.understood:
-            endpoint = await _distinguish_v01(endpoint, probed, ask)
-            probed.use_endpoint(endpoint, reasons[0] if reasons else "")
-            return endpoint
+            endpoint = await _distinguish_v01(endpoint, probed, send)
+            return probed.use_endpoint(endpoint, reasons[0] if reasons else "")
         reasons.append(verdict.why)
         if not verdict.alive:
             dead.add(parse_origin(endpoint.url))
@@ -200,12 +171,11 @@ async def probe_endpoints(probed: ProbedAgent, ask: Ask) -> Endpoint:
     likely = next((endpoint for endpoint in unsure if endpoint.declared), None)
     if likely is None:
         raise _build_no_endpoint_error(probed, reasons)
-    probed.endpoint = likely
-    return likely
+    return probed.use_endpoint(likely)
 
 
 def check_supported(found: FoundCard) -> None:
-    """Raises `BadReply` for an agent that offers nothing that the hub speaks."""
+    """Raises `BadReply` if the hub supports none of the agent's interfaces."""
     if list_endpoints(found):
         return
     offered = [
@@ -213,8 +183,8 @@ def check_supported(found: FoundCard) -> None:
         for one in found.card.get("supportedInterfaces") or ()
     ]
     raise BadReply(
-        f'agent "{str(found.card.get("name", ""))[:100]}" offers {", ".join(offered[:5])[:300]}, '
-        f"and the hub speaks {SUPPORTED}"
+        f'agent "{str(found.card.get("name", ""))[:100]}" offers {", ".join(offered[:5])[:300]}; '
+        f"the hub supports {SUPPORTED}"
     )
 
 
@@ -224,13 +194,13 @@ def _build_no_endpoint_error(probed: ProbedAgent, reasons: list[str]) -> HubErro
         check_supported(probed.found)
     except BadReply as problem:
         return problem
-    first = reasons[0] if reasons else "nothing there answers"
+    first = reasons[0] if reasons else "no endpoint answers"
     return Unreachable(f'agent "{name}" understands no dialect of A2A: {first}', sent=False)
 
 
-async def _probe(endpoint: Endpoint, ask: Ask) -> _ProbeResult:
+async def _probe(endpoint: Endpoint, send: SendProbe) -> _ProbeResult:
     try:
-        await ask(endpoint, GET, {"id": str(uuid4())})
+        await send(endpoint, GET, {"id": str(uuid4())})
     except NotUnderstood as problem:
         return _ProbeResult(False, str(problem))
     except A2aError as problem:
@@ -248,17 +218,17 @@ async def _probe(endpoint: Endpoint, ask: Ask) -> _ProbeResult:
     return _ProbeResult(True, "")
 
 
-async def _distinguish_v01(endpoint: Endpoint, probed: ProbedAgent, ask: Ask) -> Endpoint:
-    """0.1 and 0.3 ask for a task in the same words; what 0.3 calls a webhook's entry 0.1 does not.
-    An agent without webhooks may know neither, so that is no proof where the card says 0.3."""
+async def _distinguish_v01(endpoint: Endpoint, probed: ProbedAgent, send: SendProbe) -> Endpoint:
+    """Tells 0.1 from 0.3 by a method for webhooks that only 0.3 has: both ask for a task alike. An
+    agent without webhooks may know neither, so a card that says 0.3 is believed."""
     if endpoint.binding != JSONRPC or not endpoint.traits.shares_methods:
         return endpoint
     newer = endpoint._replace(version=V03)
     try:
-        await ask(newer, PUSH_GET, {"taskId": str(uuid4()), "id": str(uuid4())})
+        await send(newer, PUSH_GET, {"taskId": str(uuid4()), "id": str(uuid4())})
     except NotUnderstood:
-        said = bool(probed.found.raw.get("protocolVersion")) and endpoint.declared
-        return endpoint if said else endpoint._replace(version=V01)
+        declared = bool(probed.found.raw.get("protocolVersion")) and endpoint.declared
+        return endpoint if declared else endpoint._replace(version=V01)
     except A2aError as problem:
         return endpoint if problem.reason in _NOT_UNDERSTOOD else newer
     except HubError:

@@ -1,7 +1,7 @@
-"""A way to an agent: an address, how requests travel there, and the dialect they are in.
+"""An endpoint of an agent: its address, its transport binding and its dialect of A2A.
 
-Makes HTTP requests of operations, and of what is answered their results. Pure: sends nothing, and
-leaves words and shapes to `dialects`.
+Encodes operations as HTTP calls and parses replies into the form of 1.0; sends nothing itself. The
+names and shapes of each dialect are in `protocol/dialects`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from uuid import uuid4
 from dragoman.a2a.protocol.dialects import SPOKEN, Dialect, DialectTraits
 from dragoman.a2a.protocol.dialects.lenient_reader import ends_stream
 from dragoman.a2a.protocol.dialects.operations import (
-    AGENT,
     CANCEL,
     GET,
-    SEND,
-    STREAM,
     STREAMING,
     TASK_ID,
 )
@@ -33,11 +30,11 @@ from dragoman.wire.json import Malformed, decode_reply, encode
 
 JSONRPC, HTTP_JSON = "JSONRPC", "HTTP+JSON"
 GRPC = "GRPC"
-"""Its address is an http:// or https:// one, without TLS and with it."""
+"""Its address has the scheme http or https: without TLS or with it."""
 PATHS = "JSON-RPC by path"
-"""0.1 as python-a2a has it: the body is JSON-RPC, the method stands in the path too."""
+"""0.1 of python-a2a: the body is JSON-RPC, and the path repeats the method."""
 TASKS_SEND = "tasks/send"
-"""0.1 as the first hubs had it: the same to send, plain REST for the rest."""
+"""0.1 of the first hubs: JSON-RPC by path to send a message, plain REST for the rest."""
 
 JSON_TYPE, A2A_TYPE, STREAM_TYPE = "application/json", "application/a2a+json", "text/event-stream"
 
@@ -48,7 +45,7 @@ class Endpoint(NamedTuple):
     url: str
     tenant: str = ""
     declared: bool = False
-    """Whether the card says so."""
+    """Whether the agent's card names it."""
 
     @property
     def dialect(self) -> Dialect:
@@ -70,7 +67,7 @@ class Endpoint(NamedTuple):
 
 
 class NotUnderstood(Exception):
-    """Whoever answered does not know such requests: nothing was done, it is certain."""
+    """The endpoint does not know such requests: it certainly did nothing."""
 
     def __init__(self, message: str, status: int = 200) -> None:
         super().__init__(message)
@@ -78,7 +75,7 @@ class NotUnderstood(Exception):
 
 
 class A2aErrorStatus(A2aError):
-    """An error of the agent's, under an HTTP status that says no where JSON-RPC needs none."""
+    """An A2A error of the agent under an HTTP error status, which JSON-RPC does not need."""
 
     def __init__(self, problem: A2aError, status: int) -> None:
         super().__init__(
@@ -91,7 +88,7 @@ class A2aErrorStatus(A2aError):
 
 
 class AgentHttpStatus(BadReply):
-    """An answer whose status says no, and whose body is no error of A2A."""
+    """A reply with an HTTP error status whose body is not an A2A error."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -101,7 +98,8 @@ class AgentHttpStatus(BadReply):
 class HttpCall(NamedTuple):
     method: str
     url: str
-    headers: dict[str, str]
+    content_type: str
+    """Empty without a body."""
     body: bytes
 
 
@@ -111,124 +109,101 @@ _TASK_ROUTES = {GET: ("GET", ""), CANCEL: ("POST", "/cancel")}
 
 
 def build_http_call(
-    endpoint: Endpoint, op: str, request: Mapping[str, Any], *, other: bool = False
+    endpoint: Endpoint, op: str, request: Mapping[str, Any], *, swap_method: bool = False
 ) -> HttpCall:
-    """The request in the way's own words. `other`: with the other HTTP method for a subscription,
-    for which the specification's text and its proto have not the same one."""
-    request = {key: value for key, value in request.items() if value is not None}
-    if endpoint.tenant:
-        request["tenant"] = endpoint.tenant
-    else:
-        request.pop("tenant", None)
-    traits = endpoint.traits
-    if not traits.client_names_task:
-        request.pop(TASK_ID, None)
-    headers = {"user-agent": USER_AGENT, "accept": f"{JSON_TYPE}, {A2A_TYPE}, {STREAM_TYPE}"}
-    if traits.sends_version:
-        headers["a2a-version"] = endpoint.version
-    base = endpoint.url.rstrip("/")
-    message = request["message"] if op in (SEND, STREAM) else None
-    if message is not None and "extensions" in message and traits.message_extensions_in_header:
-        headers["a2a-extensions"] = ",".join(message["extensions"])
+    """Encodes `request` for `endpoint`. `swap_method` uses the other HTTP method to subscribe: the
+    specification's text and its proto disagree on it."""
+    dialect = SPOKEN[endpoint.version]
+    traits = dialect.TRAITS
+    drops_id = TASK_ID in request and not traits.client_names_task
+    if drops_id or endpoint.tenant or "tenant" in request:
+        dropped = ("tenant", TASK_ID) if drops_id else ("tenant",)
+        request = {name: value for name, value in request.items() if name not in dropped}
+        if endpoint.tenant:
+            request["tenant"] = endpoint.tenant
     if endpoint.binding == HTTP_JSON:
-        return _build_rest_call(endpoint, op, request, headers, other)
+        return _build_rest_call(endpoint, op, request, swap_method)
     if endpoint.binding == TASKS_SEND and op in _TASK_ROUTES:
         method, rest = _TASK_ROUTES[op]
-        return HttpCall(method, f"{base}/tasks/{quote(request['id'], safe='')}{rest}", headers, b"")
-    headers["content-type"] = JSON_TYPE
-    method, params = endpoint.dialect.build_request(op, request)
-    url = endpoint.url if endpoint.binding == JSONRPC else f"{base}/{method}"
-    return HttpCall(
-        "POST", url, headers, rpc.request(_choose_request_id(endpoint, message), method, params)
-    )
-
-
-def _choose_request_id(endpoint: Endpoint, message: Mapping[str, Any] | None) -> rpc.Id:
+        url = f"{endpoint.url.rstrip('/')}/tasks/{quote(request['id'], safe='')}{rest}"
+        return HttpCall(method, url, "", b"")
+    message = request.get("message")
     if message is None:
-        return str(uuid4())
-    if endpoint.traits.numbers_skill_calls and find_skill_call(message):
-        return int(time() * 1000)
-    id: str = message["messageId"]  # as good as any
-    return id
+        id: rpc.Id = str(uuid4())
+    elif traits.numbers_skill_calls and find_skill_call(message):
+        id = int(time() * 1000)
+    else:
+        id = message["messageId"]
+    method, params = (op, request) if traits.is_native else dialect.build_request(op, request)
+    url = endpoint.url if endpoint.binding == JSONRPC else f"{endpoint.url.rstrip('/')}/{method}"
+    return HttpCall("POST", url, JSON_TYPE, rpc.request(id, method, params))
 
 
 def _build_rest_call(
-    endpoint: Endpoint, op: str, request: dict[str, Any], headers: dict[str, str], other: bool
+    endpoint: Endpoint, op: str, request: Mapping[str, Any], swap_method: bool
 ) -> HttpCall:
     method, path, query, body = endpoint.dialect.build_rest_request(op, request)
-    if other:
+    if swap_method:
         method = "GET" if method == "POST" else "POST"
     base = endpoint.url.rstrip("/")
     if path.startswith("/v1/"):  # some cards of 0.3 have it in the address
         base = base.removesuffix("/v1")
     url = f"{base}{path}?{urlencode(query)}" if query else f"{base}{path}"
     if method != "POST":
-        return HttpCall(method, url, headers, b"")
-    headers["content-type"] = endpoint.traits.media_type
-    return HttpCall(method, url, headers, encode(body or {}))
+        return HttpCall(method, url, "", b"")
+    return HttpCall(method, url, endpoint.traits.media_type, encode(body or {}))
 
 
-# --- answers --------------------------------------------------------------------------------------
+def build_headers(endpoint: Endpoint, content_type: str, extensions: str) -> dict[str, str]:
+    """Builds the headers that depend on the endpoint. `extensions` are those of the message."""
+    headers = {"user-agent": USER_AGENT, "accept": f"{JSON_TYPE}, {A2A_TYPE}, {STREAM_TYPE}"}
+    if endpoint.traits.sends_version:
+        headers["a2a-version"] = endpoint.version
+    if extensions:
+        headers["a2a-extensions"] = extensions
+    if content_type:
+        headers["content-type"] = content_type
+    return headers
+
+
+# --- replies --------------------------------------------------------------------------------------
 
 
 def parse_reply(
     endpoint: Endpoint, op: str, status: int, data: bytes, sent: Collection[str] = ()
 ) -> Any:
-    """The result in the words of 1.0. Raises `NotTaken`, the agent's own `A2aError`, or a
-    `BadReply` for what is neither; `sent` are values of headers, which these do not repeat."""
+    """Parses a reply into the form of 1.0. Raises `NotUnderstood`, the agent's own `A2aError`, or
+    `BadReply` for anything else; `sent` are header values that no message may repeat."""
     try:
         value = decode_reply(data) if data.strip() else None
     except Malformed as problem:
         _check_status(endpoint, op, status, data, sent)
-        raise BadReply(
-            f"{_describe(endpoint, op)} was answered with what is no JSON: {problem}"
-        ) from None
-    if isinstance(value, dict) and _is_error(endpoint, status, value):
+        raise BadReply(f"{_describe(endpoint, op)}: the reply is not JSON: {problem}") from None
+    if isinstance(value, dict) and ("error" in value or _is_rest_error(endpoint, status, value)):
         _raise_error(endpoint, op, status, value, sent)
-    _check_status(endpoint, op, status, data, sent)
-    return parse_result(endpoint, op, value)
-
-
-_WORDS = frozenset(("messageId", "role", "parts"))
-
-
-def words_in(data: bytes) -> dict[str, Any] | None:
-    """The message of an answer to one over JSON-RPC in 1.0 that is some words and nothing else, as
-    it stands; None for any other answer, which is then read with more patience."""
-    try:
-        value = decode_reply(data)
-    except Malformed:
-        return None
-    result = value.get("result") if isinstance(value, dict) and "error" not in value else None
-    message = result.get("message") if isinstance(result, dict) and len(result) == 1 else None
-    if not isinstance(message, dict) or message.keys() != _WORDS or message["role"] != AGENT:
-        return None
-    parts = message["parts"]
-    if not isinstance(parts, list) or not isinstance(message["messageId"], str):
-        return None
-    for part in parts:
-        if type(part) is not dict or len(part) != 1 or type(part.get("text")) is not str:
-            return None
-    return message
+    if not 200 <= status < 300:
+        _check_status(endpoint, op, status, data, sent)
+    return _convert_result(endpoint, op, value)
 
 
 def parse_result(endpoint: Endpoint, op: str, value: Any) -> Any:
-    """One result, or one event of a stream, out of its envelope."""
+    """Parses one decoded reply, or one event of a stream, into the form of 1.0."""
     if isinstance(value, dict) and "error" in value:
         _raise_error(endpoint, op, 200, value)
+    return _convert_result(endpoint, op, value)
+
+
+def _convert_result(endpoint: Endpoint, op: str, value: Any) -> Any:
     value = _unwrap_result(endpoint, op, value)
+    dialect = SPOKEN[endpoint.version]
     try:
-        return (
-            endpoint.dialect.parse_event(value)
-            if op in STREAMING
-            else endpoint.dialect.parse_result(op, value)
-        )
+        return dialect.parse_event(value) if op in STREAMING else dialect.parse_result(op, value)
     except A2aError as problem:
-        raise BadReply(f"{_describe(endpoint, op)} was not answered: {problem.message}") from None
+        raise BadReply(f"{_describe(endpoint, op)}: {problem.message}") from None
 
 
 def is_final(endpoint: Endpoint, op: str, value: Any) -> bool:
-    """Whether an event of a stream says of itself that it is the last, as older ones do."""
+    """Whether an event declares itself the last of its stream, as dialects before 1.0 do."""
     return ends_stream(_unwrap_result(endpoint, op, value))
 
 
@@ -238,32 +213,31 @@ def _unwrap_result(endpoint: Endpoint, op: str, value: Any) -> Any:
     if isinstance(value, dict) and "result" in value:
         return value["result"]
     if endpoint.binding == JSONRPC:
-        raise BadReply(f"{_describe(endpoint, op)} was answered with no result")
+        raise BadReply(f"{_describe(endpoint, op)}: the reply has no result")
     return value
 
 
-def _is_error(endpoint: Endpoint, status: int, value: Mapping[str, Any]) -> bool:
-    if "error" in value:
-        return True
+def _is_rest_error(endpoint: Endpoint, status: int, value: Mapping[str, Any]) -> bool:
+    """Whether it is an error of HTTP+JSON as servers of 0.3 write it."""
     if status < 400 or endpoint.binding != HTTP_JSON:
         return False
-    said = value.get("type"), value.get("code")  # as HTTP+JSON servers of 0.3 put it
-    return str(said[0]).endswith("Error") or (isinstance(said[1], int) and said[1] < 0)
+    kind, code = value.get("type"), value.get("code")
+    return str(kind).endswith("Error") or (isinstance(code, int) and code < 0)
 
 
 def _raise_error(
     endpoint: Endpoint, op: str, status: int, value: Mapping[str, Any], sent: Collection[str] = ()
 ) -> NoReturn:
     error = value.get("error")
-    if isinstance(error, str) and "task" not in error.lower():
-        _check_status(endpoint, op, status, encode(value), sent)  # a proxy's or a framework's
+    if isinstance(error, str) and "task" not in error.lower():  # a proxy's or a framework's
+        _check_status(endpoint, op, status, encode(value), sent)
     if endpoint.binding == HTTP_JSON or isinstance(error, str):
         problem = endpoint.dialect.parse_rest_error(status, value)
     else:
         problem = endpoint.dialect.parse_error(error)
     problem.message = hide_secrets(problem.message, endpoint.url, sent)
     if problem.reason in (METHOD_NOT_FOUND, VERSION_NOT_SUPPORTED):
-        raise NotUnderstood(f"{_describe(endpoint, op)} is unknown there: {problem.message[:300]}")
+        raise NotUnderstood(f"{_describe(endpoint, op)} is not supported: {problem.message[:300]}")
     if endpoint.binding != HTTP_JSON and not 200 <= status < 300:
         raise A2aErrorStatus(problem, status)
     raise problem
@@ -274,17 +248,15 @@ def _check_status(
 ) -> None:
     if 200 <= status < 300:
         return
-    said = hide_secrets(" ".join(data[:300].decode("utf-8", "replace").split()), endpoint.url, sent)
+    asked = _describe(endpoint, op)
     if status in (404, 405):
-        raise NotUnderstood(f"{_describe(endpoint, op)} was answered with HTTP {status}", status)
+        raise NotUnderstood(f"{asked} was answered with HTTP {status}", status)
     if status in (401, 403):
-        wants = "was refused: the credentials that were sent are not accepted (HTTP %d)"
-        wants = wants if sent else "needs credentials (HTTP %d)"
-        raise AgentHttpStatus(f"{_describe(endpoint, op)} {wants % status}", status)
-    more = f": {said}" if said else ""
-    raise AgentHttpStatus(
-        f"{_describe(endpoint, op)} was answered with HTTP {status}{more}", status
-    )
+        why = "the agent rejected the credentials" if sent else "the agent needs credentials"
+        raise AgentHttpStatus(f"{asked} was refused: {why} (HTTP {status})", status)
+    text = hide_secrets(" ".join(data[:300].decode("utf-8", "replace").split()), endpoint.url, sent)
+    more = f": {text}" if text else ""
+    raise AgentHttpStatus(f"{asked} was answered with HTTP {status}{more}", status)
 
 
 def _describe(endpoint: Endpoint, op: str) -> str:

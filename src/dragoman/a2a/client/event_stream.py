@@ -1,4 +1,4 @@
-"""What an agent says while it works: a stream of events, each read in the words of 1.0. Bounded."""
+"""Reads the event stream of an agent: bounded, paced, each event in the form of 1.0."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_STREAM = 256 * 1024 * 1024
 MAX_EVENTS = 100_000
 MAX_ID = 1_000
 TURN = 16
-"""Events that are read before everybody else in the hub has a turn."""
+"""Events that are read before other tasks of the hub run."""
 PIECE = 16 * 1024
-"""Bytes that are parsed at once."""
+"""Bytes that are parsed in one step."""
 BYTES_AN_EVENT = 16 * 1024
-"""So many bytes of one event count as another one."""
+"""An event counts once more for each such number of bytes."""
 
 TERMINAL = frozenset(
     f"TASK_STATE_{name}" for name in ("COMPLETED", "FAILED", "CANCELED", "REJECTED")
@@ -37,21 +37,21 @@ INTERRUPTED = frozenset(("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"
 
 
 def read_state(task: Any) -> str:
-    """Of a task or of an update of its status."""
+    """Reads the state of a task or of a status update; empty if it has none."""
     status = task.get("status") if isinstance(task, dict) else None
     state = status.get("state") if isinstance(status, dict) else None
     return state if isinstance(state, str) else ""
 
 
 def is_last(event: Mapping[str, Any]) -> bool:
-    """Whether nothing can follow it: an answer of words, or the end of a task."""
+    """Whether no event can follow: a message, or a terminal state of the task."""
     return "message" in event or any(
         read_state(event.get(member)) in TERMINAL for member in ("task", "statusUpdate")
     )
 
 
 def find_task_id(event: Mapping[str, Any]) -> str:
-    """The task that an event is of; empty where it names none."""
+    """Finds the id of the event's task; empty if the event names none."""
     for member, name in (("statusUpdate", "taskId"), ("artifactUpdate", "taskId"), ("task", "id")):
         if isinstance(said := event.get(member), dict):
             id = said.get(name)
@@ -60,15 +60,15 @@ def find_task_id(event: Mapping[str, Any]) -> str:
 
 
 Events = AsyncGenerator[tuple[str | None, dict[str, Any]], None]
-"""With the id of each, where it has one."""
+"""Pairs of an event id, if there is one, and the event."""
 
 
 class EventStream:
-    """What comes of a message while it is worked on: 1.0's StreamResponse objects."""
+    """An open stream of StreamResponse objects of 1.0."""
 
     def __init__(self, events: Events, reply: Reply | None = None) -> None:
         self.last_id: str | None = None
-        """Of the last event that had one: where to go on when the line breaks."""
+        """Id of the last event that had one: where to resume after a lost connection."""
         self._events = events
         self._reply = reply
 
@@ -83,7 +83,7 @@ class EventStream:
 
     async def close(self) -> None:
         await self._events.aclose()
-        if self._reply is not None:  # a generator that never began has closed nothing
+        if self._reply is not None:  # a generator that never ran closes nothing
             self._reply.body.close()
 
 
@@ -97,8 +97,8 @@ async def yield_event(event: dict[str, Any]) -> Events:
 
 
 async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> Events:
-    """`pace` is that of the agent: all of its streams together are read no faster. Nothing else is
-    read of the socket meanwhile, so an agent that sends more has to wait."""
+    """Reads the events of a reply. `pace` is shared by all streams of the agent; pausing stops
+    reading from the socket, so an agent that sends faster has to wait."""
     parser = sse.Parser(MAX_BYTES)
     count = size = turn = 0
     own = ""
@@ -120,14 +120,14 @@ async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> 
                 task = find_task_id(value)
                 own = own or task
                 if task != own and task:
-                    continue  # of another task, whose end is not this one's
+                    continue  # of another task
                 id = event.id if event.id and len(event.id) <= MAX_ID else None
                 yield id if id and id.isascii() and id.isprintable() else None, value
                 if last:
                     return
                 turn += 1 + len(event.data) // BYTES_AN_EVENT
                 if turn >= TURN:
-                    await asyncio.sleep(pace.pause(turn))  # others have theirs
+                    await asyncio.sleep(pace.pause(turn))  # lets other tasks run
                     turn = 0
             if turn >= TURN:
                 await asyncio.sleep(pace.pause(turn))
@@ -137,7 +137,7 @@ async def read_events(endpoint: Endpoint, op: str, reply: Reply, pace: Pace) -> 
 
 
 async def _read_pieces(reply: Reply) -> AsyncIterator[bytes]:
-    """The body in pieces that are parsed in a moment."""
+    """Splits the body into pieces that each take little time to parse."""
     async for chunk in reply.body.chunks():
         if len(chunk) <= PIECE:
             yield chunk
@@ -149,16 +149,16 @@ async def _read_pieces(reply: Reply) -> AsyncIterator[bytes]:
 def _parse_event(
     endpoint: Endpoint, op: str, event: sse.ServerEvent
 ) -> tuple[dict[str, Any], bool]:
-    """The event, and whether it is the last."""
+    """Parses one event, and tells whether it is the last."""
     try:
         value = decode_reply(event.data)
     except Malformed as problem:
-        raise BadReply(f"{endpoint} sent an event that is no JSON: {problem}") from None
+        raise BadReply(f"{endpoint} sent an event that is not JSON: {problem}") from None
     try:
         read = parse_result(endpoint, op, value)
     except NotUnderstood as problem:
-        # Into an open stream that says so too late to be certain.
+        # Too late to be certain that nothing was done: the stream is open.
         raise BadReply(str(problem)) from None
     if not isinstance(read, dict):
-        raise BadReply(f"{endpoint} sent an event that is no object")
+        raise BadReply(f"{endpoint} sent an event that is not an object")
     return read, op not in STREAMING or is_last(read) or is_final(endpoint, op, value)

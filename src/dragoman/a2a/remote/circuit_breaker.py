@@ -1,5 +1,5 @@
-"""Keeps calls from an agent that is not there: after so many failures in a row nobody goes through
-for a while, then one does, and what comes of that decides. Knows neither agents nor errors.
+"""A circuit breaker: after several failures in a row it admits no call for a while, then one, whose
+outcome decides. Knows neither agents nor errors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from time import monotonic
 FAILURES = 5
 SECONDS = 30.0
 BUSY_SECONDS = 1.0
-"""To come again while somebody tries."""
+"""The wait while the one admitted call is under way."""
 
 
 class CircuitBreaker:
@@ -20,20 +20,22 @@ class CircuitBreaker:
         seconds: float = SECONDS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        self.failures = 0
+        """In a row; without any, every call is admitted and a success need not be recorded."""
         self._most = failures
         self._seconds = seconds
         self._clock = clock
-        self._failures = 0
         self._until = 0.0
         self._trying = False
 
     @property
     def is_open(self) -> bool:
-        return self._failures >= self._most
+        return self.failures >= self._most
 
     def admit(self) -> float:
-        """Seconds to wait; 0 for whoever goes through, and then says what came of it."""
-        if self._failures < self._most:
+        """Returns 0 for a call that is admitted, which then records its outcome; else the seconds
+        to wait."""
+        if self.failures < self._most:
             return 0.0
         left = self._until - self._clock()
         if left > 0:
@@ -45,15 +47,15 @@ class CircuitBreaker:
 
     def record_failure(self) -> None:
         self._trying = False
-        self._failures += 1
+        self.failures += 1
         if self.is_open:
             self._until = self._clock() + self._seconds
 
     def record_success(self) -> None:
-        """Somebody is there; also when that is known from elsewhere."""
+        """The target is reachable; also if that is known from elsewhere."""
         self._trying = False
-        self._failures = 0
+        self.failures = 0
 
     def release(self) -> None:
-        """Nothing is known of it: whoever went through did not wait for the end."""
+        """The admitted call ended without showing whether the target is reachable."""
         self._trying = False

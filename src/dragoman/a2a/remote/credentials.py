@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
-from dragoman.core.ports import NO_HEADERS, AddressFinder, HttpClient, Reply
+from dragoman.core.ports import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, Reply
 
 MAX_FILE_BYTES = 8 * 1024
 PLACEHOLDER = "(held)"
@@ -168,6 +168,10 @@ class CredentialHttpClient:
         self._http = http
         self._credentials = credentials
         self._names = frozenset(credentials.headers)
+        self._template: Mapping[str, str] = NO_HEADERS
+        self._values: Mapping[str, str] = NO_HEADERS
+        self._filled = FixedHeaders(NO_HEADERS)
+        """The headers that were sent last, made of this template and these values."""
 
     async def request(
         self,
@@ -184,9 +188,13 @@ class CredentialHttpClient:
                 method, url, headers, body, timeout=timeout, extra_headers=extra_headers
             )
         values = self._resolve()
-        headers = {name: values.get(name, value) for name, value in headers.items()}
+        if headers is not self._template or values != self._values:
+            filled = {name: values.get(name, value) for name, value in headers.items()}
+            self._filled, self._values = FixedHeaders(filled), values
+            # Only these do not change from one request to the next.
+            self._template = headers if isinstance(headers, FixedHeaders) else NO_HEADERS
         reply = await self._http.request(
-            method, url, headers, body, timeout=timeout, extra_headers=extra_headers
+            method, url, self._filled, body, timeout=timeout, extra_headers=extra_headers
         )
         return replace(reply, secrets=tuple(values.values()))
 

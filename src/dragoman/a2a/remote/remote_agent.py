@@ -18,7 +18,7 @@ from typing import Any
 
 from dragoman.a2a.cards.signing import load_public_key
 from dragoman.a2a.client.card_discovery import CardTrust, parse_origin
-from dragoman.a2a.client.client import A2aClient, build_user_message
+from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
 from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
@@ -28,9 +28,11 @@ from dragoman.a2a.protocol.errors import (
     TASK_NOT_FOUND,
     A2aError,
 )
-from dragoman.a2a.protocol.parts import Part, part_from_block
+from dragoman.a2a.protocol.parts import JSON, Part, part_from_block
 from dragoman.a2a.protocol.skill_tools import (
+    AS_BOTH,
     AS_DATA,
+    AS_TEXT,
     SkillOwner,
     build_skill_tools,
     choose_argument_forms,
@@ -44,9 +46,9 @@ from dragoman.a2a.remote.remote_task import (
     decode_handle,
     encode_handle,
     parts_from_answer,
+    result_from_task,
 )
-from dragoman.a2a.remote.skill_results import parts_from_arguments, remote_error, result_of
-from dragoman.a2a.remote.task_follower import EXTENSION, LOGIN_SECONDS, TaskFollower, Work
+from dragoman.a2a.remote.task_follower import EXTENSION, LOGIN_SECONDS, AgentTasks, TaskFollower
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, agent_tool, blocks_from_arguments
 from dragoman.core.call import FOLLOW, Call, Result
 from dragoman.core.catalog import Catalog
@@ -65,7 +67,10 @@ from dragoman.core.errors import (
     Declined,
     HubError,
     NeedsInput,
+    RemoteA2AInvalidResponseError,
+    RemoteA2ATaskFailedError,
     RemoteA2ATimeoutError,
+    RemoteA2ATransportError,
     TimedOut,
     Unreachable,
     WorkFailed,
@@ -82,6 +87,7 @@ from dragoman.core.tool import (
     Tool,
 )
 from dragoman.core.urls import HIDDEN, render_origin
+from dragoman.wire.json import encode
 
 MAX_TAKEN = 10
 AWAY = frozenset((502, 503, 504))
@@ -167,7 +173,7 @@ class RemoteAgent:
         self._compile = compile_schema
         self._validate = compile_schema(SCHEMA)
         self._prefix = prefix
-        self._following = TaskFollower(self.name, self.client)
+        self._tasks = AgentTasks(self.name, self.client)
         self._conversations = Conversations(self.name, conversations)
 
     # --- what is known of it ----------------------------------------------------------------------
@@ -196,7 +202,7 @@ class RemoteAgent:
     async def stop(self) -> None:
         self.withdraw("it was stopped")
         self.state = "stopped"
-        await self._following.close()
+        await self._tasks.close()
         await self.client.close()
 
     def snapshot(self) -> dict[str, Any]:
@@ -254,68 +260,70 @@ class RemoteAgent:
     # --- calls ------------------------------------------------------------------------------------
 
     async def run(self, call: Call) -> Result:
-        skill = call.tool.bridged is not None
+        is_skill = call.tool.bridged is not None
+        follower: TaskFollower | None = None
         try:
-            probed = self._there()
-            result = await (self._timed(call, probed) if skill else self._work(Work(call, probed)))
-        except (HubError, A2aError) as error:
-            self._judge(error)
-            if skill:
-                told = remote_error(error, self.name)
-            elif isinstance(error, HubError):
-                told = error
+            probed = self.probed
+            if probed is None or self.breaker.failures:
+                probed = self._require_reachable()
+            seconds = self.patience if is_skill else None
+            follower = TaskFollower(self._tasks, probed, call, seconds)
+            if call.handle is not None:
+                result = await self._continue(follower)
             else:
-                told = WorkFailed(f'agent "{self.name}" answered: {error.message}')
-            if told is error:
+                conversation, arguments = self._find_conversation(call)
+                parts = self._build_parts(call, arguments)
+                result = await self._send(follower, parts, conversation)
+        except (HubError, A2aError) as error:
+            raised = self._convert_error(error, call)
+            if raised is error:
                 raise
-            raise told from error
+            raise raised from error
+        except asyncio.CancelledError as error:
+            self.breaker.release()
+            if follower is None or not follower.take_timeout():
+                raise
+            raise RemoteA2ATimeoutError(self._describe_timeout(call)) from error
         except BaseException:
             self.breaker.release()
             raise
-        self.breaker.record_success()
+        finally:
+            if follower is not None:
+                follower.stop_timer()
+        if self.breaker.failures:
+            self.breaker.record_success()
         return result
 
-    def _there(self) -> ProbedAgent:
-        wait = self.breaker.admit()
-        if wait:
+    def _require_reachable(self) -> ProbedAgent:
+        if wait := self.breaker.admit():
             raise _NotTried(
-                f'agent "{self.name}" could not be reached several times in a row; it is tried '
-                f"again in {max(1, round(wait))} s",
+                f'agent "{self.name}" was unreachable several times in a row; the next attempt is '
+                f"in {max(1, round(wait))} s",
                 sent=False,
             )
         if self.probed is None:
-            raise _NotTried(f'agent "{self.name}" is not there now: {self.reason}', sent=False)
+            raise _NotTried(f'agent "{self.name}" is unavailable: {self.reason}', sent=False)
         return self.probed
 
-    def _judge(self, error: HubError | A2aError) -> None:
-        """What the error says of whether anybody is there."""
+    def _convert_error(self, error: HubError | A2aError, call: Call) -> HubError:
+        """Tells the circuit breaker, and returns the error as callers of the tool know it."""
         status = error.status if isinstance(error, AgentHttpStatus | A2aErrorStatus) else 0
-        if isinstance(error, _NotTried):
-            return
         if isinstance(error, Unreachable) or status in AWAY:
-            self.breaker.record_failure()
+            if not isinstance(error, _NotTried):
+                self.breaker.record_failure()
         elif isinstance(error, A2aError | BadReply | WorkFailed | Declined | NeedsInput):
             self.breaker.record_success()
         else:
             self.breaker.release()
+        if call.tool.bridged is not None:
+            if isinstance(error, TimedOut) and call.notes.remote_task is None:
+                return RemoteA2ATimeoutError(self._describe_timeout(call))
+            return convert_skill_error(error, self.name)
+        if isinstance(error, HubError):
+            return error
+        return WorkFailed(f'agent "{self.name}" answered: {error.message}')
 
-    async def _timed(self, call: Call, probed: ProbedAgent) -> Result:
-        work = Work(call, probed, self.patience)
-        try:
-            return await self._work(work)
-        except asyncio.CancelledError:
-            if work.patience is None or not work.patience.ran_out():
-                raise
-            raise RemoteA2ATimeoutError(self._late(call)) from None
-        except TimedOut as error:
-            if call.notes.remote_task is None:
-                raise RemoteA2ATimeoutError(self._late(call)) from error
-            raise
-        finally:
-            if work.patience is not None:
-                work.patience.end()
-
-    def _late(self, call: Call) -> str:
+    def _describe_timeout(self, call: Call) -> str:
         said = f'"{call.tool.name}" took longer than {self.patience:g} s'
         task = call.notes.remote_task
         if task is None:
@@ -323,97 +331,125 @@ class RemoteAgent:
         where = render_origin(self.entry.url)
         where = where if HIDDEN not in where else "URL"
         return (
-            f'{said}; agent "{self.name}" goes on with it as task "{task}": look at it with '
+            f'{said}; agent "{self.name}" continues it as task "{task}": see '
             f"`dragoman a2a task {where} {task}`"
         )
 
-    async def _work(self, work: Work) -> Result:
-        call = work.call
-        if call.handle is not None:
-            return await self._continued(work)
-        asked = context_in_meta(call)
+    def _find_conversation(self, call: Call) -> tuple[Conversation, Mapping[str, Any]]:
+        """Returns the conversation that the call continues, and its arguments without the id."""
         arguments = call.arguments
-        if not asked and self._names_conversation(call):
+        if self._is_skill_only:  # its messages have no context id
+            return Conversation(), arguments
+        asked = context_in_meta(call) if call.meta else ""
+        if not asked and CONTEXT in arguments and self._names_conversation(call):
             asked = str(arguments[CONTEXT])
             arguments = {name: arguments[name] for name in arguments if name != CONTEXT}
-        conversation = Conversation()
-        if not self._is_skill_only:  # there messages have no member for it
-            conversation = self._conversations.find(call, asked)
-        return await self._done(work, self._parts(call, arguments), conversation)
+        return self._conversations.find(call, asked), arguments
 
     def _names_conversation(self, call: Call) -> bool:
-        """Whether the argument `context` is the hub's. A skill may have one of its own."""
-        if CONTEXT not in call.arguments:
-            return False
+        """Whether the argument `context` is the hub's: a skill may have one of its own."""
         if call.tool.bridged is None:
             return True
         properties = call.tool.definition["inputSchema"].get("properties")
         own = isinstance(properties, Mapping) and CONTEXT in properties
         return not own and is_conversation_id(call.arguments[CONTEXT])
 
-    def _parts(self, call: Call, arguments: Mapping[str, Any]) -> list[Part]:
+    def _build_parts(self, call: Call, arguments: Mapping[str, Any]) -> list[Part]:
         if call.tool.bridged is not None:
             form = self._forms.get(call.tool.remote_name, AS_DATA)
             return parts_from_arguments(arguments, AS_DATA if self._is_skill_only else form)
-        if len(arguments) == 1 and isinstance(text := arguments.get(MESSAGE), str):  # as most
+        if len(arguments) == 1 and isinstance(text := arguments.get(MESSAGE), str):
             return [{"text": text}]
         return [part_from_block(block) for block in blocks_from_arguments(arguments)]
 
-    async def _done(
-        self, work: Work, parts: list[Part], conversation: Conversation, task: str = ""
+    async def _send(
+        self,
+        follower: TaskFollower,
+        parts: list[Part],
+        conversation: Conversation,
+        task_id: str = "",
     ) -> Result:
-        """Sends the parts and follows what the agent makes of them."""
-        message = build_user_message(parts, context=conversation.context, task=task)
-        work.address(message)
         try:
-            far = await self._following.begun(work, message)
+            task = await follower.send(parts, conversation.context, task_id)
         except A2aError as error:
             if conversation.context and not conversation.asked and error.reason in STALE:
-                self._conversations.end(work.call, conversation)
+                self._conversations.end(follower.call, conversation)
             raise
-        return self._result(far, work, conversation)
+        return self._build_result(task, follower, conversation)
 
-    def _result(self, far: RemoteTask, work: Work, conversation: Conversation) -> Result:
-        call = work.call
-        id = ""
+    def _build_result(
+        self, task: RemoteTask, follower: TaskFollower, conversation: Conversation
+    ) -> Result:
+        call, id = follower.call, ""
         if not self._is_skill_only:
-            id = self._conversations.keep(call, conversation, far.context)
-        handle = "" if far.is_over else encode_handle(far, id)
-        if call.tool.bridged is None:
-            result = far.result(handle)
-        else:
-            version = work.probed.endpoint.version if work.probed.endpoint is not None else ""
-            result = result_of(far, handle, self.name, version)
+            id = self._conversations.keep(call, conversation, task.context)
+        is_skill = call.tool.bridged is not None
+        endpoint = follower.probed.endpoint
+        version = endpoint.version if endpoint is not None else ""
+        handle = "" if task.is_over else encode_handle(task, id)
+        result = result_from_task(task, handle, version if is_skill else None)
         if result.questions and (problem := unanswerable(result.questions, call)):
-            self._following.cancel(far.id, work)
+            follower.cancel(task.id)
             raise problem
         if not id or result.questions:
             return result
-        return add_context(result, call, id, shown=call.tool.bridged is None)
+        return add_context(result, call, id, shown=not is_skill)
 
-    # --- answers to its questions -----------------------------------------------------------------
-
-    async def _continued(self, work: Work) -> Result:
-        task, conversation = decode_handle(work.call)
-        if work.call.answers is FOLLOW:
-            far = await self._following.followed(work, task, conversation.context)
-            return self._result(far, work, conversation)
-        answers = work.call.answers or {}
+    async def _continue(self, follower: TaskFollower) -> Result:
+        """Sends the answer to a question of the agent, or waits for a login elsewhere."""
+        call = follower.call
+        task_id, conversation = decode_handle(call)
+        if call.answers is FOLLOW:
+            task = await follower.wait_for_login(task_id, conversation.context)
+            return self._build_result(task, follower, conversation)
+        answers = call.answers or {}
         name = AUTH if AUTH in answers else REPLY
         answer = answers.get(name)
         if not isinstance(answer, Mapping) or answer.get("action", "accept") != "accept":
-            self._following.cancel(task, work)
+            follower.cancel(task_id)
             raise WorkFailed(
-                f'the task of agent "{self.name}" was given up: its question was not answered'
+                f'the task of agent "{self.name}" was cancelled: its question was not answered'
             )
         parts = parts_from_answer(answer.get("content"))
         if name == AUTH or not parts:
             seconds = 0.0 if parts else LOGIN_SECONDS
-            gone_on = await self._following.gone_on(work, task, conversation.context, seconds)
-            if gone_on is not None:
-                return self._result(gone_on, work, conversation)
+            context = conversation.context
+            resumed = await follower.continue_after_login(task_id, context, seconds)
+            if resumed is not None:
+                return self._build_result(resumed, follower, conversation)
             parts = parts or [{"text": "It is done; please go on."}]
-        return await self._done(work, parts, conversation, task)
+        return await self._send(follower, parts, conversation, task_id)
+
+
+def parts_from_arguments(arguments: Mapping[str, Any], form: str) -> list[Part]:
+    """Builds one part of data, one of text, or both. A single argument that is text is the text;
+    otherwise the text is the arguments' JSON."""
+    parts: list[Part] = [] if form == AS_TEXT else [{"data": arguments, "mediaType": JSON}]
+    if form == AS_TEXT or (form == AS_BOTH and arguments):
+        first = next(iter(arguments.values()), "")
+        alone = len(arguments) <= 1 and isinstance(first, str)
+        parts.append({"text": first if alone else encode(arguments).decode()})
+    return parts
+
+
+def convert_skill_error(error: HubError | A2aError, agent: str) -> HubError:
+    """Returns the error under the name that it has for skills, if it has one."""
+    if isinstance(error, A2aErrorStatus):
+        message = f'agent "{agent}" answered with HTTP {error.status}: {error.message}'
+        return RemoteA2ATransportError(message)
+    if isinstance(error, A2aError):
+        return RemoteA2ATaskFailedError(f'agent "{agent}" answered: {error.message}')
+    if isinstance(error, AgentHttpStatus):
+        return RemoteA2ATransportError(str(error))
+    if isinstance(error, Unreachable):
+        return RemoteA2ATransportError(str(error), sent=error.sent)
+    if isinstance(error, TimedOut):
+        return RemoteA2ATimeoutError(str(error))
+    if isinstance(error, BadReply):
+        return RemoteA2AInvalidResponseError(str(error))
+    if isinstance(error, WorkFailed):
+        return RemoteA2ATaskFailedError(str(error), error.native)
+    return error
 
 
 class _NotTried(Unreachable):

@@ -1,6 +1,8 @@
-"""A task on the far side, as far as it was heard of: from events and snapshots to one result.
+"""The state of a task on a remote agent, built from its events and snapshots, and its result.
 
-Pure. Bounded: an agent that makes more than a result may hold is a bad one.
+Pure and bounded: an agent that produces more than a result may hold is an error. A result is what a
+program can use (the object, the text, or the whole artifact if it has several parts, these in the
+agent's own dialect) and the same as content blocks for models.
 """
 
 from __future__ import annotations
@@ -8,14 +10,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from dragoman.a2a.client.event_stream import INTERRUPTED, TERMINAL, read_state
-from dragoman.a2a.protocol.dialects import operations
-from dragoman.a2a.protocol.parts import block_from_part, join_texts, part_from_block
+from dragoman.a2a.client.event_stream import INTERRUPTED, TERMINAL
+from dragoman.a2a.protocol.dialects import operations, render_parts
+from dragoman.a2a.protocol.parts import (
+    block_from_part,
+    find_structured_part,
+    join_texts,
+    part_from_block,
+)
 from dragoman.core.call import (
     ABSENT,
     FORM,
@@ -34,265 +40,420 @@ from dragoman.core.conversations import Conversation
 from dragoman.core.errors import BadReply, Declined, HubError, InvalidInput, WorkFailed
 from dragoman.wire.json import MAX_BYTES, encode
 
+Parts = Sequence[Mapping[str, Any]]
+
 MAX_ID = 1_024
-MAX_WORDS = 4_000
+MAX_TEXT = 4_000
 MAX_ARTIFACTS = 1_000
+ARTIFACT_BYTES = 32
+"""What an artifact or a piece of one counts beside its content."""
 MAX_SAID = MAX_METADATA = 64 * 1024
-"""Bytes of one message beside what the agent makes, and of the metadata of anything."""
+"""Bytes of a status message, and of any metadata."""
 MAX_EXTENSIONS = 100
 MAX_USAGE, MAX_USAGE_NAME = 32, 64
 REPLY, AUTH = "reply", "auth"
-"""What the questions are called that an agent may have."""
+"""The names of the questions that an agent may ask."""
 
 _ADDRESS = re.compile(r"https?://[^\s<>\"'`]{1,2000}")
-
-
-_WORDS = frozenset(("messageId", "role", "parts"))
-
-
-def is_words(answer: Mapping[str, Any]) -> bool:
-    """Whether it is some words and nothing else: no task, no conversation, no word of its cost."""
-    message = answer.get("message")
-    return isinstance(message, dict) and message.keys() <= _WORDS
+_TEXT_ONLY = {"text"}
+_ARTIFACT = frozenset(("artifactId", "name", "description", "parts"))
 
 
 class RemoteTask:
-    """`updates` is told what is new; `name` is the agent's, for messages. A `guess` is the id that
-    it was asked to have, which it need not have taken."""
+    """`agent` is the agent's name; `updates` receives progress and artifacts. `chosen_id` is the id
+    that the client asked for, which the agent need not have used."""
+
+    __slots__ = (
+        "_artifacts", "_last_progress", "_metadata", "_progress", "_update_metadata", "_updates",
+        "agent", "context", "has_events", "has_id", "id", "is_over", "is_settled", "lacks_result",
+        "lasts", "message", "size", "state", "status_message", "usage",
+    )  # fmt: skip
 
     def __init__(
-        self, name: str, updates: Updates, id: str = "", context: str = "", guess: str = ""
+        self, agent: str, updates: Updates, id: str = "", context: str = "", chosen_id: str = ""
     ) -> None:
-        self.id = id or guess
+        self.id = id or chosen_id
+        self.has_id = bool(id)
+        """Whether the agent has confirmed the id."""
         self.context = context
-        self.has_events = False
-        """Whether the agent has said anything of it yet."""
-        self._sure = bool(id)
         self.state = ""
         self.message: Mapping[str, Any] | None = None
-        """An answer of words, instead of a task."""
-        self._name = name
+        """An answer without a task."""
+        self.status_message: Mapping[str, Any] | None = None
+        self.has_events = False
+        self.is_over = False
+        """Whether it has its answer or a terminal state."""
+        self.is_settled = False
+        """Whether there is nothing to wait for: it is over, or asks something."""
+        self.lacks_result = False
+        """Whether it completed without any result in its events; a snapshot may have one."""
+        self.lasts = False
+        self.size = 0
+        """Bytes of its artifacts."""
+        self.usage: dict[str, float] = {}
+        self.agent = agent
         self._updates = updates
-        self._said: Mapping[str, Any] | None = None
-        """The message of the status."""
-        self._artifacts: dict[str, _Made] = {}
-        self._told = 0
-        self._last: tuple[Any, ...] = ()
-        """The parts and metadata of the status that was told last."""
+        self._artifacts: dict[str, _ArtifactParts] = {}
+        self._progress = 0
+        self._last_progress: tuple[Any, ...] = ()
+        """Parts and metadata of the status that was last reported as progress."""
         self._metadata: Mapping[str, Any] = NOTHING
-        """Of the task."""
         self._update_metadata: Mapping[str, Any] = NOTHING
         """Of the update that brought the status."""
-        self._size = 0
-        self._lasts = False
-        self._whole = False
-        """Whether all of it was seen at its end, and not only that it ended."""
-        self.usage: dict[str, float] = {}
-        """What it says that it took."""
 
-    @property
-    def is_over(self) -> bool:
-        return self.message is not None or self.state in TERMINAL
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether there is nothing to wait for: it is over, or asks something."""
-        return self.is_over or self.state in INTERRUPTED
-
-    @property
-    def lacks_result(self) -> bool:
-        """Whether it was done without a word of what came of it, which it may have told others."""
-        told = self._whole or self._artifacts or self._said is not None
-        return self.state == operations.COMPLETED and not told
-
-    # --- hearing -------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def apply_event(self, event: Mapping[str, Any]) -> None:
-        """A StreamResponse, or the answer to a message."""
+        """Applies a StreamResponse, or the answer to a message."""
         self.has_events = True
-        if isinstance(task := event.get("task"), dict):
+        if (task := event.get("task")) is not None:
             self.apply_snapshot(task)
-        elif isinstance(message := event.get("message"), dict):
-            self._belong(message)
+        elif (message := event.get("message")) is not None:
+            self._take_ids(message, "taskId")
             self.message = message
-        elif isinstance(update := event.get("statusUpdate"), dict):
-            self._belong(update)
-            self._status(update, _metadata_of(update))
-        elif isinstance(update := event.get("artifactUpdate"), dict):
-            self._belong(update)
-            self._made(update)
+            self.is_over = self.is_settled = True
+        elif (update := event.get("statusUpdate")) is not None:
+            self._take_ids(update, "taskId")
+            self._apply_status(update, _read_metadata(update))
+        elif (update := event.get("artifactUpdate")) is not None:
+            self._take_ids(update, "taskId")
+            self._apply_artifact(update)
 
     def apply_snapshot(self, task: Mapping[str, Any]) -> None:
-        """The whole task as it is now."""
-        self._belong(task, "id")
+        """Applies the whole task as it is now."""
+        self._take_ids(task, "id")
         artifacts = task.get("artifacts")
-        if isinstance(artifacts, list) and artifacts:
-            self._artifacts, self._size = {}, 0
+        if artifacts:
+            self._artifacts, self.size = {}, 0
             for artifact in artifacts[: MAX_ARTIFACTS + 1]:
-                if isinstance(artifact, dict):
-                    self._put(artifact, append=False)
-        self._metadata = _metadata_of(task) or self._metadata
-        self._status(task)
-        self._whole = self.is_over
+                self._add_artifact(artifact, append=False)
+        if "metadata" in task:
+            self._metadata = _read_metadata(task) or self._metadata
+        self._apply_status(task)
+        if self.is_over:
+            self.lacks_result = False
 
-    def _belong(self, said: Mapping[str, Any], member: str = "taskId") -> None:
-        if (metadata := said.get("metadata")) and isinstance(metadata, dict):
+    def _take_ids(self, holder: Mapping[str, Any], member: str) -> None:
+        metadata = holder.get("metadata")
+        if metadata and isinstance(metadata, dict):
             self.usage = parse_usage(metadata.get("usage")) or self.usage
-        id, context = said.get(member), said.get("contextId")
+        id, context = holder.get(member), holder.get("contextId")
         if isinstance(id, str) and 0 < len(id) <= MAX_ID:
-            if self._sure and id != self.id and member != "taskId":
-                raise BadReply(f'agent "{self._name}" answered with another task than was asked of')
-            self.id = self.id if self._sure else id
-            self._sure = True
+            if not self.has_id:
+                self.id, self.has_id = id, True
+            elif id != self.id and member == "id":
+                raise BadReply(f'agent "{self.agent}" answered with another task than requested')
         if isinstance(context, str) and 0 < len(context) <= MAX_ID:
             self.context = context
 
-    def _status(
-        self, said: Mapping[str, Any], update_metadata: Mapping[str, Any] = NOTHING
+    def _apply_status(
+        self, holder: Mapping[str, Any], update_metadata: Mapping[str, Any] = NOTHING
     ) -> None:
-        self.state = read_state(said) or self.state
-        if not self._lasts and not self.is_settled:
-            self._lasts = True
-            self._updates(Lasting())
-        status = said.get("status")
-        message = status.get("message") if isinstance(status, dict) else None
-        self._said = message if isinstance(message, dict) else None
+        status = holder.get("status") or NOTHING
+        self.state = state = status.get("state") or self.state
+        self.is_over = state in TERMINAL
+        self.is_settled = self.is_over or state in INTERRUPTED
+        self.status_message = message = status.get("message")
         self._update_metadata = update_metadata
-        told = read_parts(self._said), update_metadata
-        if any(told) and told != self._last and not self.is_settled:
-            self._last = told
-            self._told += 1
-            self._updates(
-                Progress(
-                    progress=self._told, message=text_from_parts(told[0]) or None, said=self.said()
-                )
-            )
+        completed = state == operations.COMPLETED
+        self.lacks_result = completed and message is None and not self._artifacts
+        if self.is_settled:
+            return
+        if not self.lasts:
+            self.lasts = True
+            self._updates(Lasting())
+        shown = read_parts(message), update_metadata
+        if any(shown) and shown != self._last_progress:
+            self._last_progress = shown
+            self._progress += 1
+            text = text_from_parts(shown[0]) or None
+            self._updates(Progress(progress=self._progress, message=text, said=self.build_said()))
 
-    def _made(self, update: Mapping[str, Any]) -> None:
+    def _apply_artifact(self, update: Mapping[str, Any]) -> None:
         artifact = update.get("artifact")
         if not isinstance(artifact, dict):
             return
         append, last = update.get("append") is True, update.get("lastChunk") is True
-        made = self._put(artifact, append)
-        self._updates(
-            build_artifact(made, artifact, append=append, last=last, metadata=_metadata_of(update))
-        )
+        id = self._add_artifact(artifact, append)
+        metadata = _read_metadata(update)
+        self._updates(build_artifact(id, artifact, append=append, last=last, metadata=metadata))
 
-    def _put(self, artifact: Mapping[str, Any], append: bool) -> str:
+    def _add_artifact(self, artifact: Mapping[str, Any], append: bool) -> str:
         id = artifact.get("artifactId")
         id = id if isinstance(id, str) and 0 < len(id) <= MAX_ID else str(uuid4())
-        self._size += len(encode(artifact))
-        if self._size > MAX_BYTES or len(self._artifacts) >= MAX_ARTIFACTS:
+        parts = read_parts(artifact)
+        self.size += ARTIFACT_BYTES + _count_bytes(artifact, parts)
+        if self.size > MAX_BYTES or len(self._artifacts) >= MAX_ARTIFACTS:
             raise BadReply(
-                f'agent "{self._name}" made more than {MAX_BYTES >> 20} MB or {MAX_ARTIFACTS} '
+                f'agent "{self.agent}" made more than {MAX_BYTES >> 20} MB or {MAX_ARTIFACTS} '
                 "artifacts"
             )
         before = self._artifacts.get(id) if append else None
         if before is None:
-            self._artifacts[id] = _Made(artifact)
+            self._artifacts[id] = _ArtifactParts(artifact, parts)
         else:
-            before.add(read_parts(artifact))
+            before.append(parts)
         return id
 
-    # --- what came of it -----------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------------
 
-    def result(self, handle: str) -> Result:
-        """Of a task that is settled; `handle` is for one that asks. Raises for one that failed."""
-        if self.message is not None:
-            parts = read_parts(self.message)
-            return replace(_told(parts), direct=True, said=Said(extra=_beside(self.message)))
-        if self.state == operations.COMPLETED:
-            return self._completed()
-        if self.state in TERMINAL:
-            raise self._failure(text_from_parts(read_parts(self._said)))
-        words = join_texts(read_parts(self._said))[:MAX_WORDS]
-        if self.state == operations.AUTH_REQUIRED:
-            asked = Result(questions={AUTH: self._login(words)}, handle=handle)
-            return replace(asked, said=self.said(), settles_itself=True)
-        return Result(questions={REPLY: self._question(words)}, handle=handle, said=self.said())
+    def list_artifacts(self) -> list[dict[str, Any]]:
+        """Lists its artifacts, in the form of 1.0."""
+        return [artifact.build() for artifact in self._artifacts.values()]
 
-    def _failure(self, words: str) -> HubError:
-        why = f": {words}" if words else ", and no reason is given"
-        error: HubError
-        if self.state == operations.REJECTED:
-            error = Declined(f'agent "{self._name}" will not do it{why}')
-        elif self.state == operations.FAILED:
-            error = WorkFailed(f'agent "{self._name}" failed{why}')
-        else:
-            why = why if words else ""
-            error = WorkFailed(f'agent "{self._name}" has cancelled its task{why}')
-        error.said = self.said()
-        return error
-
-    def said(self) -> Said:
-        """The message of its status, and what is known of its task."""
-        parts = read_parts(self._said)
-        if sum(map(_size_of, parts)) > MAX_SAID:
+    def build_said(self) -> Said:
+        """Builds its status message, with the metadata of its task."""
+        parts = read_parts(self.status_message)
+        if sum(map(_count_part, parts)) > MAX_SAID:
             parts = [{"text": text_from_parts(parts)}]
         return Said(
-            content=[block_from_part(part) for part in parts],
-            extra=_beside(self._said) if self._said is not None else NOTHING,
+            content=list(map(block_from_part, parts)),
+            extra=_read_extra(self.status_message) if self.status_message is not None else NOTHING,
             metadata=self._update_metadata,
             task=self.id,
             task_metadata=self._metadata,
         )
 
-    def made(self) -> list[dict[str, Any]]:
-        """Its artifacts, in the words of 1.0."""
-        return [made.whole() for made in self._artifacts.values()]
-
-    @property
-    def last_words(self) -> list[Mapping[str, Any]]:
-        """The parts of what it said at its end. What it said before is no answer: a task that was
-        completed without a word has none."""
-        return read_parts(self._said)
-
-    @property
-    def size(self) -> int:
-        """Bytes of what it has made."""
-        return self._size
-
-    def _completed(self) -> Result:
-        if not self._artifacts:
-            return replace(_told(self.last_words), artifacts=(), said=self.said())
-        artifacts = [build_artifact(id, made.whole()) for id, made in self._artifacts.items()]
-        blocks = [block for artifact in artifacts for block in artifact.content]
-        known = set(map(encode, blocks))
-        last = [block_from_part(part) for part in read_parts(self._said)]
-        last = [block for block in last if encode(block) not in known]
+    def build_question(self, handle: str) -> Result:
+        """Builds the question of a task that needs input. Raises for one that failed."""
+        parts = read_parts(self.status_message)
+        if self.is_over:
+            raise self._build_failure(text_from_parts(parts))
+        text = join_texts(parts)[:MAX_TEXT]
+        login = self.state == operations.AUTH_REQUIRED
+        questions = {AUTH: self._build_login(text)} if login else {REPLY: self._build_form(text)}
         return Result(
-            content=[_shown(block) for block in [*blocks, *last]],
-            structured=_structured(blocks),
-            artifacts=artifacts,
-            said=self.said(),
+            questions=questions, handle=handle, said=self.build_said(), settles_itself=login
         )
 
-    def _question(self, words: str) -> Question:
-        schema = next((found for found in map(_schema_in, read_parts(self._said)) if found), None)
-        schema = schema or {
+    def _build_failure(self, text: str) -> HubError:
+        why = f": {text}" if text else " without a reason"
+        error: HubError
+        if self.state == operations.REJECTED:
+            error = Declined(f'agent "{self.agent}" rejected the task{why}')
+        elif self.state == operations.FAILED:
+            error = WorkFailed(f'agent "{self.agent}" failed{why}')
+        else:
+            error = WorkFailed(f'agent "{self.agent}" cancelled its task{why if text else ""}')
+        error.said = self.build_said()
+        return error
+
+    def _build_form(self, text: str) -> Question:
+        schemas = map(_find_schema, read_parts(self.status_message))
+        schema = next((found for found in schemas if found), None) or {
             "type": "object",
-            "properties": {REPLY: {"type": "string", "title": words[:200] or "Your answer"}},
+            "properties": {REPLY: {"type": "string", "title": text[:200] or "Your answer"}},
             "required": [REPLY],
         }
-        message = words or f'agent "{self._name}" needs an answer to go on'
+        message = text or f'agent "{self.agent}" needs an answer to continue'
         return Question(FORM, {"message": message, "requestedSchema": schema})
 
-    def _login(self, words: str) -> Question:
-        """The address may stand in a part of its own, in some data, or in the words."""
+    def _build_login(self, text: str) -> Question:
+        """The address may be in a part of its own, in data, or in the text."""
         url = ""
-        for part in read_parts(self._said):
+        for part in read_parts(self.status_message):
             data = part.get("data")
-            said = part.get("url") or (data.get("url") if isinstance(data, dict) else None)
-            found = _ADDRESS.search(said if isinstance(said, str) else part.get("text", ""))
+            address = part.get("url") or (data.get("url") if isinstance(data, dict) else None)
+            found = _ADDRESS.search(address if isinstance(address, str) else part.get("text", ""))
             url = url or (found[0].rstrip(".,;)") if found else "")
         if url:
-            message = words or f'agent "{self._name}" wants you to log in'
+            message = text or f'agent "{self.agent}" needs you to log in'
             return Question(URL, {"message": message, "url": url, "elicitationId": str(uuid4())})
-        return self._question(words or f'agent "{self._name}" wants credentials')
+        return self._build_form(text or f'agent "{self.agent}" needs credentials')
 
 
-def _schema_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A form that goes with a question: `{"schema": …}`, as hubs of this kind send it."""
+class _ArtifactParts:
+    """An artifact that may arrive in pieces, perhaps one for each word."""
+
+    __slots__ = ("_artifact", "_parts", "_texts")
+
+    def __init__(self, artifact: Mapping[str, Any], parts: list[Mapping[str, Any]]) -> None:
+        self._artifact = artifact
+        self._parts = list(parts)
+        self._texts: list[str] = []
+        """The pieces of the last part, if it is a text that was continued."""
+
+    def append(self, parts: Parts) -> None:
+        for part in parts:
+            if self._parts and part.keys() == _TEXT_ONLY == self._parts[-1].keys():
+                self._texts = self._texts or [self._parts[-1]["text"]]
+                self._texts.append(part["text"])
+            else:
+                self._join()
+                self._parts.append(part)
+
+    def build(self) -> dict[str, Any]:
+        if self._texts:
+            self._join()
+        return {**self._artifact, "parts": self._parts}
+
+    def _join(self) -> None:
+        if self._texts:
+            self._parts[-1] = {"text": "".join(self._texts)}
+            self._texts = []
+
+
+def result_from_task(task: RemoteTask, handle: str, dialect: str | None) -> Result:
+    """Builds the result of a settled task; of one that needs input, its question with `handle`.
+    `dialect` is that of a skill's agent, whose parts its structured content repeats; None for the
+    tool that takes messages. Raises for a task that failed."""
+    answer = task.message
+    if answer is None and task.state != operations.COMPLETED:
+        return task.build_question(handle)
+    artifacts = task.list_artifacts() if answer is None else []
+    if dialect is not None and not any(map(read_parts, artifacts)):
+        artifacts = []
+    parts = read_parts(answer if answer is not None else task.status_message)
+    said = task.build_said() if answer is None else None
+    if answer is not None and dialect is None:
+        said = Said(extra=_read_extra(answer))
+    if not artifacts:
+        return _result_from_message(task, parts, said, dialect)
+    made = [build_artifact(one["artifactId"], one) for one in artifacts]
+    blocks = [block for one in made for block in one.content]
+    structured, size = _find_structured(blocks), -1
+    if dialect is None:
+        known = set(map(encode, blocks))
+        last = map(block_from_part, parts)
+        blocks += [block for block in last if encode(block) not in known]
+    elif len(artifacts) > 1:
+        structured = {"artifacts": [_repeat_artifact(one, dialect) for one in artifacts]}
+    elif len(blocks) == 1:
+        size = task.size
+    else:
+        parts = artifacts[0]["parts"]
+        data = find_structured_part(parts)
+        if data is not None and isinstance(data["data"], dict):
+            structured = data["data"]
+            blocks = [block_from_part(part) for part in parts if part is not data]
+        else:
+            structured = _repeat_artifact(artifacts[0], dialect)
+    return Result(
+        content=[_render_block(block, dialect) for block in blocks],
+        structured=structured,
+        artifacts=made,
+        size=size,
+        said=said,
+    )
+
+
+def _result_from_message(
+    task: RemoteTask, parts: Parts, said: Said | None, dialect: str | None
+) -> Result:
+    """Builds the result of an answer without a task, or of the last status message: an earlier
+    status message is not an answer."""
+    direct = task.message is not None
+    blocks = list(map(block_from_part, parts))
+    structured = _find_structured(blocks)
+    if dialect is not None and not blocks:
+        blocks = [
+            {"type": "text", "text": f'agent "{task.agent}" completed the task without a result'}
+        ]
+    elif dialect is not None and len(blocks) > 1:
+        structured = {"parts": render_parts(dialect, parts)}
+    artifacts = []
+    if direct and any(block["type"] == "data" for block in blocks):
+        artifacts = [Artifact(id=operations.RESPONSE, name=operations.RESPONSE, content=blocks)]
+    return Result(
+        content=[_render_block(block, dialect) for block in blocks],
+        structured=structured,
+        artifacts=artifacts,
+        size=_count_part(parts[0]) if said is None and len(parts) == 1 else -1,
+        direct=direct,
+        said=said,
+    )
+
+
+def _find_structured(blocks: Parts) -> Any:
+    data = [block["data"] for block in blocks if block["type"] == "data"]
+    return data[0] if len(data) == 1 and isinstance(data[0], dict) else ABSENT
+
+
+def _repeat_artifact(artifact: Mapping[str, Any], dialect: str) -> dict[str, Any]:
+    return {**artifact, "parts": render_parts(dialect, artifact["parts"])}
+
+
+def _render_block(block: Mapping[str, Any], dialect: str | None) -> Mapping[str, Any]:
+    """Renders data as text: compact for programs, with spaces for models."""
+    if block["type"] != "data":
+        return block
+    data = block["data"]
+    text = json.dumps(data, ensure_ascii=False) if dialect is None else encode(data).decode()
+    return {"type": "text", "text": text}
+
+
+def build_artifact(
+    id: str,
+    artifact: Mapping[str, Any],
+    *,
+    append: bool = False,
+    last: bool = True,
+    metadata: Mapping[str, Any] = NOTHING,
+) -> Artifact:
+    others = artifact.keys() - _ARTIFACT
+    return Artifact(
+        id=id,
+        name=str(artifact.get("name") or "")[:MAX_ID],
+        description=str(artifact.get("description") or "")[:MAX_TEXT],
+        content=list(map(block_from_part, read_parts(artifact))),
+        append=append,
+        last=last,
+        extra={key: artifact[key] for key in others} if others else NOTHING,
+        metadata=metadata,
+    )
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def read_parts(holder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Reads the parts of a message or artifact, which the dialect's reader has checked."""
+    parts = holder.get("parts") if holder is not None else None
+    return parts if isinstance(parts, list) else []
+
+
+def text_from_parts(parts: Parts) -> str:
+    """Joins the texts among the parts; without any, their data as JSON."""
+    text = join_texts(parts)
+    if not text:
+        text = "\n".join(encode(part["data"]).decode() for part in parts if "data" in part)
+    return text[:MAX_TEXT]
+
+
+def _count_bytes(artifact: Mapping[str, Any], parts: Parts) -> int:
+    """Counts the bytes of an artifact without encoding its texts."""
+    size = sum(map(_count_part, parts))
+    if not artifact.keys() <= {"artifactId", "parts"}:
+        size += len(encode({name: artifact[name] for name in artifact if name != "parts"}))
+    return size
+
+
+def _count_part(part: Mapping[str, Any]) -> int:
+    text = part.get("text")
+    if len(part) > 1 or not isinstance(text, str):
+        return len(encode(part))
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _read_metadata(holder: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = holder.get("metadata")
+    if not isinstance(metadata, dict) or not metadata or len(encode(metadata)) > MAX_METADATA:
+        return NOTHING
+    return metadata
+
+
+def _read_extra(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Reads the members of a message that are passed on unchanged."""
+    found: dict[str, Any] = {}
+    if metadata := _read_metadata(message):
+        found["metadata"] = metadata
+    if isinstance(uris := message.get("extensions"), list) and len(uris) <= MAX_EXTENSIONS:
+        found["extensions"] = uris
+    return found
+
+
+def _find_schema(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Finds a form that comes with a question: `{"schema": …}`, as this hub sends it."""
     data = part.get("data")
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, dict) or schema.get("type") != "object":
@@ -300,39 +461,8 @@ def _schema_in(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema if isinstance(schema.get("properties"), dict) else None
 
 
-def text_from_parts(parts: Sequence[Mapping[str, Any]]) -> str:
-    """The texts among the parts, else their data as JSON."""
-    words = join_texts(parts)
-    if not words:
-        data = [part["data"] for part in parts if "data" in part]
-        words = "\n".join(encode(one).decode() for one in data)
-    return words[:MAX_WORDS]
-
-
-def _metadata_of(of: Mapping[str, Any]) -> Mapping[str, Any]:
-    metadata = of.get("metadata")
-    if not isinstance(metadata, dict) or not metadata or len(encode(metadata)) > MAX_METADATA:
-        return NOTHING
-    return metadata
-
-
-def _beside(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a message has that is passed on as it is."""
-    found: dict[str, Any] = {}
-    if metadata := _metadata_of(message):
-        found["metadata"] = metadata
-    if isinstance(uris := message.get("extensions"), list) and len(uris) <= MAX_EXTENSIONS:
-        found["extensions"] = uris
-    return found
-
-
-def _size_of(part: Mapping[str, Any]) -> int:
-    text = part.get("text")
-    return len(text) if isinstance(text, str) and len(part) == 1 else len(encode(part))
-
-
 def parse_usage(value: Any) -> dict[str, float]:
-    """The numbers of a report of what something took; nothing of what is none."""
+    """Reads the numbers of a usage report."""
     if not isinstance(value, dict):
         return {}
     found = {}
@@ -344,95 +474,16 @@ def parse_usage(value: Any) -> dict[str, float]:
     return found
 
 
-def read_parts(of: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    parts = of.get("parts") if of is not None else None
-    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+# --- answers to its questions ---------------------------------------------------------------------
 
 
-class _Made:
-    """An artifact that may come in pieces, of which there may be as many as there are words."""
-
-    def __init__(self, artifact: Mapping[str, Any]) -> None:
-        self._first = artifact
-        self._made = read_parts(artifact)
-        self._texts: list[str] = []
-        """The last part, where it is a text that went on."""
-
-    def add(self, parts: Iterable[Mapping[str, Any]]) -> None:
-        """Text that comes in pieces is one text."""
-        for part in parts:
-            if self._made and set(part) == {"text"} == set(self._made[-1]):
-                self._texts = self._texts or [self._made[-1]["text"]]
-                self._texts.append(part["text"])
-            else:
-                self._join()
-                self._made.append(part)
-
-    def whole(self) -> dict[str, Any]:
-        self._join()
-        return {**self._first, "parts": self._made}
-
-    def _join(self) -> None:
-        if self._texts:
-            self._made[-1] = {"text": "".join(self._texts)}
-            self._texts = []
-
-
-def build_artifact(
-    id: str,
-    made: Mapping[str, Any],
-    *,
-    append: bool = False,
-    last: bool = True,
-    metadata: Mapping[str, Any] = NOTHING,
-) -> Artifact:
-    known = ("artifactId", "name", "description", "parts")
-    return Artifact(
-        id=id,
-        name=str(made.get("name") or "")[:MAX_ID],
-        description=str(made.get("description") or "")[:MAX_WORDS],
-        content=[block_from_part(part) for part in read_parts(made)],
-        append=append,
-        last=last,
-        extra={key: value for key, value in made.items() if key not in known},
-        metadata=metadata,
-    )
-
-
-def _told(parts: Sequence[Mapping[str, Any]]) -> Result:
-    blocks = [block_from_part(part) for part in parts]
-    data = any(block.get("type") == "data" for block in blocks)
-    made = (
-        [Artifact(id=operations.RESPONSE, name=operations.RESPONSE, content=blocks)] if data else []
-    )
-    return Result(
-        content=[_shown(block) for block in blocks],
-        structured=_structured(blocks),
-        artifacts=made,
-    )
-
-
-def _structured(blocks: Sequence[Mapping[str, Any]]) -> Any:
-    data = [block["data"] for block in blocks if block.get("type") == "data"]
-    return data[0] if len(data) == 1 and isinstance(data[0], dict) else ABSENT
-
-
-def _shown(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    if block.get("type") != "data":
-        return block
-    return {"type": "text", "text": json.dumps(block["data"], ensure_ascii=False)}
-
-
-# --- the answers to what it asks ------------------------------------------------------------------
-
-
-def encode_handle(far: RemoteTask, conversation: str = "") -> str:
-    """`conversation` is what the caller knows it by."""
-    return json.dumps({"task": far.id, "context": far.context, "conversation": conversation})
+def encode_handle(task: RemoteTask, conversation: str) -> str:
+    """`conversation` is the id that the client knows it by."""
+    return json.dumps({"task": task.id, "context": task.context, "conversation": conversation})
 
 
 def decode_handle(call: Call) -> tuple[str, Conversation]:
-    """The task that asked, and the conversation it belongs to."""
+    """Returns the task that asked, and its conversation."""
     try:
         state = json.loads(call.handle or "")
         conversation = Conversation(str(state.get("conversation", "")), str(state["context"]))
@@ -444,16 +495,14 @@ def decode_handle(call: Call) -> tuple[str, Conversation]:
 
 
 def parts_from_answer(content: Any) -> list[dict[str, Any]]:
-    """Text where text was asked for, data where a form was; and what came with it."""
+    """Returns a text where text was asked for, data where a form was, or the given parts."""
     if isinstance(content, str):
         return [{"text": content}] if content else []
     if not isinstance(content, Mapping):
         return []
     blocks = content.get("parts")
-    more = [part_from_block(block) for block in blocks] if isinstance(blocks, list) else []
-    said = {key: value for key, value in content.items() if key != "parts" or not more}
-    if more:
-        return more
-    if set(said) == {REPLY} and isinstance(said[REPLY], str):
-        return [{"text": said[REPLY]}]
-    return [{"data": said, "mediaType": "application/json"}] if said else []
+    if isinstance(blocks, list) and blocks:
+        return [part_from_block(block) for block in blocks]
+    if content.keys() == {REPLY} and isinstance(content[REPLY], str):
+        return [{"text": content[REPLY]}]
+    return [{"data": dict(content), "mediaType": "application/json"}] if content else []

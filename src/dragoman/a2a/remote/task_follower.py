@@ -1,6 +1,7 @@
-"""Sending a message to an agent and following the task it makes of it, until that is settled: by
-its stream where it has one, by asking where not. Whoever leaves has the task cancelled; whose time
-has run out has not.
+"""Sends a message to a remote agent and follows the task that the agent makes of it.
+
+A task is followed by its stream, or by polling where the agent has none. A cancelled call cancels
+the remote task; a call that times out leaves it running.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import getrandbits
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -20,316 +21,356 @@ from dragoman.a2a.client.endpoint import AgentHttpStatus
 from dragoman.a2a.client.event_stream import EventStream
 from dragoman.a2a.protocol.dialects.operations import AUTH_REQUIRED, SKILL, TASK_ID
 from dragoman.a2a.protocol.errors import A2aError
-from dragoman.a2a.remote.call_timeout import Patience
-from dragoman.a2a.remote.remote_task import RemoteTask, is_words
-from dragoman.core.call import Call, Updates
+from dragoman.a2a.remote.remote_task import RemoteTask
+from dragoman.core.background import Background
+from dragoman.core.backoff import Backoff
+from dragoman.core.call import NO_UPDATES, Artifact, Call, Lasting, MessageOrigin, Progress, Update
 from dragoman.core.errors import BadReply, HubError, Overloaded, TimedOut, Unreachable
 from dragoman.core.event_payloads import session_of
 from dragoman.core.trace import MEMBERS, headers_of
 
 log = logging.getLogger(__name__)
 
-FIRST_POLL, LONGEST_POLL = 0.05, 5.0
+FIRST_POLL, LONGEST_POLL, POLL_FACTOR = 0.05, 5.0, 1.6
 MAX_FAILURES = 5
-"""So often in a row it need not be there before its task is given up."""
-PASSING = frozenset((429, 500, 502, 503, 504))
-"""What a server says that may soon say something else."""
+"""Failed polls in a row after which a task is given up."""
+TRANSIENT = frozenset((429, 500, 502, 503, 504))
 CANCEL_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 MAX_CANCELLING = 1_000
 LOGIN_SECONDS = 5.0
-"""How long a task may take to notice that somebody has logged in, before it is told."""
-EXTENSION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:[!-+\-.-~]{1,480}")
-"""The name of an extension: an address without a comma, which stands between two in a header."""
+"""How long a task may take to notice a login before it is sent a message."""
 LONGEST_LOGIN_POLL = 10.0
 MAX_LOGINS = 256
-"""Tasks of one agent that are looked at until somebody has logged in."""
+"""Tasks of one agent that are polled until somebody has logged in."""
+EXTENSION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:[!-+\-.-~]{1,480}")
+"""The URI of an extension; without a comma, which separates two of them in a header."""
 ROUTED = frozenset(("agent", "skill", "skillId", SKILL, *MEMBERS))
-"""What was said to this hub; another would be sent round by it, or put into another chain."""
+"""Metadata for this hub: another hub would route by it, or continue another call chain."""
 
 
-class Work:
-    """A call under way, and what goes with all that is sent for it."""
+class AgentTasks:
+    """What the followers of one agent share: its client, cancellations under way, open logins."""
 
-    __slots__ = ("_begun", "_extensions", "beside", "call", "patience", "probed", "seconds")
+    def __init__(self, name: str, client: A2aClient) -> None:
+        self.name = name
+        self.client = client
+        self.logins = 0
+        self._cancelling = Background(f'agent "{name}"')
 
-    def __init__(self, call: Call, probed: ProbedAgent, seconds: float | None = None) -> None:
-        """`seconds` that it may take for its caller; None where the road alone says so."""
-        self.call = call
-        self.probed = probed
-        self.seconds = seconds
-        self.patience: Patience | None = None
-        self._begun = monotonic()
-        self.beside = call.trace.carried()
-        self._extensions = ""
-        if call.message is not None and (activated := call.message.extensions):
-            declared = probed.card.get("capabilities", {}).get("extensions") or ()
-            known = {one.get("uri") for one in declared}
-            self._extensions = ",".join(uri for uri in _uris(activated) if uri in known)
+    async def close(self) -> None:
+        await self._cancelling.close(CLOSE_SECONDS)
 
-    def hurry(self) -> None:
-        """From here on it is timed: one request has its own time, what follows has not."""
-        if self.seconds is not None and self.patience is None:
-            left = self.seconds - (monotonic() - self._begun)
-            self.patience = Patience(self.seconds, self.call, max(0.0, left))
+    def cancel(self, id: str, probed: ProbedAgent, headers: Mapping[str, str]) -> None:
+        """Cancels a task in the background."""
+        if len(self._cancelling) >= MAX_CANCELLING:
+            log.warning('a task of agent "%s" is not cancelled: too many are', self.name)
+            return
+        self._cancelling.spawn(self._cancel(id, probed, headers))
 
-    @property
-    def more(self) -> dict[str, str]:
-        """Headers: the trace, and the extensions that the caller has activated."""
-        headers = headers_of(self.beside)
-        if self._extensions and (name := self.probed.traits.extensions_header):
-            headers[name] = self._extensions
-        return headers
-
-    @property
-    def activates(self) -> bool:
-        """Whether the caller has activated extensions."""
-        return bool(self._extensions)
-
-    def request(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message with what the caller said beside it."""
-        request: dict[str, Any] = {"message": message}
-        origin = self.call.message
-        if origin is not None and origin.configuration:
-            request["configuration"] = origin.configuration
-        if origin is not None and (kept := _without_routing(origin.request_metadata)):
-            request["metadata"] = kept
-        return request
-
-    def address(self, message: dict[str, Any]) -> None:
-        """Puts into it which skill it is for and what chain of calls it belongs to."""
-        call = self.call
-        origin = call.message
-        metadata: dict[str, Any] = {}
-        extensions: list[str] = []
-        if origin is not None:
-            if isinstance(origin.metadata, Mapping):
-                metadata = _without_routing(origin.metadata)
-            extensions = _uris(origin.message_extensions)
-        if (skill := call.tool.bridged) is not None:
-            named = {"skillId": skill.skill_id, "correlationId": session_of(call)}
-            metadata[SKILL] = named
-            extensions.append(SKILL)
-        elif origin is not None and origin.skill:
-            metadata[SKILL] = {"skillId": origin.skill}
-        if extensions:
-            message["extensions"] = extensions
-        if origin is not None and (references := [far for _, far in origin.references if far]):
-            message["referenceTaskIds"] = references
-        if self._extensions and extensions:  # this header takes the place of the message's own
-            activated = self._extensions.split(",")
-            self._extensions = ",".join(dict.fromkeys([*activated, *extensions]))
-        metadata.update(self.beside)
-        message["metadata"] = metadata
-
-
-def _without_routing(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in metadata.items() if key not in ROUTED}
-
-
-def _uris(named: Iterable[str]) -> list[str]:
-    """Extensions that can stand in a header, without the one that names a skill of this hub."""
-    return [uri for uri in named if uri != SKILL and EXTENSION.fullmatch(uri)]
+    async def _cancel(self, id: str, probed: ProbedAgent, headers: Mapping[str, str]) -> None:
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self.client.cancel_task(probed, id, headers)
+        except (HubError, A2aError, TimeoutError) as error:
+            log.info('a task of agent "%s" could not be cancelled: %s', self.name, error)
 
 
 class TaskFollower:
-    def __init__(self, name: str, client: A2aClient) -> None:
-        self._name = name
-        self._client = client
-        self._cancelling: set[asyncio.Task[None]] = set()
-        self._logins = 0
+    """Follows the remote task of one call."""
 
-    async def close(self) -> None:
-        if self._cancelling:
-            await asyncio.wait(list(self._cancelling), timeout=CLOSE_SECONDS)
-        for task in list(self._cancelling):
-            task.cancel()
-            await asyncio.wait([task])
+    __slots__ = (
+        "_agent", "_asyncio_task", "_cancelling", "_deadline", "_extensions", "_headers",
+        "_metadata", "_seconds", "_timer", "call", "probed", "timed_out",
+    )  # fmt: skip
 
-    async def begun(self, work: Work, message: dict[str, Any]) -> RemoteTask:
-        """What comes of a message, when that is settled."""
-        probed, client, seconds = work.probed, self._client, work.seconds
-        client_names_task = probed.traits.client_names_task
-        id = message.get("taskId", "")
-        if not probed.can_stream and not client_names_task and not id:
-            # Not to wait in one request: the task could not be cancelled before it has a name.
-            request = work.request(message)
-            if len(request) == 1 and not work.activates:
-                answer = await client.say(probed, message, work.beside, seconds)
-            else:
-                request["configuration"] = {
-                    **request.get("configuration", {}),
-                    **RETURN_IMMEDIATELY,
-                }
-                answer = await client.send_message(probed, request, work.more, seconds)
-            words = is_words(answer)
-            if not words:
-                work.hurry()
-            far = RemoteTask(self._name, _updates(work))
-            if words:
-                far.message = answer["message"]
-                return far
-            with self._held(far, work):
-                far.apply_event(answer)
-                await self._follow(far, work)
-            return far
-        work.hurry()
-        request = work.request(message)
-        guess = ""
-        if client_names_task:
-            guess = request[TASK_ID] = str(uuid4())
-        far = RemoteTask(self._name, _updates(work), id=id, guess=guess)
-        with self._held(far, work):
-            if probed.can_stream:
-                stream = await client.stream_message(probed, request, work.more, seconds)
-                await self._stream(far, work, stream, answered=bool(id))
-            else:
-                request["configuration"] = {
-                    **request.get("configuration", {}),
-                    **RETURN_IMMEDIATELY,
-                }
-                far.apply_event(await client.send_message(probed, request, work.more, seconds))
-            await self._follow(far, work)
-        return far
-
-    async def followed(self, work: Work, task: str, context: str) -> RemoteTask:
-        """The task once it is settled after somebody has logged in elsewhere (7.6). Whoever leaves
-        before that leaves the task as it is."""
-        if self._logins >= MAX_LOGINS:
-            raise Overloaded(f'{MAX_LOGINS} logins of agent "{self._name}" are waited for already')
-        far = RemoteTask(self._name, _updates(work), id=task, context=context)
-        far.state = AUTH_REQUIRED
-        self._logins += 1
-        try:
-            await self._poll(far, work, LONGEST_LOGIN_POLL, lambda: far.state != AUTH_REQUIRED)
-        finally:
-            self._logins -= 1
-        with self._held(far, work):
-            await self._follow(far, work)
-        return far
-
-    async def gone_on(
-        self, work: Work, task: str, context: str, seconds: float = LOGIN_SECONDS
-    ) -> RemoteTask | None:
-        """The task as it is settled, where it goes on by itself within `seconds` now that somebody
-        has logged in elsewhere (7.6)."""
-        work.hurry()
-        far = RemoteTask(self._name, _updates(work), id=task, context=context)
-        loop = asyncio.get_running_loop()
-        until, pause = loop.time() + seconds, FIRST_POLL
-        with self._held(far, work):
-            while True:
-                far.apply_snapshot(await self._client.get_task(work.probed, far.id, more=work.more))
-                if far.state != AUTH_REQUIRED:
-                    await self._follow(far, work)
-                    return far
-                if loop.time() >= until:
-                    return None
-                await asyncio.sleep(pause)
-                pause = min(pause * 1.6, 1.0)
-
-    async def _stream(
-        self, far: RemoteTask, work: Work, stream: EventStream, answered: bool = False
+    def __init__(
+        self, agent: AgentTasks, probed: ProbedAgent, call: Call, seconds: float | None
     ) -> None:
-        """`answered`: the task may first be shown as it was, still asking what was answered just
-        now (the JavaScript SDK does); what comes after that counts, or that nothing does."""
+        """`seconds` is the timeout of a skill; None leaves the call to the hub's own timeout.
+
+        A client that gets progress waits anew after each update, and one that supports tasks waits
+        as long as a task may take: for these the hub's own timeout, which is longer, applies."""
+        self.call = call
+        self.probed = probed
+        self.timed_out = False
+        self._agent = agent
+        self._seconds = seconds
+        self._deadline = monotonic() + seconds if seconds is not None else None
+        self._timer: asyncio.TimerHandle | None = None
+        self._asyncio_task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._metadata = call.trace.carried()
+        self._headers = headers_of(self._metadata)
+        self._extensions: list[str] = []
+        if call.message is not None and (activated := call.message.extensions):
+            declared = probed.card.get("capabilities", {}).get("extensions") or ()
+            known = {one.get("uri") for one in declared}
+            self._activate([uri for uri in _list_extensions(activated) if uri in known])
+
+    def _activate(self, extensions: Iterable[str]) -> None:
+        """Names the extensions in a header, which overrides the one of the message's own."""
+        self._extensions = list(dict.fromkeys([*self._extensions, *extensions]))
+        if self._extensions and (header := self.probed.traits.extensions_header):
+            self._headers[header] = ",".join(self._extensions)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def send(
+        self, parts: Sequence[Mapping[str, Any]], context: str, task_id: str = ""
+    ) -> RemoteTask:
+        """Sends a message, to the task `task_id` if given, and follows its task until settled."""
+        agent, probed = self._agent, self.probed
+        request = self._build_request(parts, context, task_id)
+        chosen_id = ""
+        if probed.traits.client_names_task:
+            chosen_id = request[TASK_ID] = str(uuid4())
+        task = RemoteTask(agent.name, self._publish, task_id, chosen_id=chosen_id)
+        try:
+            if probed.can_stream:
+                self._start_timer()
+                stream = await agent.client.stream_message(
+                    probed, request, self._headers, self._seconds
+                )
+                await self._read_stream(task, stream, answered=bool(task_id))
+            else:
+                if task.id:
+                    self._start_timer()
+                # Without it the agent could wait: a task without an id cannot be cancelled.
+                given = request.get("configuration")
+                request["configuration"] = (
+                    {**given, **RETURN_IMMEDIATELY} if given else RETURN_IMMEDIATELY
+                )
+                answer = await agent.client.send_message(
+                    probed, request, self._headers, self._seconds
+                )
+                task.apply_event(answer)
+            if task.id:
+                self.call.notes.remote_task = task.id
+            if not task.is_settled or task.lacks_result:
+                await self._follow(task)
+        except BaseException as error:
+            self._abandon(task, error)
+            raise
+        finally:
+            if task.usage:
+                self.call.notes.usage = task.usage
+        return task
+
+    def _build_request(
+        self, parts: Sequence[Mapping[str, Any]], context: str, task_id: str
+    ) -> dict[str, Any]:
+        """Builds the message, with the skill, the call chain and the client's own metadata."""
+        call, origin = self.call, self.call.message
+        message: dict[str, Any] = {
+            "messageId": f"{getrandbits(128):032x}",  # a name, not a secret
+            "role": "ROLE_USER",
+            "parts": parts,
+        }
+        if context:
+            message["contextId"] = context
+        if task_id:
+            message["taskId"] = task_id
+        request: dict[str, Any] = {"message": message}
+        metadata: dict[str, Any] = {}
+        extensions: list[str] = []
+        if origin is not None:
+            _carry_origin(origin, request, metadata)
+            extensions = _list_extensions(origin.message_extensions)
+        if (skill := call.tool.bridged) is not None:
+            metadata[SKILL] = {"skillId": skill.skill_id, "correlationId": session_of(call)}
+            extensions.append(SKILL)
+        metadata.update(self._metadata)
+        message["metadata"] = metadata
+        if extensions:
+            message["extensions"] = extensions
+            if self._extensions:
+                self._activate(extensions)
+        return request
+
+    def cancel(self, id: str) -> None:
+        self._agent.cancel(id, self.probed, self._headers)
+
+    def _abandon(self, task: RemoteTask, error: BaseException) -> None:
+        """Cancels the task of a call that ends early, unless it is settled or timed out."""
+        unsent = isinstance(error, Unreachable) and not error.sent
+        if unsent and not task.has_events:
+            return
+        if task.id and not task.is_settled and not self.timed_out:
+            self.cancel(task.id)
+        if unsent:
+            raise Unreachable(str(error)) from error  # the message itself was sent
+
+    # --- logins (7.6) -----------------------------------------------------------------------------
+
+    async def wait_for_login(self, task_id: str, context: str) -> RemoteTask:
+        """Follows a task that waits for a login elsewhere, until it is settled. A call that is
+        cancelled before the login leaves the task as it is."""
+        agent = self._agent
+        if agent.logins >= MAX_LOGINS:
+            raise Overloaded(f'{MAX_LOGINS} logins of agent "{agent.name}" are waited for already')
+        task = RemoteTask(agent.name, self._publish, task_id, context)
+        task.state = AUTH_REQUIRED
+        agent.logins += 1
+        try:
+            await self._poll(task, LONGEST_LOGIN_POLL, lambda: task.state != AUTH_REQUIRED)
+        finally:
+            agent.logins -= 1
+        return await self._resume(task)
+
+    async def continue_after_login(
+        self, task_id: str, context: str, seconds: float
+    ) -> RemoteTask | None:
+        """Follows a task that continues by itself within `seconds` after a login; None if not."""
+        self._start_timer()
+        task = RemoteTask(self._agent.name, self._publish, task_id, context)
+        backoff = Backoff(FIRST_POLL, 1.0, factor=POLL_FACTOR, jitter=0.0)
+        until = monotonic() + seconds
+        try:
+            await self._fetch(task)
+            while task.state == AUTH_REQUIRED:
+                if monotonic() >= until:
+                    return None
+                await asyncio.sleep(backoff.next_delay())
+                await self._fetch(task)
+        except BaseException as error:
+            self._abandon(task, error)
+            raise
+        return await self._resume(task)
+
+    async def _resume(self, task: RemoteTask) -> RemoteTask:
+        try:
+            await self._follow(task)
+        except BaseException as error:
+            self._abandon(task, error)
+            raise
+        finally:
+            if task.usage:
+                self.call.notes.usage = task.usage
+        return task
+
+    # --- following --------------------------------------------------------------------------------
+
+    async def _follow(self, task: RemoteTask) -> None:
+        """Waits until the task is settled: by its stream again if that broke, else by polling."""
+        self._start_timer()
+        if not task.is_settled:
+            if not task.id:
+                raise BadReply(f'agent "{self._agent.name}" answered with a task without an id')
+            self.call.notes.remote_task = task.id
+            if self.probed.can_stream:
+                await self._subscribe(task)
+            await self._poll(task, LONGEST_POLL, lambda: task.is_settled)
+        if task.lacks_result:
+            await self._fetch(task)
+
+    async def _subscribe(self, task: RemoteTask) -> None:
+        try:
+            stream = await self._agent.client.subscribe(self.probed, task.id, headers=self._headers)
+            await self._read_stream(task, stream)
+        except (A2aError, Unreachable, TimedOut, BadReply) as error:
+            log.debug('agent "%s" does not resume its stream: %s', self._agent.name, error)
+
+    async def _read_stream(
+        self, task: RemoteTask, stream: EventStream, answered: bool = False
+    ) -> None:
+        """`answered`: the first snapshot may still ask what was just answered (the JavaScript SDK
+        sends it); the events after it count, or the end of the stream."""
         try:
             async for event in stream:
-                far.apply_event(event)
-                if far.id:
-                    work.call.notes.remote_task = far.id
-                as_it_was = answered and "task" in event and not far.is_over
-                if far.is_settled and not as_it_was:
+                task.apply_event(event)
+                if task.id:
+                    self.call.notes.remote_task = task.id
+                stale = answered and "task" in event and not task.is_over
+                if task.is_settled and not stale:
                     return
                 answered = False
         except (Unreachable, TimedOut) as error:
-            if not far.id:
+            if not task.id:
                 raise Unreachable(f"{error}; it may or may not have been done") from error
-            log.info('the stream of agent "%s" broke: %s', self._name, error)
+            log.info('the stream of agent "%s" broke: %s', self._agent.name, error)
         finally:
             await stream.close()
-        if not far.id and not far.is_over:
-            raise BadReply(f'agent "{self._name}" ended its stream without an answer')
+        if not task.id and not task.is_over:
+            raise BadReply(f'agent "{self._agent.name}" ended its stream without an answer')
 
-    async def _follow(self, far: RemoteTask, work: Work) -> None:
-        """Until the task is settled: by its stream again where that broke, else by asking."""
-        if far.id:
-            work.call.notes.remote_task = far.id
-        if not far.is_settled:
-            await self._wait(far, work)
-        if far.lacks_result:
-            far.apply_snapshot(await self._client.get_task(work.probed, far.id, more=work.more))
-
-    async def _wait(self, far: RemoteTask, work: Work) -> None:
-        if not far.id:
-            raise BadReply(f'agent "{self._name}" made a task without an id of a message')
-        client, probed, more = self._client, work.probed, work.more
-        if probed.can_stream:
+    async def _poll(self, task: RemoteTask, longest: float, is_done: Callable[[], bool]) -> None:
+        backoff, failures = Backoff(FIRST_POLL, longest, factor=POLL_FACTOR, jitter=0.0), 0
+        while not is_done():
+            await asyncio.sleep(backoff.next_delay())
             try:
-                await self._stream(far, work, await client.subscribe(probed, far.id, more=more))
-            except (A2aError, Unreachable, TimedOut, BadReply) as error:
-                log.debug('agent "%s" does not go on with its stream: %s', self._name, error)
-        await self._poll(far, work, LONGEST_POLL, lambda: far.is_settled)
-
-    async def _poll(
-        self, far: RemoteTask, work: Work, longest: float, is_over: Callable[[], bool]
-    ) -> None:
-        pause, failures = FIRST_POLL, 0
-        while not is_over():
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.6, longest)
-            try:
-                far.apply_snapshot(await self._client.get_task(work.probed, far.id, more=work.more))
+                await self._fetch(task)
                 failures = 0
             except (Unreachable, TimedOut, AgentHttpStatus) as error:
                 failures += 1
-                passing = not isinstance(error, AgentHttpStatus) or error.status in PASSING
-                if failures >= MAX_FAILURES or not passing:
+                permanent = isinstance(error, AgentHttpStatus) and error.status not in TRANSIENT
+                if failures >= MAX_FAILURES or permanent:
                     raise
 
-    # --- leaving ----------------------------------------------------------------------------------
+    async def _fetch(self, task: RemoteTask) -> None:
+        client = self._agent.client
+        task.apply_snapshot(await client.get_task(self.probed, task.id, headers=self._headers))
 
-    @contextmanager
-    def _held(self, far: RemoteTask, work: Work) -> Iterator[None]:
-        """Whoever leaves has the task cancelled, unless it is settled or only takes too long."""
-        try:
-            yield
-        except Unreachable as error:
-            if not error.sent and not far.has_events:
-                raise
-            self._leave(far, work)
-            if error.sent:
-                raise
-            raise Unreachable(str(error)) from error  # the message itself has left
-        except BaseException:
-            self._leave(far, work)
-            raise
-        finally:
-            if far.usage:
-                work.call.notes.usage = far.usage
+    # --- timeout ----------------------------------------------------------------------------------
 
-    def _leave(self, far: RemoteTask, work: Work) -> None:
-        late = work.patience is not None and work.patience.over
-        if far.id and not far.is_settled and not late:
-            self.cancel(far.id, work)
-
-    def cancel(self, id: str, work: Work) -> None:
-        """Nobody waits for this: whoever leaves is gone."""
-        if len(self._cancelling) >= MAX_CANCELLING:
-            log.warning('a task of agent "%s" is not cancelled: too many are', self._name)
+    def _start_timer(self) -> None:
+        """Limits the rest of the call; a single request has its own timeout."""
+        if self._deadline is None or self._timer is not None:
             return
-        told = self._tell_cancel(id, work.probed, work.more)
-        task = asyncio.get_running_loop().create_task(told)
-        self._cancelling.add(task)
-        task.add_done_callback(self._cancelling.discard)
+        task = self._asyncio_task = asyncio.current_task()
+        assert task is not None
+        self._cancelling = task.cancelling()
+        left = max(0.0, self._deadline - monotonic())
+        self._timer = task.get_loop().call_later(left, self._expire)
 
-    async def _tell_cancel(self, id: str, probed: ProbedAgent, more: Mapping[str, str]) -> None:
-        try:
-            async with asyncio.timeout(CANCEL_SECONDS):
-                await self._client.cancel_task(probed, id, more)
-        except (HubError, A2aError, TimeoutError) as error:
-            log.info('a task of agent "%s" could not be cancelled: %s', self._name, error)
+    def stop_timer(self) -> None:
+        self._deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        assert self._asyncio_task is not None
+        self.timed_out = True
+        self._asyncio_task.cancel()
+
+    def take_timeout(self) -> bool:
+        """Whether the cancellation of this call is that of its timer; then it is withdrawn."""
+        task = self._asyncio_task
+        return self.timed_out and task is not None and task.uncancel() <= self._cancelling
+
+    def _publish(self, update: Update) -> None:
+        wanted = self.call.wanted
+        if wanted is not NO_UPDATES and self._deadline is not None and not self.timed_out:
+            if wanted.lasting and isinstance(update, Lasting):
+                self.stop_timer()
+            elif wanted.progress and isinstance(update, Progress | Artifact):
+                assert self._seconds is not None
+                self._deadline = monotonic() + self._seconds
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+                    self._start_timer()
+        self.call.updates(update)
 
 
-def _updates(work: Work) -> Updates:
-    return work.call.updates if work.patience is None else work.patience.updates
+def _carry_origin(origin: MessageOrigin, request: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Carries over what the client sent beside the parts of its own A2A message."""
+    if isinstance(origin.metadata, Mapping):
+        metadata.update(_strip_routing(origin.metadata))
+    if origin.skill:
+        metadata[SKILL] = {"skillId": origin.skill}
+    if references := [remote_id for _, remote_id in origin.references if remote_id]:
+        request["message"]["referenceTaskIds"] = references
+    if origin.configuration:
+        request["configuration"] = origin.configuration
+    if own := _strip_routing(origin.request_metadata):
+        request["metadata"] = own
+
+
+def _strip_routing(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metadata.items() if key not in ROUTED}
+
+
+def _list_extensions(named: Iterable[str]) -> list[str]:
+    """Lists the extensions that fit into a header, without the one that names a skill."""
+    return [uri for uri in named if uri != SKILL and EXTENSION.fullmatch(uri)]
