@@ -106,7 +106,7 @@ BAD: dict[str, tuple[int, list[str], str]] = {
     "tools: an unknown server": (5, ["tools", "--server", "x"], "no server"),
     "logs: an unknown server": (5, ["servers", "logs", "x"], "no server"),
     "logs: a path": (5, ["servers", "logs", "../../x"], "no server"),
-    "keys: a bad name": (2, ["keys", "create", "a b"], "cannot name a key"),
+    "keys: a bad name": (2, ["keys", "create", "a b"], "invalid key name"),
     "keys: a bad expiry": (2, ["keys", "create", "a", "--expires", "soon"], "90d"),
     "keys: an unknown name": (5, ["keys", "revoke", "x"], "no key"),
     "audit: none": (5, ["audit", "tail", "--home", "EMPTY"], "no audit"),

@@ -54,7 +54,7 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
         assert made.returncode == 0, made.stderr
         assert first.command("backup", str(bare), "--no-secrets").returncode == 0
         again = first.command("backup", str(file))
-        assert again.returncode == 2 and "is there already" in again.stderr
+        assert again.returncode == 2 and "already exists" in again.stderr
     finally:
         working.set()
         busy.join(10)
@@ -66,7 +66,7 @@ def test_a_copy_of_a_working_hub_is_a_hub_with_the_same_keys_pins_policies_and_a
     assert sorted(path.name for path in short_tmp.iterdir()) == ["bare.tar.gz", "copy.tar.gz", "h0"]
 
     refused = dragoman(first, first.home, "restore", str(file), "--yes")
-    assert refused[0] == 2 and "is there and not empty" in refused[1]
+    assert refused[0] == 2 and "exists and is not empty" in refused[1]
     home = short_tmp / "new" / "home"
     asked = dragoman(first, home, "restore", str(file))
     assert asked[0] == 2 and not home.exists()  # nobody has answered
@@ -194,11 +194,11 @@ def _changed(archive: Path, target: Path, name: str, text: bytes, listed: bool =
 
 
 DAMAGE = {
-    "another text": ("home/config.toml", b"# evil\n", True, "is not what was backed up"),
-    "a longer text": ("home/config.toml", b"# mine\n" * 9, True, "is not what was backed up"),
-    "a path that leads out": ("home/../x", b"# mine\n", True, "leads out of a home"),
-    "a whole path": ("home//tmp/x", b"# mine\n", True, "leads out of a home"),
-    "what is not listed": ("home/y", b"# mine\n", False, "that it does not list"),
+    "another text": ("home/config.toml", b"# evil\n", True, "does not match its checksum"),
+    "a longer text": ("home/config.toml", b"# mine\n" * 9, True, "does not match its checksum"),
+    "a path that leads out": ("home/../x", b"# mine\n", True, "contains a path outside the home"),
+    "a whole path": ("home//tmp/x", b"# mine\n", True, "contains a path outside the home"),
+    "what is not listed": ("home/y", b"# mine\n", False, "that its manifest does not list"),
 }
 
 
@@ -220,9 +220,9 @@ def test_a_copy_whose_policies_lead_out_of_the_home_is_refused(
                 data = json.dumps({**json.loads(data), "policies": policies}).encode()
             member.size = len(data)
             copy.addfile(member, io.BytesIO(data))
-    with pytest.raises(InvalidInput, match="leads out of a home"):
+    with pytest.raises(InvalidInput, match="contains a path outside the home"):
         read_manifest(bad)
-    with pytest.raises(InvalidInput, match="leads out of a home"):
+    with pytest.raises(InvalidInput, match="contains a path outside the home"):
         restore(bad, tmp_path / "home", "me")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar.gz"]
 
@@ -259,5 +259,5 @@ def test_a_home_with_a_lost_store_is_not_backed_up_as_if_it_were_whole(
     running.checks = False
     (running.home / "pins.db").unlink()
     done = running.command("backup", str(short_tmp / "x"))
-    assert done.returncode == 7 and "pins.db is gone" in done.stderr
+    assert done.returncode == 7 and "pins.db is missing" in done.stderr
     assert not (short_tmp / "x").exists()

@@ -82,14 +82,14 @@ def test_a_running_hub_tells_of_a_store_that_was_taken_away_and_is_closed_withou
 ) -> None:
     running = hub()
     (running.home / "registry.db").unlink()
-    said = "registry.db is gone while the hub runs"
+    said = "registry.db was removed while the hub runs"
     until(lambda: said in running.log())
     assert running.api("/api/status")["store_problems"] == [
         f"{said}: put it back, or restart the hub"
     ]
     (running.home / "hub.db").rename(running.home / "away.db")
     until(lambda: running.get("/api/status").status == 503)
-    assert "hub.db is gone" in running.command("status").stdout
+    assert "hub.db was removed" in running.command("status").stdout
     (running.home / "away.db").rename(running.home / "hub.db")
     until(lambda: running.get("/api/status").status == 200)
 

@@ -129,7 +129,7 @@ async def test_a_call_has_one_outcome(tmp_path: Path, caplog: pytest.LogCaptureF
     seq = audit.intend(entry())
     audit.conclude(seq, DONE)
     audit.conclude(seq, {"outcome": "failed"})
-    assert "has an outcome already" in caplog.text
+    assert "already has an outcome" in caplog.text
     audit.intend(entry())
     reader = AuditReader(tmp_path)
     assert [record.outcome for record in reader.list_records(9)] == ["running", "completed"]
@@ -212,7 +212,7 @@ def test_where_no_hub_has_run_there_is_nothing_to_read(tmp_path: Path) -> None:
 
 def test_two_hubs_cannot_write_one_audit(tmp_path: Path) -> None:
     audit = SqliteAuditLog(tmp_path)
-    with pytest.raises(ConfigError, match="another hub writes the audit"):
+    with pytest.raises(ConfigError, match="another hub uses the audit log"):
         SqliteAuditLog(tmp_path)
     audit.close()
     audit.close()
@@ -455,7 +455,7 @@ def test_calls_are_refused_while_the_disk_is_full_and_made_again_after(tmp_path:
     assert passed < 100
     assert passed + refused == 600
     assert most < 120
-    assert "the call was refused: the audit in" in message
+    assert "the call was refused: the audit log in" in message
     verdict = verify(tmp_path)
     assert verdict.ok, verdict
     reader = AuditReader(tmp_path)
@@ -547,7 +547,7 @@ def test_half_a_write_to_the_journal_is_refused_and_no_break(tmp_path: Path, tak
     (tmp_path / "alive").mkdir()
     run = [sys.executable, "-c", HALF_A_WRITE, str(tmp_path), str(taken)]
     done = subprocess.run(run, check=True, capture_output=True, text=True, timeout=30)
-    assert "took only a part" in done.stdout
+    assert "only a part of" in done.stdout
     verdict = verify(tmp_path / "killed")
     assert (verdict.problem, verdict.entries) == (None, 2)
     assert verify(tmp_path / "alive").ok
@@ -565,7 +565,7 @@ async def test_an_audit_closed_while_its_database_is_held_is_whole_at_the_next_s
     other.execute("BEGIN IMMEDIATE")
     audit.conclude(audit.intend(entry()), DONE)
     audit.close()
-    assert "could not be saved; its journal has it" in caplog.text
+    assert "could not be saved; the journal has it" in caplog.text
     other.execute("ROLLBACK")
     other.close()
     assert (saved(tmp_path), verify(tmp_path).entries) == (1, 3)

@@ -161,7 +161,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], None], str, int | None]] = {
             "WHERE seq IN (8, 10)"), CHANGED, 8),
     "one put in before the first": (
         sql("INSERT INTO entries SELECT 0, kind, of, at, body, mac FROM entries WHERE seq = 8"),
-        "stands before", 0),
+        "is before the beginning", 0),
     "one put in at the end": (
         sql(f"INSERT INTO entries SELECT {LAST + 1}, kind, of, at, body, mac FROM entries "
             "WHERE seq = 8"), CHANGED, LAST + 1),
@@ -183,7 +183,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], None], str, int | None]] = {
         sql("CREATE TRIGGER eat AFTER UPDATE ON entries BEGIN DELETE FROM entries "
             "WHERE seq = new.seq; END", "UPDATE entries SET at = at WHERE seq = 8"),
         "are missing", 8),
-    "the database gone": (remove("audit.db"), "is missing, though a hub has written one", None),
+    "the database gone": (remove("audit.db"), "is missing, although a hub has written one", None),
     "the database emptied": (overwrite("audit.db", lambda whole: b""), "cannot be read", None),
     "the database damaged": (overwrite("audit.db", lambda whole: b"x" * len(whole)),
                              "cannot be read", None),
@@ -255,7 +255,7 @@ PRUNED_TAMPERINGS: dict[str, tuple[Callable[[Path], None], str]] = {
                                           "entries 32 to 32 are missing"),
     "an entry put back": (
         sql("INSERT INTO entries SELECT 31, kind, of, at, body, mac FROM entries WHERE seq = 33"),
-        "stands before"),
+        "is before the beginning"),
     "all deleted": (sql("DELETE FROM entries"), "missing from the end"),
 }  # fmt: skip
 
@@ -282,7 +282,7 @@ async def test_a_head_from_before_the_pruning_is_found(tmp_path: Path) -> None:
     audit.close()
     assert verify(home).ok
     (home / "audit.head").write_bytes(old)
-    assert "put back" in (verify(home).problem or "")
+    assert "an old copy was restored" in (verify(home).problem or "")
 
 
 async def test_a_head_of_another_history_with_the_same_key_is_found(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ async def test_a_head_of_another_history_with_the_same_key_is_found(tmp_path: Pa
         assert verify(home).ok
     shutil.copy(homes[1] / "audit.head", homes[0])
     verdict = verify(homes[0])
-    assert "is not the one the head was made of" in (verdict.problem or "")
+    assert "is not the entry that the head names" in (verdict.problem or "")
     assert verdict.at_seq == LAST + 2
 
 
@@ -341,14 +341,14 @@ BREAKS: dict[str, Callable[[Path], None]] = {
     f"the head says {LAST} entries were written, the database ends at {LAST - 3}": sql(
         f"DELETE FROM entries WHERE seq > {LAST - 3}"
     ),
-    "is not the one the head was made of": sql(
+    "is not the entry that the head names": sql(
         f"UPDATE entries SET mac = zeroblob(32) WHERE seq = {LAST}"
     ),
     "does not match its seal": sql(
         f"INSERT INTO entries SELECT {LAST + 1}, kind, of, at, body, mac FROM entries WHERE seq = 8"
     ),
     "the head was missing, the database ends at entry 0": remove("audit.db", "audit.head"),
-    "the key was missing, so nothing": remove("audit.key", "audit.head", "audit.db"),
+    "the key was missing, so no entry": remove("audit.key", "audit.head", "audit.db"),
     "the journal is missing": remove("audit.journal"),
     "the journal was changed": overwrite("audit.journal", flip(8)),
     "the journal was changed, forged or damaged": overwrite("audit.journal", lambda whole: b""),
@@ -365,7 +365,7 @@ async def test_a_hub_that_finds_the_audit_changed_starts_and_records_that_for_go
     audit = SqliteAuditLog(home)
     assert finding in caplog.text
     seq = audit.intend({"verb": "after"})
-    assert seq > LAST or "database ends at entry 0" in finding or "so nothing" in finding
+    assert seq > LAST or "database ends at entry 0" in finding or "so no entry" in finding
     audit.close()
     reader = AuditReader(home)
     after, broken = reader.list_records(2)
@@ -547,7 +547,7 @@ JOURNAL_TAMPERINGS: dict[str, tuple[Callable[[Path], None], str, int]] = {
     "noise": (overwrite("audit.journal", lambda whole: b"x" * len(whole)), JOURNAL_CHANGED, 2),
     "a bit of a body": (overwrite("audit.journal", flip(300)), CHANGED, 4),
     "a bit of a mac": (overwrite("audit.journal", flip(5)),
-                                           "entry 1 is not the one the journal was made of", 1),
+                                           "entry 1 is not the entry that the journal names", 1),
     "the trailer gone": (trailer(lambda rest: b""), JOURNAL_CHANGED, LEFT),
     "the trailer zeroed": (trailer(lambda rest: bytes(73) + rest[73:]), CHANGED, LEFT),
     "the trailer's mac changed": (trailer(flip(1)), CHANGED, LEFT),
@@ -589,7 +589,7 @@ async def test_every_tampering_with_what_a_killed_hub_left_is_found_and_recorded
     assert problem in (verdict.problem or "")
     assert (verdict.at_seq, verdict.entries) == (at, at - 1)
     audit = SqliteAuditLog(home)
-    assert "is not as it was left" in caplog.text
+    assert "was changed or damaged" in caplog.text
     seq = audit.intend({"verb": "after"})
     assert seq > verdict.entries
     audit.close()
@@ -648,7 +648,7 @@ async def test_a_journal_of_before_is_found(tmp_path: Path) -> None:
     assert verify(home).ok
     (home / "audit.journal").write_bytes(old)
     verdict = verify(home)
-    assert "the journal is older than the head: it was put back" in (verdict.problem or "")
+    assert "the journal is older than the head: an old copy was restored" in (verdict.problem or "")
     assert verdict.entries == LAST + 2
 
 
@@ -666,9 +666,9 @@ async def test_a_journal_of_another_history_with_the_same_key_is_found(tmp_path:
     shutil.copy(homes[1] / "audit.journal", mixed)
     for audit in audits:
         audit.close()
-    assert "is not the one the journal was made of" in (verify(mixed).problem or "")
+    assert "is not the entry that the journal names" in (verify(mixed).problem or "")
     shutil.copy(homes[1] / "audit.journal", homes[0])
-    assert "is not the one the journal was made of" in (verify(homes[0]).problem or "")
+    assert "is not the entry that the journal names" in (verify(homes[0]).problem or "")
 
 
 async def test_what_a_killed_hub_left_in_the_journal_is_read_and_kept(

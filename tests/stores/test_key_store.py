@@ -80,7 +80,7 @@ def test_a_key_ends_when_its_time_has_come(tmp_path: Path) -> None:
         time.sleep(0.02)
     assert store.find(key) is None
     for late in (time.time() - 1, float("inf"), float("nan")):
-        with pytest.raises(InvalidInput, match="expired already"):
+        with pytest.raises(InvalidInput, match="already be expired"):
             store.create("late", owner="ada", expires_at=late, scopes=[])
     store.close()
 
@@ -89,7 +89,7 @@ def test_names_are_checked_and_the_nearest_one_is_suggested(tmp_path: Path) -> N
     store = KeyStore(tmp_path)
     store.create("deploy-bot", owner="ada", expires_at=None, scopes=[])
     for bad in ("", "a b", "-x", "x" * 65, "é", "a\n", "../x"):
-        with pytest.raises(InvalidInput, match="cannot name a key"):
+        with pytest.raises(InvalidInput, match="invalid key name"):
             store.create(bad, owner="ada", expires_at=None, scopes=[])
     with pytest.raises(InvalidInput, match="owner of a key"):
         store.create("x", owner="", expires_at=None, scopes=[])
@@ -118,13 +118,13 @@ def test_a_key_may_be_a_targets_own_and_have_roles(tmp_path: Path) -> None:
     assert (found.roles, found.target, found.scopes) == (("ops", "a:b.c"), "my agent", ())
     assert (other.roles, other.target, other.scopes) == ((), "", ("call",))
     for roles in (["a b"], [""], ["-x"], ["x" * 65], ["\u0430dmin"], ["a\n"]):
-        with pytest.raises(InvalidInput, match="cannot be a role of a key"):
+        with pytest.raises(InvalidInput, match="invalid role"):
             again.create("x", owner="ada", expires_at=None, scopes=[], roles=roles)
     for wrong in ("owner", ["r"] * 101):
         with pytest.raises(InvalidInput, match='the roles of key "x" must be a list'):
             again.create("x", owner="ada", expires_at=None, scopes=[], roles=wrong)
     for target in ("a\0b", "x" * 201):
-        with pytest.raises(InvalidInput, match="cannot be the target of a key"):
+        with pytest.raises(InvalidInput, match="invalid target of a key"):
             again.create("x", owner="ada", expires_at=None, scopes=[], target=target)
     assert len(again.list()) == 2
     again.close()

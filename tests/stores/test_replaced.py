@@ -56,7 +56,7 @@ def test_nothing_is_written_into_the_void(tmp_path: Path, name: str, replaced: b
         path.write_bytes((tmp_path / "away").read_bytes())
     for use in uses:
         with pytest.raises(
-            StorageFailed, match=f"{file} {'was replaced' if replaced else 'is gone'}"
+            StorageFailed, match=f"{file} {'was replaced' if replaced else 'was removed'}"
         ):
             use(store)
     os.replace(tmp_path / "away", path)  # put back as it was
@@ -96,6 +96,6 @@ async def test_the_audit_of_a_deleted_database_takes_no_calls(tmp_path: Path) ->
     audit = SqliteAuditLog(tmp_path)
     (tmp_path / "audit.db").unlink()
     audit.intend({"verb": "x"})  # in the journal
-    with pytest.raises(StorageFailed, match=r"audit\.db is gone"):
+    with pytest.raises(StorageFailed, match=r"audit\.db was removed"):
         audit.flush()
     audit.close()

@@ -88,10 +88,10 @@ async def test_a_hub_whose_store_was_lost_does_not_start_and_says_both_remedies(
         await run_hub(home)
     for said in (str(home / "pins.db"), "from a backup", "dragoman stores accept-loss pins"):
         assert said in str(failed.value)
-    with pytest.raises(InvalidInput, match="was not lost"):
+    with pytest.raises(InvalidInput, match="is not lost"):
         accept_losses(home, home / "policies", ["registry"], "me")
     accepted = accept_losses(home, home / "policies", ["pins"], "me")
-    assert [(loss.name, loss.how) for loss in accepted] == [("pins", "is gone")]
+    assert [(loss.name, loss.how) for loss in accepted] == [("pins", "is missing")]
     await run_hub(home)
     assert verify(home).ok
 

@@ -1,8 +1,8 @@
-"""Copies a home into one file, while a hub runs on it or not, and makes a home of such a file.
+"""Copies a home into one file, whether or not a hub is running, and restores it.
 
-The file is a gzipped tar: `manifest.json` first, then what it lists. A copy is proved before it is
-kept, and again before it becomes a home: every store that its record names is there, every database
-can be read, and the audit's chain holds.
+The file is a gzipped tar: `manifest.json` first, then the files it lists. A copy is verified before
+it is kept and before it becomes a home: all stores of its record are present, every database can be
+read, and the audit chain is intact.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ CHECK_SECONDS = 60.0
 MAX_MANIFEST = 16 * 1024 * 1024
 PIECE = 1024 * 1024
 PASSING = ("run", "lock", "daemon.json", "children.json", "servers", "cache")
-"""What belongs to a running hub, the private homes of servers, and the cache that they share."""
+"""Files of a running hub, the private homes of servers, and their shared cache."""
 WITHOUT_SECRETS = (pins.DATABASE, registry.DATABASE)
-"""The databases without any; their copies begin a home of their own."""
+"""The databases without secrets; their copies belong to a new home."""
 CONFIG = "config.toml"
 POLICY_FILES = (".cedar", ".toml")
-"""What the hub reads in the folder of policies."""
+"""The files that the hub reads in the policies folder."""
 
 
 class BackupEntry(msgspec.Struct, frozen=True):
@@ -55,20 +55,20 @@ class BackupEntry(msgspec.Struct, frozen=True):
 class BackupManifest(msgspec.Struct, frozen=True):
     format: int
     version: str
-    """Of the program that made it."""
+    """Of the program that created the copy."""
     created: str
     home: str
     secrets: bool
-    """Whether keys and credentials are in it: without them it is no copy of a whole home."""
+    """Whether it contains keys and credentials: without them it is not a complete home."""
     policies: str | None
-    """The folder of policies in the home; None where it is elsewhere."""
+    """The policies folder, relative to the home; None if it is elsewhere."""
     files: dict[str, BackupEntry]
     left_out: tuple[str, ...] = ()
     """Links of the home that were not followed."""
 
 
 class _FoundFiles(NamedTuple):
-    """The files of a home that a copy has, and the links in it that were not followed."""
+    """The files of a home to copy, and the links that were not followed."""
 
     files: list[tuple[Path, Path]]
     left_out: list[str]
@@ -77,10 +77,10 @@ class _FoundFiles(NamedTuple):
 def back_up(
     home: Path, file: Path, policies: Path, version: str, created: str, *, secrets: bool
 ) -> BackupManifest:
-    """Writes the copy in one step, mode 0600. Raises `InvalidInput` where `file` is there already,
-    `ConfigError` for a home that cannot be copied whole."""
+    """Creates the copy atomically, with mode 0600. Raises `InvalidInput` if `file` exists, and
+    `ConfigError` if the home cannot be copied completely."""
     if os.path.lexists(file):
-        raise InvalidInput(f'"{file}" is there already; give another name')
+        raise InvalidInput(f'"{file}" already exists; choose another name')
     inside = _find_relative_path(home, policies)
     with _create_staging_folder(file.parent) as staged:
         for left in range(TRIES - 1, -1, -1):
@@ -91,7 +91,7 @@ def back_up(
             if not problem:
                 break
             if not left:
-                raise ConfigError(f'"{home}" cannot be copied whole: {problem}')
+                raise ConfigError(f'"{home}" cannot be copied completely: {problem}')
             shutil.rmtree(copied)  # the hub wrote meanwhile
         files = dict(_list_files(copied))
         manifest = BackupManifest(
@@ -99,29 +99,31 @@ def back_up(
         )
         ready = staged / "ready"
         _write_archive(ready, copied, manifest)
-        os.link(ready, file)  # not rename: nothing is ever replaced
+        os.link(ready, file)  # not rename: never replaces an existing file
     return manifest
 
 
 def restore(file: Path, home: Path, by: str) -> BackupManifest:
-    """Makes a home of a copy. `home` must not be there, or be empty."""
+    """Restores a copy to `home`, which must not exist or be empty."""
     if os.path.lexists(home) and (not home.is_dir() or any(home.iterdir())):
-        raise InvalidInput(f'"{home}" is there and not empty; move it away, or give another --home')
+        raise InvalidInput(
+            f'"{home}" exists and is not empty; move it away, or choose another --home'
+        )
     home = Path(os.path.realpath(home))  # a link to an empty folder stays one
     home.parent.mkdir(parents=True, exist_ok=True)
     with _create_staging_folder(home.parent) as staged:
         manifest = _extract(file, staged / "home")
         place = staged / "home"
-        # Policies outside of a home are not in its copy.
+        # Policies outside the home are not in the copy.
         policies = place / manifest.policies if manifest.policies is not None else place
         if problem := _find_problem(place, policies, manifest.secrets):
-            raise InvalidInput(f'"{file}" is not whole: {problem}')
+            raise InvalidInput(f'"{file}" is incomplete or damaged: {problem}')
         if manifest.secrets:
             _record_restore(place, manifest, by)
         try:
             os.rename(place, home)
         except OSError as error:
-            raise InvalidInput(f'"{home}" cannot be made: {error.strerror}') from error
+            raise InvalidInput(f'"{home}" cannot be created: {error.strerror}') from error
     return manifest
 
 
@@ -136,8 +138,8 @@ def read_manifest(file: Path) -> BackupManifest:
 def _copy_home(
     home: Path, copied: Path, output: Path, policies: str | None, *, secrets: bool
 ) -> list[str]:
-    """In an order in which no file speaks of what another one does not have yet. Returns the links
-    that were not followed."""
+    """Copies files in an order that keeps them consistent. Returns the links that were not
+    followed."""
     found = _find_files(home, output, policies, secrets=secrets)
     for path, name in found.files:
         with contextlib.suppress(FileNotFoundError):  # the hub wrote meanwhile
@@ -156,16 +158,16 @@ def _copy_home(
 
 
 def _is_public(name: Path, policies: str | None) -> bool:
-    """What a copy without secrets has beside databases; whatever else is there stays out of it."""
+    """Whether a copy without secrets contains this file; databases are handled separately."""
     if str(name) == CONFIG or (len(name.parts) == 1 and name.suffix == ".py"):
         return True
-    if policies == ".":  # the home itself, in which everything is
+    if policies == ".":  # the home itself, which contains everything
         return len(name.parts) == 1 and name.suffix == ".cedar"
     return policies is not None and name.is_relative_to(policies)
 
 
 def _find_files(home: Path, output: Path, policies: str | None, *, secrets: bool) -> _FoundFiles:
-    """All but databases and what passes, the record of stores first."""
+    """Finds all files except databases and run-time files, the record of stores first."""
     found = _FoundFiles([], [])
     real_home = Path(os.path.realpath(home))
     for path in _walk(home, policies):
@@ -184,8 +186,8 @@ def _find_files(home: Path, output: Path, policies: str | None, *, secrets: bool
 
 
 def _walk(home: Path, policies: str | None) -> Iterator[Path]:
-    """What may belong into a copy. A folder that is a link is only named, and not entered, but for
-    that of the policies."""
+    """Iterates over candidates for a copy. Linked folders are not entered, except the policies
+    folder."""
     if (home / RECORD_FILE).exists():
         yield home / RECORD_FILE
     folder = home / policies if policies is not None else None
@@ -208,14 +210,14 @@ def _walk(home: Path, policies: str | None) -> Iterator[Path]:
 
 
 def _is_linked(home: Path, folder: Path) -> bool:
-    """Whether a link leads from the home to the folder."""
+    """Whether the path from the home to the folder contains a link."""
     plain = os.path.join(os.path.realpath(home), folder.relative_to(home))
     return os.path.realpath(folder) != os.path.normpath(plain)
 
 
 def _is_followed(name: Path, target: Path, home: Path, policies: str | None, secrets: bool) -> bool:
-    """Whether a copy has the file that the link `name` leads to. Out of the home, only to what the
-    hub reads itself: it may be kept in a repository of its owner's."""
+    """Whether a copy contains the target of the link `name`. Outside the home only files that the
+    hub itself reads: operators may keep them in a repository."""
     if str(name) == CONFIG:
         return True
     if target.is_relative_to(home):
@@ -254,7 +256,7 @@ def _copy_database(path: Path, target: Path) -> None:
 
 
 def _forget_home(database: Path) -> None:
-    """Of a store that leaves its home: it belongs to the next one that opens it."""
+    """Detaches a store from its home: it belongs to the next home that opens it."""
     if not database.exists():
         return
     with closing(sqlite3.connect(database, isolation_level=None)) as db:
@@ -267,7 +269,7 @@ def _create(path: Path) -> int:
 
 
 def _find_relative_path(home: Path, policies: Path) -> str | None:
-    """The folder as a path below the home; None where it is elsewhere."""
+    """Returns the folder relative to the home; None if it is elsewhere."""
     with contextlib.suppress(ValueError):
         return str(Path(os.path.normpath(policies)).relative_to(os.path.normpath(home)))
     return None
@@ -282,7 +284,7 @@ def _create_staging_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-# --- proving --------------------------------------------------------------------------------------
+# --- verifying ------------------------------------------------------------------------------------
 
 
 def _find_problem(copied: Path, policies: Path, secrets: bool) -> str:
@@ -300,7 +302,7 @@ def _find_problem(copied: Path, policies: Path, secrets: bool) -> str:
     if (copied / chain.DATABASE).exists():
         verdict = verify(copied)
         if not verdict.ok:
-            return f"its audit does not hold: {verdict.problem}"
+            return f"its audit log is broken: {verdict.problem}"
     return ""
 
 
@@ -351,25 +353,25 @@ def _open_archive(file: Path) -> Iterator[tarfile.TarFile]:
     except OSError as error:
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
             raise InvalidInput(f'"{file}" cannot be read: {error.strerror}') from None
-        raise InvalidInput(f'"{file}" is damaged, or no backup: {error}') from None
+        raise InvalidInput(f'"{file}" is damaged, or not a backup: {error}') from None
     except (tarfile.TarError, EOFError) as error:
-        raise InvalidInput(f'"{file}" is damaged, or no backup: {error}') from None
+        raise InvalidInput(f'"{file}" is damaged, or not a backup: {error}') from None
 
 
 def _read_manifest(archive: tarfile.TarFile, file: Path) -> BackupManifest:
     first = archive.next()
     if first is None or first.name != MANIFEST or not 0 < first.size <= MAX_MANIFEST:
-        raise InvalidInput(f'"{file}" is no backup: it does not begin with {MANIFEST}')
+        raise InvalidInput(f'"{file}" is not a backup: it does not begin with {MANIFEST}')
     source = archive.extractfile(first)
     assert source is not None
     try:
         manifest = msgspec.json.decode(source.read(MAX_MANIFEST), type=BackupManifest)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidInput(f'"{file}" is no backup: its {MANIFEST}: {error}') from None
+        raise InvalidInput(f'"{file}" is not a backup: invalid {MANIFEST}: {error}') from None
     if manifest.format != FORMAT:
         raise InvalidInput(
-            f'"{file}" was made by dragoman {manifest.version} in a form that this version does '
-            "not know; restore it with that one"
+            f'"{file}" was created by dragoman {manifest.version} in a format that this version '
+            "does not support; restore it with that version"
         )
     for name in manifest.files:
         _refuse_outside(name, file)
@@ -379,7 +381,7 @@ def _read_manifest(archive: tarfile.TarFile, file: Path) -> BackupManifest:
 
 
 def _extract(file: Path, place: Path) -> BackupManifest:
-    """Only what the manifest lists, each as it was: names are paths below the home."""
+    """Extracts and verifies the files that the manifest lists; names are paths below the home."""
     place.mkdir(mode=0o700)
     with _open_archive(file) as archive:
         manifest = _read_manifest(archive, file)
@@ -387,7 +389,7 @@ def _extract(file: Path, place: Path) -> BackupManifest:
         while (member := archive.next()) is not None:
             name = member.name.removeprefix("home/")
             if name == member.name or name not in left or not member.isreg():
-                raise InvalidInput(f'"{file}" has something in it that it does not list')
+                raise InvalidInput(f'"{file}" contains a file that its manifest does not list')
             _extract_file(archive, member, place / name, left.pop(name), file)
     if left:
         raise InvalidInput(f'"{file}" is damaged: {sorted(left)[0]} is missing')
@@ -397,7 +399,7 @@ def _extract(file: Path, place: Path) -> BackupManifest:
 def _refuse_outside(name: str, file: Path) -> None:
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise InvalidInput(f'"{file}" has a path in it that leads out of a home: {name[:200]!r}')
+        raise InvalidInput(f'"{file}" contains a path outside the home: {name[:200]!r}')
 
 
 def _extract_file(
@@ -415,4 +417,4 @@ def _extract_file(
             if size > entry.size:
                 break
     if size != entry.size or digest.hexdigest() != entry.sha256:
-        raise InvalidInput(f'"{file}" is damaged: {target.name} is not what was backed up')
+        raise InvalidInput(f'"{file}" is damaged: {target.name} does not match its checksum')

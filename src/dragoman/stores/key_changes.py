@@ -1,7 +1,8 @@
-"""Keys that were made and revoked, for the audit. The command line writes to `hub.db` itself,
-beside a running hub or while none runs: so the hub compares the keys with those that it has
-recorded, which are kept in the same database. The table is outside of the migrations, so that an
-older version opens it still.
+"""Records created and revoked keys in the audit log.
+
+The command line writes to `hub.db` directly, whether or not a hub is running. The hub therefore
+compares the keys with those that it has recorded, in a table of the same database. The table is
+outside the migrations, so that older versions can still open the database.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
 _TABLE = "CREATE TABLE IF NOT EXISTS keys_recorded (name TEXT PRIMARY KEY, revoked INT NOT NULL)"
 
 Record = Callable[[str, str, Mapping[str, Any]], None]
-"""Takes a verb, the name of a key and what is to be told of it. May raise `StorageFailed`."""
+"""Gets a verb, the name of a key and details. May raise `StorageFailed`."""
 
 
 class KeyChanges:
@@ -28,13 +29,13 @@ class KeyChanges:
         self._keys = keys
         self._record = record
         self._seen = -1
-        """The version of the keys that was looked at."""
+        """The version of the keys that was compared last."""
         self._recorded: dict[str, bool] | None = None
-        """The keys that are in the audit, and whether they are revoked there."""
+        """The recorded keys, and whether their revocation is recorded."""
         self._unsaved: set[str] = set()
 
     def record_changes(self) -> None:
-        """Records what has changed. Raises `StorageFailed` where that cannot be done now."""
+        """Records all changes. Raises `StorageFailed` if that is not possible now."""
         keys = {record.name: record for record in self._keys.list()}
         if self._seen == self._keys.version and not self._unsaved:
             return
@@ -65,11 +66,11 @@ class KeyChanges:
             self._keys.db.execute(_TABLE)
             rows = self._keys.db.execute("SELECT name, revoked FROM keys_recorded").fetchall()
         except sqlite3.Error as error:
-            raise StorageFailed(f"what is recorded of keys cannot be read ({error})") from error
+            raise StorageFailed(f"the list of recorded keys cannot be read ({error})") from error
         return {name: bool(revoked) for name, revoked in rows}
 
     def _save(self) -> None:
-        """Tried again at the next look. A hub that ends before records a change twice."""
+        """Saves the recorded keys; retried later. A hub that ends before records a change twice."""
         if not self._unsaved or self._recorded is None:
             return
         db, recorded = self._keys.db, self._recorded
@@ -83,7 +84,7 @@ class KeyChanges:
         except sqlite3.Error as error:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            log.debug("what was recorded of keys could not be noted: %s", error)
+            log.debug("the list of recorded keys could not be saved: %s", error)
             return
         self._unsaved.clear()
 

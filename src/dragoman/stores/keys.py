@@ -1,7 +1,7 @@
-"""The keys that callers show: made once, shown once, kept as hashes.
+"""API keys: shown once when they are created, stored as hashes.
 
-Knows nothing of HTTP and decides nothing about what a key may do; it says whose a key is. Rows are
-never deleted: a hub whose last key is revoked is closed, not open.
+Does not know HTTP and does not decide what a key may do, only whose it is. Rows are never deleted:
+after its last key is revoked, a hub is closed, not open.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ MIGRATIONS = (
 )
 
 LOOK_SECONDS = 0.25
-"""How long a change that another process made may go unseen. A look takes some microseconds."""
+"""How long a change by another process may go unnoticed. A refresh takes some microseconds."""
 MISS_SECONDS = 0.02
-"""The same for a key that nobody knows, however often strangers try."""
+"""The same for unknown keys, however many are tried."""
 MAX_SCOPES = 100
-"""And as many roles."""
+"""Also the limit of roles."""
 
 RESERVED = frozenset({"api_key"})
-"""Callers of one name are one caller."""
+"""Names of other principals of kind `key`."""
 
 PREFIX = "dgm_"
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _KEY = re.compile(r"dgm_([a-z0-9]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
-"""Policies name them."""
+"""Roles appear in policies."""
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 
 
@@ -67,19 +67,19 @@ _TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 class KeyRecord:
     name: str
     id: str
-    """The part of the key that may be shown."""
+    """The public part of the key."""
     hash: bytes = field(repr=False)
     owner: str
     org: str
     scopes: tuple[str, ...]
     created_at: float
     expires_at: float | None
-    """None: until it is revoked."""
+    """None: it does not expire."""
     revoked_at: float | None
     roles: tuple[str, ...] = ()
     target: str = ""
-    """The server or agent whose own it is: what is asked with it while that one serves a call
-    belongs to the call. Empty for a person's or a program's."""
+    """The server or agent that owns the key: its calls while it serves a call belong to that call's
+    chain. Empty for keys of people and programs."""
 
     def get_state(self, now: float) -> str:
         if self.revoked_at is not None:
@@ -98,9 +98,9 @@ class KeyStore:
         self._version = -1
         self._looked = 0.0
         self.version = 0
-        """Grows whenever the keys were read again."""
+        """Increases whenever the keys are read again."""
         self.were_created = False
-        """Whether there were keys once, whatever the database says now."""
+        """Whether keys were ever created, whatever the database says."""
         self._load()
 
     def create(
@@ -114,21 +114,21 @@ class KeyStore:
         roles: Sequence[str] = (),
         target: str = "",
     ) -> str:
-        """The new key, which nobody can be told again. `expires_at` None: until it is revoked;
-        `target` empty: it is no server's or agent's."""
+        """Creates and returns a key, which cannot be retrieved again. It never expires if
+        `expires_at` is None; an empty `target` means that no server or agent owns it."""
         now = time.time()
         if not _NAME.fullmatch(name):
             raise InvalidInput(
-                f"{name!r} cannot name a key: use up to 64 letters, digits, dots, hyphens and "
+                f"invalid key name {name!r}: use up to 64 letters, digits, dots, hyphens and "
                 "underscores, beginning with a letter or a digit"
             )
         if name in RESERVED:
             raise InvalidInput(
-                f'"{name}" is what the key in config.toml is called; choose another name'
+                f'"{name}" is reserved for the key in config.toml; choose another name'
             )
         _check_fields(name, owner, org, scopes, roles, target)
         if expires_at is not None and not now < expires_at < float("inf"):
-            raise InvalidInput(f'key "{name}" would have expired already; choose a later time')
+            raise InvalidInput(f'key "{name}" would already be expired; choose a later time')
         id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
         key = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
         lists = [msgspec.json.encode(list(each)).decode() for each in (scopes, roles)]
@@ -141,8 +141,8 @@ class KeyStore:
             )
         except sqlite3.IntegrityError as error:
             raise InvalidInput(
-                f'there is a key named "{name}" already, and the names of revoked keys are not '
-                "used again; choose another name"
+                f'a key named "{name}" already exists, and names of revoked keys cannot be used '
+                "again; choose another name"
             ) from error
         except sqlite3.Error as error:
             raise self._build_write_error(error) from error
@@ -150,7 +150,7 @@ class KeyStore:
         return key
 
     def revoke(self, name: str) -> None:
-        """From now on it is refused; other processes see it within a second."""
+        """Revokes a key; other processes notice within a second."""
         try:
             done = self._db.execute(
                 "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?",
@@ -166,13 +166,13 @@ class KeyStore:
             raise NotFound(f'there is no key named "{name}"{hint}')
 
     def find(self, key: str) -> KeyRecord | None:
-        """Whose `key` it is; None if it is nobody's, has expired or was revoked."""
+        """Finds the record of `key`; None if it is unknown, expired or revoked."""
         shape = _KEY.fullmatch(key)
         if shape is None:
             return None
         self._refresh()
         record = self._by_id.get(shape[1])
-        if record is None:  # perhaps it was just made
+        if record is None:  # it may have just been created
             self._refresh(MISS_SECONDS)
             record = self._by_id.get(shape[1])
         if record is None or not hmac.compare_digest(record.hash, _hash_key(key)):
@@ -180,7 +180,7 @@ class KeyStore:
         return record if record.get_state(time.time()) == "active" else None
 
     def explain_invalid(self, name: str, org: str) -> str:
-        """Why the key of that name is refused; empty while it is good."""
+        """Explains why the key of that name is refused; empty while it is valid."""
         record = next((one for one in self._by_id.values() if one.name == name), None)
         if record is None or record.org != org:
             return "the key does not exist"
@@ -188,7 +188,7 @@ class KeyStore:
         return {"active": "", "expired": "the key has expired"}.get(state, "the key was revoked")
 
     def find_next_expiry(self, now: float) -> float:
-        """When the next key that is good now expires."""
+        """Returns when the next of the active keys expires."""
         times = (one.expires_at for one in self._by_id.values() if one.get_state(now) == "active")
         return min((at for at in times if at is not None), default=float("inf"))
 
@@ -197,13 +197,13 @@ class KeyStore:
         self._refresh(0.0)
 
     def has_keys(self) -> bool:
-        """Whether a key was ever made, revoked and expired ones too."""
+        """Whether a key was ever created, including revoked and expired ones."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._refresh()
         return self.were_created or bool(self._by_id)
 
     def list(self) -> tuple[KeyRecord, ...]:
-        """All of them, in the order of their names."""
+        """Lists all keys, ordered by name."""
         self._refresh()
         return tuple(sorted(self._by_id.values(), key=lambda record: record.name))
 
@@ -215,7 +215,7 @@ class KeyStore:
         if now - self._looked < pause:
             return
         try:
-            self._file.check()  # keys that are revoked elsewhere would not be seen here
+            self._file.check()  # revocations in a replaced file would go unnoticed
             changed = self._data_version() != self._version
         except sqlite3.Error as error:
             raise self._build_read_error(error) from error
@@ -225,7 +225,7 @@ class KeyStore:
 
     def _load(self) -> None:
         try:
-            # Asked first: a change that comes in between is then seen at the next look.
+            # Read first: a change in between is then noticed at the next refresh.
             version = self._data_version()
             rows = self._db.execute(
                 "SELECT name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at, "
@@ -242,7 +242,7 @@ class KeyStore:
         return version
 
     def _build_read_error(self, error: Exception) -> StorageFailed:
-        return StorageFailed(f'no key can be checked: "{self._path}" cannot be read ({error})')
+        return StorageFailed(f'keys cannot be checked: "{self._path}" cannot be read ({error})')
 
     def _build_write_error(self, error: Exception) -> StorageFailed:
         return StorageFailed(f'the key was not stored: "{self._path}" cannot be written ({error})')
@@ -257,17 +257,17 @@ def _check_fields(
     texts = [("owner", owner), ("org", org), *(("scope", each) for each in scopes)]
     for what, text in [*texts, ("target", target)] if target else texts:
         if not _TEXT.fullmatch(text):
-            raise InvalidInput(f"{text!r} cannot be the {what} of a key: use 1 to 200 characters")
+            raise InvalidInput(f"invalid {what} of a key {text!r}: use 1 to 200 characters")
     for role in roles:
         if not _ROLE.fullmatch(role):
             raise InvalidInput(
-                f"{role!r} cannot be a role of a key: use up to 64 letters, digits, dots, colons, "
+                f"invalid role {role!r}: use up to 64 letters, digits, dots, colons, "
                 "hyphens and underscores, beginning with a letter or a digit"
             )
 
 
 def _hash_key(key: str) -> bytes:
-    # Plain SHA-256 will do: a key is 256 random bits, nothing that could be guessed.
+    # Plain SHA-256 is enough: a key has 256 random bits and cannot be guessed.
     return hashlib.sha256(key.encode()).digest()
 
 

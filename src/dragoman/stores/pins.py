@@ -1,7 +1,7 @@
-"""The definitions that were seen and approved, in the hub's home. A `PinStore`.
+"""The `PinStore` in `pins.db`: approved and quarantined definitions.
 
-What is saved at once is one transaction, however many pins are in it. Knows nothing of what a
-definition says, nor when two are the same.
+Each save is one transaction, however many pins it has. Does not know what definitions mean or when
+two are equal.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ CREATE TABLE pin_decisions (
 ) STRICT;
 CREATE INDEX pin_decisions_of ON pin_decisions (target, kind, id);
 """,
-    # Tools, prompts and skills are known by their folded names; of several spellings of one name
-    # the one that was approved first stays.
+    # Tools, prompts and skills are identified by their folded names; of several spellings of one
+    # name the one approved first stays.
     """
 ALTER TABLE pins ADD COLUMN spelling TEXT NOT NULL DEFAULT '';
 ALTER TABLE pins ADD COLUMN scheme INTEGER NOT NULL DEFAULT 1;
@@ -99,7 +99,7 @@ _OF = "WHERE target = ? AND kind = ? AND id = ?"
 
 
 class SqlitePins:
-    """In `pins.db`. Used by the thread of the loop alone."""
+    """Used only by the event loop's thread."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / DATABASE
@@ -147,7 +147,7 @@ class SqlitePins:
         gone = [(f"DELETE FROM {table} WHERE target = ?", [(target,)]) for table in _OF_TARGET]
         self._write([*gone, *_build_decision_statements([decision])])
 
-    # --- whose the listed names are (core.claims.NameStore) ---------------------------------------
+    # --- owners of listed names (core.name_claims.NameStore) --------------------------------------
 
     def load_names(self) -> list[Claim]:
         rows = self._read("SELECT target, kind, owner, names FROM listed_names", ())

@@ -1,7 +1,7 @@
-"""Opens SQLite files the one way the hub uses them, and brings their tables forward.
+"""Opens SQLite databases with the hub's settings and runs migrations.
 
-Knows no table: each store hands in its migrations. SQLite's own errors become `ConfigError` here,
-because a file that cannot be opened is something for the operator to mend.
+Knows no table: each store passes its migrations. SQLite's errors become `ConfigError` here, because
+an operator must fix a database that cannot be opened.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dragoman.core.errors import ConfigError
 
 BUSY_SECONDS = 2.0
 LOOP_BUSY_SECONDS = 0.02
-"""How long a connection of the event loop waits for a database that is locked: another connection
-of the hub has it for less. For another program nobody waits: see `Writer`."""
+"""How long a connection of the event loop waits for a lock: the hub's other connections hold it for
+less. The loop does not wait for other programs: see `SqliteWriter`."""
 CHECK_SECONDS = 0.05
-"""How often a database that is written to is looked for in its place."""
+"""How often a writer checks that its database file is still in place."""
 
 
 def open_store(
@@ -32,12 +32,12 @@ def open_store(
     busy_seconds: float = BUSY_SECONDS,
     functions: Mapping[str, Callable[[str], str]] | None = None,
 ) -> sqlite3.Connection:
-    """The database at `path`, made if there is none, its tables brought forward by `migrations`,
-    which may use `functions` of one text.
+    """Opens or creates the database at `path` and runs `migrations`, which may use `functions` of
+    one text.
 
-    A commit survives kill -9; with `durable` it survives a loss of power too, and costs an fsync.
-    Transactions are begun and ended by hand. `busy_seconds` is how long the connection waits for a
-    lock once it is open; to open it waits for BUSY_SECONDS.
+    A commit survives kill -9; with `durable` also a power failure, at the cost of an fsync.
+    Transactions are explicit. `busy_seconds` is how long the open connection waits for a lock;
+    opening waits for BUSY_SECONDS.
     """
     db: sqlite3.Connection | None = None
     try:
@@ -45,7 +45,9 @@ def open_store(
         db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
         _check_version(db, path, len(migrations))
         if db.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
-            raise ConfigError(f'"{path}" must be on a local file system: SQLite cannot log there')
+            raise ConfigError(
+                f'"{path}" must be on a local file system: SQLite cannot use WAL there'
+            )
         db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         db.execute("PRAGMA foreign_keys=ON")
         db.execute("PRAGMA trusted_schema=OFF")
@@ -69,11 +71,11 @@ def _set_busy(db: sqlite3.Connection, seconds: float) -> None:
 
 
 class WatchedFile:
-    """The file of a database that is open. A file that was removed takes writes for ever, and
-    nobody can read them."""
+    """Detects that the file of an open database was removed or replaced: such a file still accepts
+    writes, which are lost."""
 
     def __init__(self, path: Path, every_seconds: float = 0.0) -> None:
-        """A file that was in its place is not looked at again for `every_seconds`."""
+        """After a successful check, the file is not checked again for `every_seconds`."""
         self._path = str(path)
         self._inode = os.stat(path).st_ino
         self._every = every_seconds
@@ -90,7 +92,7 @@ class WatchedFile:
                 return
             what = "was replaced"
         except OSError:
-            what = "is gone"
+            what = "was removed"
         name = os.path.basename(self._path)
         raise sqlite3.OperationalError(
             f"{name} {what} while the hub runs; put it back, or restart the hub"
@@ -98,19 +100,19 @@ class WatchedFile:
 
 
 class SqliteWriter:
-    """Write transactions of a connection that the event loop uses: `with writer.transaction():` is
-    all or nothing and raises `sqlite3.Error`. Once it has waited in vain for another program that
-    holds the database, it does not wait again until a write succeeds."""
+    """Write transactions of a connection of the event loop: `with writer.transaction():` is atomic
+    and raises `sqlite3.Error`. After waiting in vain for another program's lock, it does not wait
+    again until a write succeeds."""
 
     def __init__(self, db: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
         self._db = db
-        # What is written just after a file is deleted is lost like all that was written before.
+        # Writes shortly after a file was deleted are lost like everything in it.
         self._file = WatchedFile(path, CHECK_SECONDS)
         self._busy_seconds = busy_seconds
         self._waits = True
 
     def transaction(self) -> SqliteWriter:
-        # A class and no generator: a task that is stored has several transactions.
+        # A class, not a generator: storing a task takes several transactions.
         return self
 
     def __enter__(self) -> None:
@@ -145,7 +147,7 @@ class SqliteWriter:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error:
-            pass  # then there is none any more
+            pass  # the transaction is already gone
 
     def _wait(self, waits: bool) -> None:
         if waits is not self._waits:
@@ -154,8 +156,7 @@ class SqliteWriter:
 
 
 def open_to_read(path: Path, known: int) -> sqlite3.Connection:
-    """The database at `path`, of version `known` or older, which is never changed. For another
-    process than the one that writes, or when none does."""
+    """Opens the database at `path`, of version `known` or older, for reading only."""
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         db = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
@@ -171,10 +172,10 @@ def open_to_read(path: Path, known: int) -> sqlite3.Connection:
 
 
 def _keep_private(path: Path) -> None:
-    """Readable by nobody else; SQLite gives the files beside it the same mode.
+    """Makes the file private; SQLite gives its companion files the same mode.
 
-    A file that exists is changed by name and never opened here: closing any descriptor of a file
-    drops all locks that this process holds on it, SQLite's own included.
+    An existing file is changed by name and never opened: closing any descriptor of a file drops all
+    locks that this process holds on it, including SQLite's.
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -187,14 +188,15 @@ def _check_version(db: sqlite3.Connection, path: Path, known: int) -> None:
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > known:
         raise ConfigError(
-            f'"{path}" was written by a newer dragoman: its version is {version}, this one knows '
-            f"{known}; nothing was changed: install the newer dragoman, or use another home"
+            f'"{path}" was written by a newer dragoman: its version is {version}, this one '
+            f"supports up to {known}; nothing was changed: install the newer dragoman, or use "
+            "another home"
         )
 
 
 def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:
     while True:
-        # Asked again under the write lock: another process may have been first.
+        # Checked again under the write lock: another process may have been faster.
         db.execute("BEGIN IMMEDIATE")
         try:
             version: int = db.execute("PRAGMA user_version").fetchone()[0]
@@ -212,7 +214,7 @@ def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:
 
 
 def _split_statements(script: str) -> Iterator[str]:
-    """One at a time, because `executescript` commits whatever transaction is open."""
+    """Splits a script, because `executescript` would commit the open transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -229,13 +231,13 @@ def is_damage(error: Exception) -> bool:
 
 
 def is_locked(error: Exception) -> bool:
-    """Whether another connection holds the database, and nothing of the transaction was begun."""
+    """Whether another connection has locked the database; nothing was written."""
     name: str = getattr(error, "sqlite_errorname", "")
     return name.startswith("SQLITE_BUSY")
 
 
 def find_damage(path: Path, seconds: float) -> str:
-    """What is wrong with the database, found without changing it; empty if nothing was found within
+    """Describes damage of the database, without changing it; empty if none was found within
     `seconds`."""
     until = time.monotonic() + seconds
     try:
@@ -249,19 +251,19 @@ def find_damage(path: Path, seconds: float) -> str:
 
 
 def describe_remedy(path: Path) -> str:
-    """What can be done about a database that cannot be read."""
+    """Describes what to do about a damaged database."""
     if path.name == "dispatches.db":
-        return "restore it from a backup, or move it away: the audit has what was in it"
+        return "restore it from a backup, or move it away: the audit log contains the same calls"
     name = "keys" if path.name == "hub.db" else path.stem
     return (
-        "restore it from a backup, or move it away and go on without what was in it: "
+        "restore it from a backup, or move it away and continue without its contents: "
         f"dragoman stores accept-loss {name}"
     )
 
 
 def _describe_error(path: Path, error: Exception) -> str:
     if is_damage(error):
-        return f'"{path}" is damaged or is no database ({error}); {describe_remedy(path)}'
+        return f'"{path}" is damaged or not a database ({error}); {describe_remedy(path)}'
     if not path.parent.is_dir():
         return f'"{path}" cannot be opened: there is no directory "{path.parent}"'
-    return f'"{path}" cannot be opened ({error}); check who may write there and the space left'
+    return f'"{path}" cannot be opened ({error}); check the permissions and the free space'

@@ -1,11 +1,11 @@
-"""Notices when a store of the home disappears: a hub must not take a lost store for a new one.
+"""Detects lost stores: a hub must not mistake a lost store for a new one.
 
-Each store has a random id. One record says which stores the home has, whether keys and policies of
-its own were ever made, and where the audit ended when it was last looked at. The record is sealed
-with `hub.key`; it is in `stores.json`, and a copy is in every store, so that no file that is
-deleted takes the evidence with it. Of several copies the one with the highest number counts.
+Each store has a random id. A record lists the stores of the home, whether keys and policies were
+ever created, and the last known end of the audit log. The record is sealed with `hub.key` and kept
+in `stores.json`, with a copy in every store, so that no deleted file takes the evidence with it.
+The copy with the highest number counts.
 
-The table for it is outside of the stores' migrations, so that an older version opens them still.
+The copy's table is outside the stores' migrations, so that older versions can still open them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ DATABASES: Mapping[str, str] = {
     "registry": registry.DATABASE,
     "tasks": tasks.DATABASE,
 }
-"""What `accept-loss` calls each, and its file. Not `dispatches.db`: the audit has what
-is in it."""
+"""The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
+calls."""
 NAMES = (*DATABASES, POLICIES, HOME_KEY)
 FILES = (*DATABASES.values(), dispatches.DATABASE)
 VERSIONS: Mapping[str, int] = {
@@ -53,15 +53,15 @@ VERSIONS: Mapping[str, int] = {
     for store in (keys, pins, chain, registry, tasks, dispatches)
 }
 ALWAYS = (KEYS, "pins", AUDIT, "registry")
-"""Those that every home has had since its first start."""
+"""The stores that every home has from its first start."""
 MEANING: Mapping[str, str] = {
-    KEYS: "without it nobody could be asked for a key",
-    "pins": "without it every changed definition would be approved as a first one",
-    AUDIT: "without it nothing that was done could be proved",
+    KEYS: "without it the hub would not require keys",
+    "pins": "without it every changed definition would count as a first sight",
+    AUDIT: "without it past calls cannot be proved",
     "registry": "without it the registered agents are unknown",
     "tasks": "without it the A2A tasks and their webhooks are unknown",
-    POLICIES: "without it the default policies would hold, which permit more",
-    HOME_KEY: "without it nothing that the hub has sealed can be checked",
+    POLICIES: "without it the default policies would apply, which permit more",
+    HOME_KEY: "without it the hub's seals cannot be verified",
 }
 
 BUSY_SECONDS = 0.05
@@ -72,20 +72,20 @@ _TABLE = "CREATE TABLE IF NOT EXISTS home_store (id TEXT NOT NULL, record BLOB N
 class HomeRecord(msgspec.Struct, frozen=True):
     number: int = 0
     stores: dict[str, str] = {}
-    """The id of each store that there is."""
+    """The id of each store."""
     keys_made: bool = False
-    """Whether a key was ever made: then callers need one, whatever `hub.db` says."""
+    """Whether a key was ever created: then every caller needs one, whatever `hub.db` says."""
     policies_made: bool = False
-    """Whether there is a folder of policies."""
+    """Whether there is a policies folder."""
     api_key_set: bool = False
     """Whether config.toml had a key at the last start."""
     audit_seq: int = 0
     audit_mac: str = ""
     clock_seen: float = 0.0
-    """When the wall clock was last looked at, and since when it is new: see `SteadyClock`."""
+    """The last reading of the wall clock; see `SteadyClock`."""
     clock_new_since: float = 0.0
     servers: dict[str, str] | None = None
-    """The keyed hash of each configured server, to record what has changed; None: never looked."""
+    """The keyed hash of each configured server, to record changes; None before the first start."""
 
 
 class SealedRecord(msgspec.Struct, frozen=True):
@@ -105,29 +105,30 @@ class StoreLoss:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """What a file says of itself."""
+    """What was read from a database file."""
 
     there: bool
     damage: str = ""
     id: str | None = ""
-    """Empty where it has none; None where that cannot be read just now."""
+    """Empty if it has none; None if it cannot be read now."""
     copy: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSurvey:
-    """What was found in a home, nothing of it changed."""
+    """The state of a home's stores."""
 
     key: bytes | None
     record: HomeRecord
     databases: Mapping[str, DatabaseState]
     losses: tuple[StoreLoss, ...]
     new: bool
-    """Whether this home was never used by a version that keeps a record."""
+    """Whether no version that keeps a record has used this home."""
 
 
 def survey_stores(home: Path, policies: Path) -> StoreSurvey:
-    """Looks for what the home must have. Raises `ConfigError` for a key that is damaged."""
+    """Checks which stores of the home are lost, without changes. Raises `ConfigError` for a damaged
+    key."""
     key = _read_key(home)
     databases = {name: _read_database(home / file) for name, file in DATABASES.items()}
     copies = [database.copy for database in databases.values() if database.copy]
@@ -139,7 +140,7 @@ def survey_stores(home: Path, policies: Path) -> StoreSurvey:
     record = max(claims, key=lambda one: one.number, default=HomeRecord())
     losses = list(_find_losses(home, policies, record, databases))
     if known and not ours and record.stores:
-        how = "is gone" if key is None else "is not the one that sealed the records of this home"
+        how = "is missing" if key is None else "is not the key that sealed this home's records"
         losses.append(StoreLoss(HOME_KEY, home / KEY_FILE, how))
     if not known:
         losses += _find_losses_without_record(home, databases)
@@ -152,35 +153,35 @@ def _find_losses(
     for name, found in databases.items():
         path, id = home / DATABASES[name], record.stores.get(name)
         if found.damage:
-            yield StoreLoss(name, path, f"is damaged or is no database ({found.damage})")
+            yield StoreLoss(name, path, f"is damaged or not a database ({found.damage})")
         elif id is None:
             continue
         elif not found.there:
-            yield StoreLoss(name, path, "is empty" if path.exists() else "is gone")
+            yield StoreLoss(name, path, "is empty" if path.exists() else "is missing")
         elif found.id is None:
-            continue  # the store itself says why, when it is opened
+            continue  # opening the store reports the reason
         elif found.id != id:
-            yield StoreLoss(name, path, "is not the file that this home had")
+            yield StoreLoss(name, path, "was replaced by another file")
         elif name == AUDIT and (how := _find_rollback(path, record)):
             yield StoreLoss(name, path, how)
     if record.policies_made and not os.path.lexists(policies):
-        yield StoreLoss(POLICIES, policies, "is gone")
+        yield StoreLoss(POLICIES, policies, "is missing")
 
 
 def _find_losses_without_record(
     home: Path, databases: Mapping[str, DatabaseState]
 ) -> Iterable[StoreLoss]:
-    """Neither a record nor a database, but what only a hub that had them can have left."""
+    """Finds losses of a home without record and databases, from files that only a hub creates."""
     left = [KEY_FILE, chain.KEY, chain.HEAD, journal.JOURNAL]
     there = [name for name in left if (home / name).exists()]
     if there and not any(found.there or found.damage for found in databases.values()):
         for name in ALWAYS:
-            how = f"is gone, though {there[0]} is there"
+            how = f"is missing, although {there[0]} exists"
             yield StoreLoss(name, home / DATABASES[name], how)
 
 
 def _find_rollback(path: Path, record: HomeRecord) -> str:
-    """Why the audit is older than it was; empty where it is not."""
+    """Describes how the audit log was rolled back; empty if it was not."""
     try:
         with closing(_connect(path, "ro")) as db:
             end = chain.find_tail(db)
@@ -189,17 +190,17 @@ def _find_rollback(path: Path, record: HomeRecord) -> str:
     except sqlite3.Error as error:
         return f"cannot be read ({error})"
     if end.seq < record.audit_seq:
-        return f"ends at entry {end.seq}, but had {record.audit_seq}: it is older than it was"
+        return f"ends at entry {end.seq}, but had {record.audit_seq}: it is an older copy"
     if found is not None and record.audit_mac and found[0].hex() != record.audit_mac:
-        return f"has another entry {record.audit_seq} than it had"
+        return f"has a different entry {record.audit_seq} than before"
     return ""
 
 
 class StoreInventory:
-    """The record of a home that a hub holds. Its files are written by one thread at a time."""
+    """The record of a home that this process holds. One thread at a time writes its files."""
 
     def __init__(self, home: Path, policies: Path) -> None:
-        """Raises `ConfigError` where a store was lost. Makes `hub.key` at the first start."""
+        """Raises `ConfigError` if a store was lost. Creates `hub.key` at the first start."""
         found = survey_stores(home, policies)
         if found.losses:
             raise ConfigError(describe_losses(found.losses))
@@ -208,7 +209,7 @@ class StoreInventory:
         self.record = found.record
         self.key = found.key or os.urandom(32)
         if found.key is None:
-            # The record first: a key without a record is then never a first start's own doing.
+            # The record first: a key without a record then always means a loss.
             self._write_file()
             write_private(home / KEY_FILE, self.key)
         self._inodes: dict[str, int] = {}
@@ -217,8 +218,8 @@ class StoreInventory:
         """Whether the record in memory is newer than the files."""
 
     def register_stores(self) -> None:
-        """Takes up the stores that are there now. What is in the record is on the disk: a loss of
-        power must not look like the loss of a store."""
+        """Adds the existing stores to the record. A store is synced to disk first: a power failure
+        must not look like a lost store."""
         ids = dict(self.record.stores)
         for name, file in DATABASES.items():
             if not (self._home / file).exists():
@@ -231,7 +232,7 @@ class StoreInventory:
             self.write()
 
     def update(self, **facts: object) -> bool:
-        """Changes the record in memory; whether it must be written."""
+        """Changes the record in memory; returns whether it must be written."""
         changed = {name: value for name, value in facts.items()
                    if getattr(self.record, name) != value}  # fmt: skip
         if changed:
@@ -251,12 +252,12 @@ class StoreInventory:
         )
 
     def hash_value(self, value: object) -> str:
-        """Tells whether two values are the same, and nobody without the key what they are."""
+        """Returns a keyed hash, which reveals nothing without the key."""
         data = b"dragoman value\0" + msgspec.json.encode(value)
         return hmac.digest(self.key, data, "sha256").hex()[:32]
 
     def write(self) -> None:
-        """Writes the record and its copies. Waits for the disk: not for the event loop. A store
+        """Writes the record and its copies. Waits for the disk, so not for the event loop. A store
         that cannot be written now keeps an older copy, which does no harm."""
         record = self.record
         self._noted = False
@@ -271,7 +272,7 @@ class StoreInventory:
                 _write_copy(self._home / DATABASES[name], id, sealed)
 
     def find_replaced(self) -> list[str]:
-        """The files that are not the ones that the hub has open: what goes there is lost."""
+        """Lists database files that were removed or replaced: writes to them are lost."""
         found = []
         for name, inode in self._inodes.items():
             path = self._home / DATABASES[name]
@@ -280,7 +281,7 @@ class StoreInventory:
                     continue
                 found.append(f"{path.name} was replaced")
             except OSError:
-                found.append(f"{path.name} is gone")
+                found.append(f"{path.name} was removed")
         return found
 
     def _write_file(self) -> None:
@@ -292,20 +293,20 @@ def describe_losses(losses: Sequence[StoreLoss]) -> str:
     what = "; ".join(map(str, losses))
     return (
         f"the hub does not start: {what}. Restore {'it' if len(losses) == 1 else 'them'} from a "
-        f"backup, or go on without: dragoman stores accept-loss {names}"
+        f"backup, or continue without: dragoman stores accept-loss {names}"
     )
 
 
 def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> list[StoreLoss]:
-    """Goes on without what was lost, and records that. The home must be held. A damaged file is
-    moved aside; another file than the home had is taken for its own from now on."""
+    """Accepts losses and records them in the audit log. The process must hold the home. A damaged
+    file is moved aside; a replaced file is accepted."""
     found = survey_stores(home, policies)
     lost = {loss.name: loss for loss in [*_find_damaged(home), *found.losses]}
     for name in names:
         if name not in lost:
             raise InvalidInput(
-                f'"{name}" was not lost, and nothing was changed; to go on without it all the '
-                "same, move it away first"
+                f'"{name}" is not lost, and nothing was changed; to continue without it anyway, '
+                "move it away first"
             )
     if AUDIT in lost and AUDIT not in names:
         raise InvalidInput(
@@ -341,10 +342,9 @@ def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> 
 
 
 def find_obstacle(path: Path) -> str:
-    """Why a start cannot use a database that may well be whole, and what to do; empty if nothing is
-    in the way."""
+    """Describes why a start cannot use an undamaged database, and the fix; empty if it can."""
     if not path.is_file():
-        return f'"{path}" is no file; move it away'
+        return f'"{path}" is not a file; move it away'
     if not os.access(path, os.R_OK | os.W_OK):
         return (
             f'"{path}" cannot be written; run: sudo chown {os.geteuid()} {shlex.quote(str(path))}'
@@ -358,7 +358,7 @@ def find_obstacle(path: Path) -> str:
 
 
 def describe_damage(home: Path) -> str:
-    """Which stores are damaged, and what to do; empty if none was found to be."""
+    """Describes damaged stores and the fix; empty if none was found."""
     found = list(_find_damaged(home))
     return describe_losses(found) if found else ""
 
@@ -371,7 +371,7 @@ def _find_damaged(home: Path) -> Iterable[StoreLoss]:
 
 
 def _set_aside(path: Path, found: DatabaseState) -> None:
-    """A damaged database, or an empty file. One that can be read stays."""
+    """Renames a damaged database or an empty file; a readable database stays."""
     if not path.exists() or (found.there and not find_damage(path, CHECK_SECONDS)):
         return
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -383,7 +383,7 @@ def _set_aside(path: Path, found: DatabaseState) -> None:
 def _record_losses(
     home: Path, losses: Sequence[StoreLoss], by: str, lost: HomeRecord | None
 ) -> None:
-    """`lost` is the record of a home whose audit is among what was lost."""
+    """`lost` is the record of the home if the audit log itself was lost."""
     what = "; ".join(f"{loss.file.name} {loss.how}" for loss in losses)
     broken = (lost.audit_seq, f"{what}; {by} has accepted the loss") if lost is not None else None
     audit = SqliteAuditLog(home, broken=broken)
@@ -409,8 +409,8 @@ def _read_key(home: Path) -> bytes | None:
         raise ConfigError(f'"{path}" cannot be read ({error.strerror})') from error
     if len(key) != 32:
         raise ConfigError(
-            f"{path} is damaged: {len(key)} bytes where 32 belong; restore it from a backup, or "
-            "delete it, and if the hub then misses it: dragoman stores accept-loss home-key"
+            f"{path} is damaged: {len(key)} bytes instead of 32; restore it from a backup, or "
+            "delete it and accept the loss: dragoman stores accept-loss home-key"
         )
     return key
 
@@ -432,7 +432,7 @@ def _read_database(path: Path) -> DatabaseState:
 
 
 def assign_id(path: Path) -> str:
-    """A new id, in the store and on the disk."""
+    """Assigns a new id to a store and syncs it to disk."""
     id = secrets.token_hex(16)
     try:
         with closing(_connect(path, "rw", 2.0)) as db:
@@ -444,7 +444,7 @@ def assign_id(path: Path) -> str:
             db.execute("COMMIT")
     except sqlite3.Error as error:
         raise ConfigError(
-            f'"{path}" cannot be written ({error}); check who may write there and the space left'
+            f'"{path}" cannot be written ({error}); check the permissions and the free space'
         ) from error
     _sync_folder(path.parent)
     return id
@@ -452,8 +452,8 @@ def assign_id(path: Path) -> str:
 
 def _write_copy(path: Path, id: str, sealed: bytes) -> None:
     with closing(_connect(path, "rw")) as db:
-        # The store is locked while this is written, and who writes to it waits for 20 ms only: the
-        # disk may take longer. If the copy does not survive a loss of power, the older one does.
+        # The store is locked during this write and its writers wait for 20 ms only, but a sync may
+        # take longer. If this copy does not survive a power failure, the older one does.
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("UPDATE home_store SET record = ? WHERE id = ?", (sealed, id))
 
@@ -464,7 +464,7 @@ def _connect(path: Path, mode: str, seconds: float = BUSY_SECONDS) -> sqlite3.Co
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """In one step, and on the disk."""
+    """Writes a private file atomically and syncs it to disk."""
     ready = ""
     try:
         handle, ready = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -482,7 +482,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def _remove_leftovers(home: Path) -> None:
-    """What a hub that was killed in `write_private` has left."""
+    """Removes temporary files of a hub that was killed in `write_private`."""
     for name in (RECORD_FILE, KEY_FILE):
         for left in home.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""How the audit's entries are sealed, so that no change to what was written goes unseen.
+"""Seals the entries of the audit log in a MAC chain, so that any change is detected.
 
-Each entry's MAC covers the MAC before it and every field. Where the chain ends is kept at the end
-of the journal, and outside of both journal and database in the head; where it begins, once a prefix
-was pruned, in the anchor; all are sealed with the same key. Whoever holds the key can forge it all,
-and whoever puts back old copies of database, journal and head together cannot be told from time
-standing still: keep copies elsewhere.
+Each entry's MAC covers the previous MAC and every field. The end of the chain is stored in the
+journal's trailer and, outside journal and database, in the head; the anchor stores where the chain
+begins after pruning. All are sealed with the same key. A holder of the key can forge everything,
+and restoring old copies of database, journal and head together cannot be detected: keep copies
+elsewhere.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ MIGRATIONS = (
 INSERT = "INSERT INTO entries (seq, kind, of, at, body, mac) VALUES (?, ?, ?, ?, ?, ?)"
 MANY = 32
 INSERT_MANY = INSERT + ", (?, ?, ?, ?, ?, ?)" * (MANY - 1)
-"""One statement for many rows costs a fifth less than one for each."""
+"""One statement for many rows costs a fifth less than one statement per row."""
 
 START = "start"
-"""A hub opened the audit. Intents before it that have no outcome never will."""
+"""A hub opened the audit log. Earlier intents without an outcome will never get one."""
 INTENT = "intent"
 OUTCOME = "outcome"
 BREAK = "break"
-"""A hub opened the audit and found it other than it was left."""
+"""A hub opened the audit log and found it changed or damaged."""
 
 
 EntryRow = tuple[int, str, int | None, float, bytes, bytes]
@@ -64,7 +64,7 @@ EntryRow = tuple[int, str, int | None, float, bytes, bytes]
 
 
 class ChainTip(NamedTuple):
-    """Where a chain stands. Numbers begin at 1 and have no gaps, so `seq` is also the count."""
+    """A position in the chain. Numbers begin at 1 without gaps, so `seq` is also the count."""
 
     seq: int
     mac: bytes
@@ -73,7 +73,7 @@ class ChainTip(NamedTuple):
 ORIGIN = ChainTip(0, bytes(32))
 
 FIRST_HEAD = b"H"
-"""The head of an audit that has no journal yet: of a first start."""
+"""The head of an audit log without a journal: of a first start."""
 HEAD_BESIDE_JOURNAL = b"K"
 TRAILER = b"J"
 HEADS = (FIRST_HEAD, HEAD_BESIDE_JOURNAL)
@@ -81,7 +81,7 @@ TRAILERS = (TRAILER,)
 
 
 class ChainBroken(Exception):
-    """The chain does not hold: what, in one sentence, and at which entry."""
+    """The chain is broken: a one-sentence description, and the entry."""
 
     def __init__(self, problem: str, seq: int | None) -> None:
         super().__init__(problem)
@@ -90,36 +90,34 @@ class ChainBroken(Exception):
 
 
 MISSHAPEN = (struct.error, TypeError, AttributeError, ValueError)
-"""What sealing raises for a value of another type than was written; SQLite holds a text where a
-blob belongs without complaint."""
+"""Errors of sealing a value of the wrong type: SQLite accepts a text in a blob column."""
 
 
 ENTRY = struct.Struct(">c32sq?qdII")
-"""A kind of its own, the MAC before, seq, whether there is an `of`, of, at, and the lengths of kind
-and body, which follow."""
+"""Record type, previous MAC, seq, whether `of` is present, of, at, lengths of kind and body."""
 TIP = struct.Struct(">c32sq")
-"""What it is the tip for, mac, seq. Where an entry has the MAC before it, this has its own."""
+"""Record type, mac, seq. The MAC is that of the last entry, at the offset of `previous MAC`."""
 
 
 class AuditSeal:
-    """Everything that takes the key. The first byte of what is sealed says what it is, so that no
-    seal of one kind passes for another; widths are fixed or written out, so that no byte can move
-    from one field to the next."""
+    """All operations that need the key. The first sealed byte is the record type, so that a seal of
+    one type cannot be used for another; all widths are fixed or written out, so that no byte can
+    move between fields."""
 
     _ANCHOR = struct.Struct(">cq32sd")
 
     def __init__(self, key: bytes) -> None:
-        # HMAC-SHA256 with both pads taken in beforehand: a third of the time of `hmac.digest`.
+        # HMAC-SHA256 with precomputed pads takes a third of the time of `hmac.digest`.
         self._key = key
         self._inner, self._outer = _precompute_pads(key)
-        # Every call needs one of these; keyed BLAKE2b takes a third of the time of the HMAC.
+        # Needed for every call; keyed BLAKE2b takes a third of the time of the HMAC.
         self._tips = hashlib.blake2b(key=key, digest_size=32, person=b"dragoman tip")
         self._arguments = hashlib.blake2b(key=key, digest_size=32, person=b"dragoman args")
 
     def seal_entry(
         self, before: bytes, seq: int, kind: str, of: int | None, at: float, body: bytes
     ) -> tuple[bytes, bytes]:
-        """The entry as it is sealed, and its MAC."""
+        """Returns the encoded entry and its MAC."""
         name = kind.encode()
         fields = ENTRY.pack(b"E", before, seq, of is not None, of or 0, at, len(name), len(body))
         sealed = fields + name + body
@@ -130,20 +128,20 @@ class AuditSeal:
         return sealed, outer.digest()
 
     def hash_arguments(self, arguments: bytes) -> str:
-        """A MAC: short arguments could be guessed from a plain hash."""
+        """Returns a MAC: short arguments could be guessed from a plain hash."""
         mac = self._arguments.copy()
         mac.update(arguments)
         return mac.hexdigest()
 
     def seal_tip(self, kind: bytes, seq: int, mac: bytes) -> bytes:
-        """What says where the chain ends: always the same length, so that one write replaces it."""
+        """Returns a sealed position, always of the same length, so that one write replaces it."""
         fields = TIP.pack(kind, mac, seq)
         seal = self._tips.copy()
         seal.update(fields)
         return fields + seal.digest()
 
     def read_tip(self, kinds: tuple[bytes, ...], record: bytes) -> ChainTip | None:
-        """None if it is not one of these, or not ours."""
+        """Returns None if it is not of one of these types, or its seal is invalid."""
         if len(record) != TIP.size + 32:
             return None
         kind, mac, seq = TIP.unpack_from(record)
@@ -161,7 +159,7 @@ def _precompute_pads(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
 
 
 def read_key(home: Path) -> bytes | None:
-    """None when there is none."""
+    """Returns None if there is no key."""
     path = home / KEY
     try:
         key = path.read_bytes()
@@ -171,14 +169,14 @@ def read_key(home: Path) -> bytes | None:
         raise ConfigError(f'"{path}" cannot be read ({error.strerror})') from error
     if len(key) != 32:
         raise ConfigError(
-            f'"{path}" is damaged: {len(key)} bytes where 32 belong; restore it from a backup, '
-            "or remove it: the audit then goes on with a new key, and records that"
+            f'"{path}" is damaged: {len(key)} bytes instead of 32; restore it from a backup, '
+            "or remove it: the audit log then continues with a new key, and records that"
         )
     return key
 
 
 def create_key(home: Path) -> bytes:
-    """A new key, on the disk whole or not at all."""
+    """Creates a key and writes it to disk atomically."""
     path = home / KEY
     draft = path.with_suffix(".new")
     key = secrets.token_bytes(32)
@@ -197,7 +195,7 @@ def create_key(home: Path) -> bytes:
 
 
 def read_anchor(db: sqlite3.Connection, seal: AuditSeal) -> ChainTip:
-    """Where the entries that are kept begin. Raises `Broken` for an anchor that is not ours."""
+    """Returns where the stored entries begin. Raises `ChainBroken` for an invalid anchor."""
     row = db.execute("SELECT seq, mac, at, seal FROM anchor").fetchone()
     if row is None:
         return ORIGIN
@@ -207,19 +205,19 @@ def read_anchor(db: sqlite3.Connection, seal: AuditSeal) -> ChainTip:
     except MISSHAPEN:
         holds = False
     if not holds:
-        raise ChainBroken("the anchor that pruning left was changed or forged", seq)
+        raise ChainBroken("the anchor of the pruned entries was changed or forged", seq)
     return ChainTip(seq, mac)
 
 
 def read_entries_after(db: sqlite3.Connection, after: int) -> Iterator[EntryRow]:
-    """The entries in the database after that number, in order."""
+    """Reads the entries of the database after a number, in order."""
     return db.execute(
         "SELECT seq, kind, of, at, body, mac FROM entries WHERE seq > ? ORDER BY seq", (after,)
     )
 
 
 def insert_entries(db: sqlite3.Connection, rows: list[EntryRow]) -> None:
-    """All or none of them."""
+    """Inserts entries in one transaction."""
     if not rows:
         return
     db.execute("BEGIN IMMEDIATE")
@@ -231,8 +229,8 @@ def insert_entries(db: sqlite3.Connection, rows: list[EntryRow]) -> None:
 
 
 def verify_entries(rows: Iterable[EntryRow], seal: AuditSeal, tip: ChainTip) -> Iterator[ChainTip]:
-    """Each of the entries after `tip`, proved to follow the one before. Raises `Broken` at the
-    first that does not, and at one that records a break."""
+    """Yields the position of each entry after `tip`, verified to follow the previous one. Raises
+    `ChainBroken` at the first that does not, and at an entry that records a break."""
     for seq, kind, of, at, body, mac in rows:
         if seq != tip.seq + 1 and kind != BREAK:
             raise ChainBroken(f"entries {tip.seq + 1} to {seq - 1} are missing", tip.seq + 1)
@@ -242,8 +240,8 @@ def verify_entries(rows: Iterable[EntryRow], seal: AuditSeal, tip: ChainTip) -> 
             holds = False
         if not holds:
             raise ChainBroken(
-                f"entry {seq} does not match its seal: it was changed, moved or put in, "
-                "or the key is not the one it was written with",
+                f"entry {seq} does not match its seal: it was changed, moved or inserted, "
+                "or it was written with another key",
                 seq,
             )
         if kind == BREAK:
@@ -253,7 +251,7 @@ def verify_entries(rows: Iterable[EntryRow], seal: AuditSeal, tip: ChainTip) -> 
 
 
 def find_tail(db: sqlite3.Connection) -> ChainTip:
-    """Where the database ends, as it says itself."""
+    """Returns the last position in the database, unverified."""
     row = db.execute("SELECT seq, mac FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
     row = row or db.execute("SELECT seq, mac FROM anchor").fetchone() or ORIGIN
     seq, mac = row

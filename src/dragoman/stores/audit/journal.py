@@ -1,11 +1,9 @@
-"""Where the audit's entries are first: a file that is written from its beginning until the database
-has them all, and then from its beginning again.
+"""The journal of the audit log: a file of fixed size with the entries not yet in the database.
 
-Entries stand one behind the other as they are sealed, and behind the last the trailer: the sealed
-end of the chain. The next entries are written over it together with their own trailer, by one write
-to the page cache, which survives kill -9. An entry's MAC stands in what follows it, entry or
-trailer, at the same place. What is behind a trailer is left from before and means nothing.
-Proves nothing: that takes the key.
+Sealed entries follow one another, then the trailer: the sealed end of the chain. New entries and
+their trailer overwrite the old trailer in one write to the page cache, which survives kill -9. The
+MAC of an entry is stored in the record that follows it, entry or trailer, at the same offset. Bytes
+after the trailer are left over and have no meaning. Does not verify seals.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ KINDS = {INTENT.encode(): INTENT, OUTCOME.encode(): OUTCOME}
 
 
 class Journal:
-    """For the one hub that holds the home. Every method may raise `OSError`."""
+    """Writes the journal of the home that this process holds. Every method may raise `OSError`."""
 
     def __init__(self, home: Path) -> None:
         self._path = str(home / JOURNAL)
@@ -49,16 +47,16 @@ class Journal:
         self._trailer = b""
 
     def append(self, entries: bytes, trailer: bytes) -> bool:
-        """When it returns, any process can read the entries; False if there is no room for them.
-        If it fails, all is as before."""
+        """Appends entries, which any process can then read; returns False if there is no room.
+        A failure leaves the journal unchanged."""
         whole = entries + trailer
         place = self._end
         if place + len(whole) > SIZE:
             return False
         if os.pwrite(self._file, whole, place) != len(whole):
-            # What stood there before is put back: half an entry is nobody's entry, nor a break.
+            # Restore the old trailer: half an entry is neither an entry nor a break.
             os.pwrite(self._file, self._trailer, place)
-            raise OSError(errno.EIO, f"{JOURNAL} took only a part of an entry")
+            raise OSError(errno.EIO, f"only a part of an entry was written to {JOURNAL}")
         self._end = place + len(entries)
         self._trailer = trailer
         return True
@@ -67,8 +65,8 @@ class Journal:
         os.fsync(self._file)
 
     def restart(self, trailer: bytes) -> None:
-        """Forgets all entries; makes the file if there is none, or not the one that was made. If
-        it fails nothing is taken until it succeeds: what stands behind a gap would not be read."""
+        """Discards all entries; creates the file if it is missing or was replaced. After a failure
+        `append` accepts nothing until this succeeds: entries after a gap would not be read."""
         self._end = SIZE
         try:
             in_place = os.stat(self._path).st_ino == self._inode
@@ -77,7 +75,7 @@ class Journal:
         if not in_place:
             self._create(trailer)
         elif os.pwrite(self._file, trailer, 0) != len(trailer):
-            raise OSError(errno.EIO, f"{JOURNAL} took only a part of its trailer")
+            raise OSError(errno.EIO, f"only a part of the trailer was written to {JOURNAL}")
         self._end = 0
         self._trailer = trailer
 
@@ -87,13 +85,13 @@ class Journal:
             self._file = -1
 
     def _create(self, trailer: bytes) -> None:
-        """There from the first moment with its trailer, or not at all: one without is a break."""
+        """Creates the file atomically with its trailer: a journal without one would be a break."""
         self.close()
         draft = Path(self._path + ".new")
         draft.unlink(missing_ok=True)
         file = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            if hasattr(os, "posix_fallocate"):  # so that a disk that fills up does not stop it
+            if hasattr(os, "posix_fallocate"):  # so that a full disk does not stop writes
                 os.posix_fallocate(file, 0, SIZE)
             os.pwrite(file, trailer, 0)
             os.fsync(file)
@@ -106,19 +104,19 @@ class Journal:
 
 
 class JournalContents(NamedTuple):
-    """What stands in a journal."""
+    """The parsed contents of a journal."""
 
     before: bytes
-    """The MAC that the first entry follows, as it says."""
+    """The MAC before the first entry, unverified."""
     rows: list[EntryRow]
     trailer: bytes
-    """What stands behind the last entry that can be read, be it one or not."""
+    """The bytes after the last readable entry, which may not be a valid trailer."""
 
 
 def read_journal(home: Path, seal: AuditSeal | None = None) -> JournalContents | None:
-    """What stands there, from any process at any time; None when there is no such file. Whoever
-    reads the database after this misses nothing: what has left the journal is in there by then.
-    It may be read in the middle of being written, so one without a proper end is read again."""
+    """Reads the journal from any process; returns None if there is no file. A reader that reads the
+    database afterwards misses nothing, because entries leave the journal only after the commit.
+    A journal without a valid end may have been read during a write and is read again."""
     left = None
     for attempt in range(TRIES):
         if attempt:
@@ -162,7 +160,7 @@ def _parse(whole: bytes) -> JournalContents:
 
 
 def _has_valid_end(left: JournalContents, seal: AuditSeal | None) -> bool:
-    """Whether the trailer is one, and of the last entry."""
+    """Whether the trailer is valid and belongs to the last entry."""
     _, rows, trailer = left
     if len(trailer) < TRAILER_BYTES or trailer[:1] != TRAILER:
         return False

@@ -1,12 +1,12 @@
-"""The audit: what is about to be done is stored before it is done, what came of it after.
+"""The audit log: stores the intent of a call before it runs and the outcome after it.
 
-An intent goes to the journal at once, one write of a microsecond, with the outcomes since the last;
-all goes to SQLite with everything else of some milliseconds in one commit. All on the event loop's
-thread: a call waits for no turn of the loop and wakes no thread. Knows nothing of what entries say,
-except what to write for a call that was refused because it could not be stored.
+An intent is written to the journal at once (a microsecond), together with the outcomes since the
+last one; SQLite gets the entries of some 20 ms in one commit. Everything happens on the event
+loop's thread, so a call waits for no loop iteration and wakes no thread. Does not know what entries
+mean, except for the outcome of a call that is refused because its intent could not be stored.
 
-Journal and head are moved in this order, after the commit: so the journal never ends before the
-head does, nor the head where the database has nothing, wherever the hub is killed.
+The journal and then the head are updated after the commit. Wherever the hub is killed, the journal
+never ends before the head, and the head never points beyond the database.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 0.02
 PAUSE_SECONDS = 0.25
-"""How long calls are refused unasked after a failed write: each try may block the loop a moment."""
+"""How long calls are refused without an attempt after a failed write: each attempt may block."""
 PRUNE_BATCH = 250
 CHECKPOINT_PAGES = 4000
 BACKSTOP_PAGES = 16_000
@@ -73,31 +73,31 @@ REFUSED = b'{"outcome":"refused","error":"StorageFailed","duration_ms":0}'
 
 
 class SqliteAuditLog:
-    """An `AuditLog` in the files `audit.*` of the hub's home."""
+    """The `AuditLog` in the files `audit.*` of the home."""
 
     def __init__(
         self, home: Path, *, durable: bool = False, broken: tuple[int, str] | None = None
     ) -> None:
-        """`broken` tells of a loss that files alone cannot show: how many entries there were, and
-        what happened. It is recorded as a break."""
+        """`broken` describes a loss that the files do not show: the number of entries there were,
+        and what happened. It is recorded as a break."""
         self.commits = 0
         self._home = home
         self._broken = broken
         self.previous_end_at = 0.0
-        """The time of the newest entry that an earlier hub has left; 0 if there is none."""
+        """The time of the newest entry of an earlier hub; 0 if there is none."""
         self._durable = durable
         self._encode = msgspec.json.Encoder().encode
         self._pending: list[tuple[str, int | None, float, bytes]] = []
-        """What is not in the chain yet: kind, of, at, body."""
+        """Entries that are not in the chain yet: kind, of, at, body."""
         self._unsaved: list[EntryRow] = []
-        """What is in the chain and not in the database yet. It is in the journal, whose size is its
-        bound; beyond that come only the outcomes of calls that run."""
+        """Entries in the chain that are not in the database yet. The journal contains them, so its
+        size bounds them, apart from the outcomes of running calls."""
         self.last_pruned = ORIGIN
-        """The last entry that `prune` has deleted."""
+        """The last entry that `prune` deleted."""
         self._unwritten: list[bytes] = []
-        """What is in the chain and not in the journal yet, as it stands there."""
+        """Sealed entries of the chain that are not in the journal yet."""
         self._running: dict[int, None] = {}
-        """Intents that await their outcome, the oldest first."""
+        """Intents without an outcome, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._failure: str | None = None
@@ -133,11 +133,11 @@ class SqliteAuditLog:
         try:
             del self._running[intent]
         except KeyError:
-            log.error("entry %d of the audit has an outcome already, or is no intent", intent)
+            log.error("audit entry %d already has an outcome, or is not an intent", intent)
             return
         body = self._encode(entry)
         if self._closed or len(body) > MAX_BODY:
-            log.error("the outcome of entry %d of the audit is lost and reads unknown", intent)
+            log.error("the outcome of audit entry %d is lost; it will read unknown", intent)
             return
         self._pending.append((OUTCOME, intent, time.time(), body))
         if self._timer is None:
@@ -145,12 +145,12 @@ class SqliteAuditLog:
 
     @property
     def has_running_calls(self) -> bool:
-        """Whether a call has begun whose outcome is still to come."""
+        """Whether calls are in progress."""
         return bool(self._running)
 
     @property
     def tip(self) -> ChainTip:
-        """Where the chain ends."""
+        """The end of the chain."""
         return ChainTip(self._seq, self._mac)
 
     def find_first(self) -> tuple[int, float]:
@@ -163,12 +163,11 @@ class SqliteAuditLog:
 
     @property
     def has_unsaved_entries(self) -> bool:
-        """Whether there is something that the database does not have."""
+        """Whether there are entries that are not in the database."""
         return bool(self._pending or self._unsaved)
 
     def sync(self) -> bool:
-        """Waits until what the database has is on the disk; whether that went well. May be called
-        from another thread."""
+        """Syncs the database to disk and returns whether that succeeded. Thread-safe."""
         try:
             _checkpoint_log(self._home / DATABASE)
             head = os.open(self._home / HEAD, os.O_RDONLY | os.O_CLOEXEC)
@@ -177,7 +176,7 @@ class SqliteAuditLog:
             finally:
                 os.close(head)
         except (OSError, sqlite3.Error) as error:
-            log.warning("the audit could not be brought to the disk: %s", error)
+            log.warning("the audit log could not be synced to disk: %s", error)
             return False
         return True
 
@@ -190,10 +189,10 @@ class SqliteAuditLog:
         if self._closed:
             return
         if not self._save():
-            kept = "its journal has it" if self._write_journal() else "some of it is lost"
-            log.error("the audit in %s could not be saved; %s", self._home, kept)
+            kept = "the journal has it" if self._write_journal() else "entries are lost"
+            log.error("the audit log in %s could not be saved; %s", self._home, kept)
         self._closed = True
-        self._failure = "the hub is going down"
+        self._failure = "the hub is shutting down"
         if self._timer is not None:
             self._timer.cancel()
         self._db.close()
@@ -201,9 +200,10 @@ class SqliteAuditLog:
         os.close(self._head)
 
     async def prune(self, older_than_seconds: float, max_entries: int) -> int:
-        """Deletes entries from the oldest on while they are older than that, or more than that many
-        are kept; never the intent of a call that still runs, nor anything after it. Says how many.
-        One small batch a turn of the loop. A break goes like any other entry, when its time comes.
+        """Deletes the oldest entries that are too old or too many, and returns their number.
+
+        Never deletes the intent of a running call or anything after it. Deletes one small batch per
+        loop iteration. Breaks are deleted like other entries.
         """
         removed = 0
         while not self._closed:
@@ -228,7 +228,7 @@ class SqliteAuditLog:
         self._seal = AuditSeal(key)
         self.hash_arguments = self._seal.hash_arguments
         if fresh:
-            # At once, so that a key or entries without a head are never our own doing.
+            # At once: a key or entries without a head then always mean a loss.
             os.pwrite(self._head, self._seal.seal_tip(FIRST_HEAD, *ORIGIN), 0)
         self._db = open_store(
             path,
@@ -253,18 +253,18 @@ class SqliteAuditLog:
                     f'"{path}" is damaged ({error}); {describe_remedy(path)}'
                 ) from error
             raise ConfigError(
-                f'the audit "{path}" cannot be written ({error}); check the space left there and '
-                "whether another program holds it"
+                f'the audit log "{path}" cannot be written ({error}); check the free space and '
+                "whether another program has locked it"
             ) from error
 
     def _resume(self, lost_key: bool) -> None:
-        """Goes on where the chain ends, with what a hub that was killed left in the journal. Where
-        that is not where it was left, the first thing to go in is an entry that says so: it cannot
-        be taken out again unseen."""
+        """Continues the chain, including entries that a killed hub left in the journal. If the
+        files are not as they were left, the first new entry records a break, which cannot be
+        removed without being detected."""
         record = os.pread(self._head, 1024, 0)
         left = read_journal(self._home, self._seal)
         if lost_key:
-            problem: str | None = "the key was missing, so nothing before this entry can be proved"
+            problem: str | None = "the key was missing, so no entry before this one can be verified"
         else:
             problem = find_discrepancy(self._db, self._seal, record, left)
         lost, told = self._broken or (0, None)
@@ -277,19 +277,19 @@ class SqliteAuditLog:
             for row, tip in zip(waiting, verify_entries(waiting, self._seal, end), strict=True):
                 self._unsaved.append(row)
                 end = tip
-        except ChainBroken:  # as the problem says
+        except ChainBroken:  # `problem` describes it
             pass
         self._seq, self._mac = end
         if problem is not None:
-            log.error("the audit in %s is not as it was left: %s", self._home, problem)
-            # Above whatever head and journal have seen, so that no number is given twice.
+            log.error("the audit log in %s was changed or damaged: %s", self._home, problem)
+            # Above every number that head and journal have seen, so that no number is used twice.
             head = self._seal.read_tip(HEADS, record)
             trailer = self._seal.read_tip(TRAILERS, left.trailer) if left else None
             self._seq = max(lost, *(tip.seq for tip in (end, head, trailer) if tip is not None))
             os.ftruncate(self._head, 0)
             self._pending.append((BREAK, None, time.time(), self._encode({"problem": problem})))
         elif left is None:
-            # Before anything else is written, or its absence would be a break.
+            # Before any other write: a missing journal would be a break.
             self._journal.restart(self._seal.seal_tip(TRAILER, self._seq, self._mac))
         self._pending.append((START, None, time.time(), self._encode({"pid": os.getpid()})))
 
@@ -301,7 +301,7 @@ class SqliteAuditLog:
         return time.monotonic() >= self._paused_until and self._save()
 
     def _seal_pending(self) -> None:
-        """Puts what is pending in the chain."""
+        """Seals the pending entries and appends them to the chain."""
         seq, mac = self._seq, self._mac
         seal = self._seal.seal_entry
         for kind, of, at, body in self._pending:
@@ -313,13 +313,13 @@ class SqliteAuditLog:
         self._pending.clear()
 
     def _store(self) -> bool:
-        """Writes what is new to the journal, or where there is no room, all to the database. If
-        that goes wrong calls are refused until the database has it all."""
+        """Writes new entries to the journal or, if it is full, all entries to the database. After
+        a failure calls are refused until the database has all entries."""
         self._seal_pending()
         return self._write_journal() or (self._failure is None and self._save())
 
     def _write_journal(self) -> bool:
-        """Writes what is new in the chain to the journal; False if it was not taken."""
+        """Writes new entries to the journal; returns False if that failed."""
         trailer = self._seal.seal_tip(TRAILER, self._seq, self._mac)
         try:
             if not self._journal.append(b"".join(self._unwritten), trailer):
@@ -359,9 +359,9 @@ class SqliteAuditLog:
             self._write_journal()
 
     def _save(self, *, can_wait: bool = False) -> bool:
-        """Puts all that is unsaved in the database in one commit; whether that went well. With
-        `can_wait` a database that another connection has locked is no failure: the journal holds
-        the entries, and the next timer tries again."""
+        """Writes all unsaved entries to the database in one commit; returns whether it succeeded.
+        With `can_wait` a locked database is not a failure: the journal has the entries, and the
+        timer tries again."""
         self._seal_pending()
         count = len(self._unsaved)
         if not count and self._failure is None:
@@ -386,10 +386,12 @@ class SqliteAuditLog:
         return True
 
     def _note_failure(self, error: Exception) -> None:
-        """Calls are refused from here on until all is saved, which is tried again and again."""
+        """Refuses calls until everything is saved, which the timer keeps trying."""
         self._roll_back()
         if self._failure is None:
-            log.error("the audit in %s cannot be written, calls are refused: %s", self._home, error)
+            log.error(
+                "the audit log in %s cannot be written; refusing calls: %s", self._home, error
+            )
         self._failure = str(error)
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         if self._timer is None and not self._closed:
@@ -400,12 +402,12 @@ class SqliteAuditLog:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error:
-            log.exception("the audit's database did not roll back")
+            log.exception("the audit database did not roll back")
 
     def _build_refusal(self) -> StorageFailed:
-        """A new one each time: an error carries the trace of the one call it stopped."""
+        """Builds a new error each time, because an error carries the trace of one call."""
         return StorageFailed(
-            f'the call was refused: the audit in "{self._home}" cannot be written '
+            f'the call was refused: the audit log in "{self._home}" cannot be written '
             f"({self._failure or 'database is locked'}); calls are made again as soon as it can"
         )
 
@@ -445,9 +447,8 @@ class SqliteAuditLog:
         return count
 
     def _count_pages(self, pages: int) -> None:
-        """From time to time the log is copied into the database file, in a thread: that waits for
-        the disk, the loop must not. Should the thread never catch up, SQLite does it itself at
-        BACKSTOP_PAGES."""
+        """Starts a WAL checkpoint in a thread now and then: it waits for the disk, and the loop
+        must not. If the thread falls behind, SQLite checkpoints by itself at BACKSTOP_PAGES."""
         self._pages += pages
         if self._pages < CHECKPOINT_PAGES or self._checkpointing is not None:
             return
@@ -465,24 +466,24 @@ class SqliteAuditLog:
 
 
 def _open_head(home: Path) -> int:
-    """The head's file, locked for as long as the audit is open: readers tell by it that calls
-    without an outcome still run, and no second hub writes here."""
+    """Opens the head file and locks it while the audit log is open: the lock tells readers that
+    calls without an outcome are running, and excludes a second hub."""
     try:
         head = os.open(home / HEAD, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f'"{home / HEAD}" cannot be opened ({error.strerror})') from error
-    for _ in range(100):  # a reader that looks holds it for a moment
+    for _ in range(100):  # a reader may hold it briefly
         try:
             fcntl.flock(head, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return head
         except OSError:
             time.sleep(0.01)
     os.close(head)
-    raise ConfigError(f'another hub writes the audit in "{home}"; end it, or use another home')
+    raise ConfigError(f'another hub uses the audit log in "{home}"; stop it, or use another home')
 
 
 def _checkpoint_log(path: Path) -> None:
-    # `rw`, or a database that was taken away would be made anew.
+    # `rw`: a removed database must not be created again.
     uri = f"{path.absolute().as_uri()}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -492,16 +493,16 @@ def _try_checkpoint(path: Path) -> None:
     try:
         _checkpoint_log(path)
     except sqlite3.Error as error:
-        log.warning("the audit's log could not be copied into its database: %s", error)
+        log.warning("the audit database could not be checkpointed: %s", error)
 
 
 def compact_database(path: Path) -> None:
-    """Gives the space of deleted entries back to the file system. For when no hub runs: a running
-    one uses that space again. Auto-vacuum would do this by itself and make every commit dearer."""
+    """Returns the space of deleted entries to the file system, while no hub runs. Auto-vacuum would
+    do this automatically but make every commit more expensive."""
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
             db.execute("VACUUM")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.Error as error:
-        raise ConfigError(f'"{path}" cannot be made smaller ({error})') from error
+        raise ConfigError(f'"{path}" cannot be compacted ({error})') from error

@@ -1,6 +1,6 @@
-"""Reads the audit, from any process, while a hub writes it or when none runs.
+"""Reads the audit log from any process, whether or not a hub is running.
 
-A record is an intent joined with its outcome. Does not prove anything: that is `verify`.
+A record is an intent joined with its outcome. Does not verify the chain: see `verify`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dragoman.stores.sqlite import open_to_read
 
 RUNNING = "running"
 UNKNOWN = "unknown"
-"""The hub that wrote the intent is gone and left no outcome: it may or may not have happened."""
+"""The hub ended without writing an outcome: the call may or may not have happened."""
 
 
 DAMAGED: Mapping[str, Any] = {"damaged": True}
@@ -39,25 +39,27 @@ DAMAGED: Mapping[str, Any] = {"damaged": True}
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One call, or one break of the audit (then `outcome` is `break`)."""
+    """One call, or one break of the chain (then `outcome` is `break`)."""
 
     seq: int
-    """The number of the intent, or of the break."""
+    """The number of the intent or the break."""
     last: int
-    """The number of the newest entry it is made of: where `records_after` goes on."""
+    """The number of its newest entry: the position for `list_records_after`."""
     at: float
     intent: Mapping[str, Any]
-    """Empty where it was pruned and the outcome was not yet."""
+    """Empty if the intent was pruned and the outcome was not."""
     outcome: str
     conclusion: Mapping[str, Any]
-    """Empty until there is one."""
+    """Empty if there is no outcome."""
 
 
 class AuditReader:
     def __init__(self, home: Path) -> None:
         self._home = home
         if not (home / DATABASE).exists():
-            raise NotFound(f'there is no audit in "{home}"; a hub makes it when it first runs')
+            raise NotFound(
+                f'there is no audit log in "{home}"; the hub creates it at its first start'
+            )
         self._db = open_to_read(home / DATABASE, len(MIGRATIONS))
         self._decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -71,7 +73,7 @@ class AuditReader:
         outcome: str | None = None,
         trace: str | None = None,
     ) -> list[AuditRecord]:
-        """The newest first, at most `limit`; `before` is the `seq` of the last one seen already."""
+        """Lists up to `limit` records, newest first, before the record with the number `before`."""
         wanted = {"verb": verb, "caller": caller, "trace": trace}
         wanted = {name: value for name, value in wanted.items() if value is not None}
         found: list[AuditRecord] = []
@@ -85,8 +87,8 @@ class AuditReader:
         return found
 
     def list_records_after(self, seq: int, limit: int = 1000) -> list[AuditRecord]:
-        """Calls that ended, and breaks, in the order they were written, after entry `seq`. To
-        follow, begin at `last_seq()` and go on from the `last` of the newest record."""
+        """Lists ended calls and breaks after entry `seq`, in the order of writing. To follow the
+        log, begin at `find_last_seq()` and continue from the `last` of the newest record."""
         stored, waiting = self._read_unsaved()
         rows = self._db.execute(
             "SELECT o.seq, o.kind, o.at, o.body, i.seq, i.at, i.body "
@@ -124,15 +126,15 @@ class AuditReader:
         self._db.close()
 
     def _read_unsaved(self) -> tuple[int, list[EntryRow]]:
-        """Where the database ends, and what only the journal has: read in the other order, so that
-        nothing is missed on its way from there to here."""
+        """Returns the last number in the database and the rows that only the journal has. The
+        journal is read first, so that entries moving to the database are not missed."""
         left = read_journal(self._home)
         stored = self._db.execute("SELECT max(seq) FROM entries").fetchone()[0] or 0
         return stored, [row for row in left.rows if row[0] > stored] if left else []
 
     def _iterate_newest_first(self, before: int | None) -> Iterator[AuditRecord]:
-        # Asked before the entries are read: what has no outcome when its hub is already gone never
-        # will have one, while a hub that ends just now has written its outcomes first.
+        # Checked before the entries are read: if the hub is already gone, missing outcomes stay
+        # missing, while a hub that ends now has written its outcomes first.
         without_outcome = RUNNING if _is_open(self._home) else UNKNOWN
         limit = before if before is not None else 1 << 62
         stored, waiting = self._read_unsaved()
@@ -144,8 +146,8 @@ class AuditReader:
         newest = (
             row[:5] for row in reversed(waiting) if row[0] < limit or (row[2] or limit) < limit
         )
-        # An outcome stands after its intent, so going down it comes first: only those of calls
-        # that ran at one time are held here, and the writer keeps no index for it.
+        # Reading backwards, an outcome comes before its intent: only the outcomes of concurrent
+        # calls are held here, and the writer needs no index.
         ends: dict[int, tuple[int, bytes]] = {}
         for seq, kind, of, at, body in chain(newest, rows):
             if kind == OUTCOME:
@@ -160,13 +162,13 @@ class AuditReader:
                 else:
                     yield AuditRecord(seq, seq, at, self._decode(body), without_outcome, {})
             elif kind == START:
-                without_outcome = UNKNOWN  # going down, what follows is of the hub before
+                without_outcome = UNKNOWN  # earlier entries belong to a previous hub
 
     def _decode(self, body: bytes) -> Mapping[str, Any]:
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, TypeError, ValueError):
-            return DAMAGED  # somebody changed it: `verify` says more
+            return DAMAGED  # the entry was changed; `verify` reports it
 
     def _build_record(
         self, last: int, ended: float, conclusion: bytes, seq: int, at: float, intent: bytes | None
@@ -185,7 +187,7 @@ def _read_outcome(conclusion: Mapping[str, Any]) -> str:
 
 
 def _is_open(home: Path) -> bool:
-    """Whether a hub has the audit open: it holds a lock on the head all the while."""
+    """Whether a hub has the audit log open: it holds a lock on the head file."""
     try:
         head = os.open(home / HEAD, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

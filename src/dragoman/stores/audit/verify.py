@@ -1,4 +1,4 @@
-"""Proves that the audit holds all that was written to it, unchanged, or says where it does not."""
+"""Verifies that the audit log is complete and unchanged, or reports where it is not."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ TRIES = 5
 PROGRESS_ENTRIES = 10_000
 
 Progress = Callable[[int, int], None]
-"""Entries proved so far, and entries in all."""
+"""Gets the number of verified entries and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     ok: bool
     entries: int
-    """How many were proved: all of them, or those before the problem."""
+    """The number of verified entries: all of them, or those before the problem."""
     first_seq: int
     last_seq: int
     problem: str | None
@@ -58,20 +58,20 @@ class VerifiedRange:
 
 
 class ChainEnds(NamedTuple):
-    """Where the chain ends, as head and journal say."""
+    """Where the chain ends according to head and journal."""
 
     head: ChainTip
     first: bool
-    """Whether the head is from before there was a journal."""
+    """Whether the head was written before there was a journal."""
     left: JournalContents | None
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Where progress goes that nobody asked for."""
+    """Discards progress."""
 
 
 def verify(home: Path, progress: Progress = ignore_progress) -> VerifyReport:
-    """Walks the chain from its beginning to its end, in constant memory. A hub may be running."""
+    """Verifies the whole chain in constant memory. A hub may be running."""
     proved = VerifiedRange()
     problem: str | None = None
     at: int | None = None
@@ -82,16 +82,16 @@ def verify(home: Path, progress: Progress = ignore_progress) -> VerifyReport:
     except ChainBroken as broken:
         problem, at = broken.problem, broken.seq
     except (OSError, sqlite3.Error, ConfigError) as error:
-        problem = f"the audit cannot be read: {error}"
+        problem = f"the audit log cannot be read: {error}"
     return VerifyReport(problem is None, proved.entries, proved.first, proved.last, problem, at)
 
 
 def find_discrepancy(
     db: sqlite3.Connection, seal: AuditSeal, record: bytes, left: JournalContents | None
 ) -> str | None:
-    """In what database and journal are other than head and journal say, by what comes after the
-    head alone. The database may be ahead of both, by what was committed just before the hub was
-    killed, if that follows."""
+    """Describes how database and journal differ from the ends in head and journal, checking only
+    entries after the head; None if they agree. The database may be ahead of both by a valid
+    commit made just before the hub was killed."""
     end = find_tail(db)
     head = seal.read_tip(HEADS, record)
     if head is None:
@@ -100,7 +100,7 @@ def find_discrepancy(
     if head.seq > end.seq:
         return (
             f"the head says {head.seq} entries were written, the database ends at {end.seq}: "
-            "entries were taken out, or lost with the power"
+            "entries were removed, or lost in a power failure"
         )
     try:
         row = db.execute("SELECT mac FROM entries WHERE seq = ?", (head.seq,)).fetchone()
@@ -113,15 +113,15 @@ def find_discrepancy(
 
 
 def list_journal_rows_after(end: ChainTip, left: JournalContents | None) -> list[EntryRow]:
-    """What only the journal has."""
+    """Lists the rows that only the journal has."""
     return [row for row in left.rows if row[0] > end.seq] if left else []
 
 
 def verify_chain(
     db: sqlite3.Connection, seal: AuditSeal, tip: ChainTip, ends: ChainEnds
 ) -> Iterator[ChainTip]:
-    """Each entry after `tip`, in the database and then in the journal, proved to follow the one
-    before, up to where head and journal say that the chain ends. Raises `Broken`."""
+    """Yields the position of each verified entry after `tip`, from the database and then the
+    journal, up to the end that head and journal record. Raises `ChainBroken`."""
     left = ends.left
     end = find_tail(db)
     trailer = None if left is None else seal.read_tip(TRAILERS, left.trailer)
@@ -156,34 +156,36 @@ def verify_chain(
 
 def _find_journal_problem(ends: ChainEnds, trailer: ChainTip | None, end: ChainTip) -> str | None:
     if ends.left is None:
-        # A first start may have been cut short; nothing was ever written to a journal then.
+        # A first start may have been interrupted before the journal was created.
         return None if ends.first and ends.head == end else "is missing"
     if trailer is None:
-        return "was changed, forged or damaged, or cut short with the power"
+        return "was changed, forged or damaged, or truncated by a power failure"
     if trailer.seq < ends.head.seq:
-        return "is older than the head: it was put back"
+        return "is older than the head: an old copy was restored"
     return None
 
 
 def _check_marks(marks: list[tuple[str, ChainTip]], tip: ChainTip) -> None:
     for name, mark in marks:
         if tip.seq == mark.seq and tip.mac != mark.mac:
-            raise ChainBroken(f"entry {tip.seq} is not the one the {name} was made of", tip.seq)
+            raise ChainBroken(f"entry {tip.seq} is not the entry that the {name} names", tip.seq)
 
 
 def _load_seal(home: Path) -> AuditSeal:
     key = read_key(home)
     if key is None:
         if any((home / name).exists() for name in (DATABASE, HEAD, JOURNAL)):
-            raise ChainBroken(f'the key "{home / KEY}" is missing, so nothing can be proved', None)
-        raise ChainBroken(f'there is no audit in "{home}"', None)
+            raise ChainBroken(
+                f'the key "{home / KEY}" is missing, so nothing can be verified', None
+            )
+        raise ChainBroken(f'there is no audit log in "{home}"', None)
     return AuditSeal(key)
 
 
 def _open_database(home: Path) -> sqlite3.Connection:
     path = home / DATABASE
     if not path.exists():
-        raise ChainBroken(f'the database "{path}" is missing, though a hub has written one', None)
+        raise ChainBroken(f'the database "{path}" is missing, although a hub has written one', None)
     return open_to_read(path, len(MIGRATIONS))
 
 
@@ -193,9 +195,7 @@ def _verify_database(
     ends, anchor = _read_ends(db, seal, home)
     early = db.execute("SELECT seq FROM entries WHERE seq <= ? LIMIT 1", (anchor.seq,)).fetchone()
     if early is not None:
-        raise ChainBroken(
-            f"entry {early[0]} stands before the place where the chain begins", early[0]
-        )
+        raise ChainBroken(f"entry {early[0]} is before the beginning of the chain", early[0])
     total = db.execute("SELECT count(*) FROM entries").fetchone()[0]
     total += len(list_journal_rows_after(find_tail(db), ends.left))
     for tip in verify_chain(db, seal, anchor, ends):
@@ -208,9 +208,9 @@ def _verify_database(
 
 
 def _read_ends(db: sqlite3.Connection, seal: AuditSeal, home: Path) -> tuple[ChainEnds, ChainTip]:
-    """The head, the journal, and the anchor in a snapshot of the database, none older than the one
-    before: what the head has seen is in the journal, or has left it, and what has left the journal
-    is in the database. A hub that prunes meanwhile is asked again."""
+    """Reads the head, the journal, and the anchor in a snapshot of the database, in this order:
+    entries known to the head are in the journal or have left it, and entries that have left the
+    journal are in the database. Tries again if the hub prunes meanwhile."""
     for _ in range(TRIES):
         head, first = _read_head(home, seal)
         left = read_journal(home, seal)
@@ -220,12 +220,12 @@ def _read_ends(db: sqlite3.Connection, seal: AuditSeal, home: Path) -> tuple[Cha
             return ChainEnds(head, first, left), anchor
         db.execute("ROLLBACK")
     raise ChainBroken(
-        "the head is older than the entries that were pruned: it was put back", head.seq
+        "the head is older than the pruned entries: an old copy was restored", head.seq
     )
 
 
 def _read_head(home: Path, seal: AuditSeal) -> tuple[ChainTip, bool]:
-    for _ in range(TRIES):  # it may be read in the middle of being written
+    for _ in range(TRIES):  # it may be read during a write
         try:
             record = (home / HEAD).read_bytes()
         except FileNotFoundError:
