@@ -246,7 +246,7 @@ def test_every_kind_of_scheme_is_told_in_both_ways() -> None:
 
 
 def test_an_unknown_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="no shape"):
+    with pytest.raises(ValueError, match="unknown card shape"):
         render_card(a_card(), "2.0")
 
 
@@ -452,8 +452,8 @@ def test_what_is_missing_or_wrong_is_put_right_and_said() -> None:
         "version is missing",
         'skills[2] has the id "a" of another',
         "skills[3] has neither id nor name",
-        "skills[5] is no object",
-        "does not say which version",
+        "skills[5] is not an object",
+        "does not declare a version",
     ):
         assert expected in said
 

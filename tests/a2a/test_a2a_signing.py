@@ -467,7 +467,7 @@ def test_a_key_file_that_cannot_be_used_is_named_and_explained(tmp_path: Path) -
     with pytest.raises(ConfigError, match="EC P-256"):
         load_public_key(tmp_path / "public384.pem")
     (tmp_path / "public.pem").write_bytes(PUBLIC)
-    with pytest.raises(ConfigError, match="no private key"):
+    with pytest.raises(ConfigError, match="neither a private key"):
         load_private_key(tmp_path / "public.pem")
 
 

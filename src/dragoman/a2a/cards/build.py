@@ -1,4 +1,4 @@
-"""Builds agent cards in the form of 1.0. Pure: knows neither the catalog nor who asks."""
+"""Builds agent cards in the form of 1.0. Pure: knows neither the catalog nor the principal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATA_MODE = "application/json"
 MODES = (TEXT_MODE, DATA_MODE)
 
 MAX_AGE_SECS = 60
-"""A card follows the catalog; who has an old one asks again by its ETag, which costs little."""
+"""A card follows the catalog; a client revalidates an old one cheaply by its ETag."""
 
 MAX_NAME = 256
 MAX_DESCRIPTION = 4_000
@@ -34,7 +34,7 @@ _BEARER = {
 
 @record(frozen=True, slots=True, kw_only=True)
 class AgentDescription:
-    """What there is to say of an agent. `skills`, `extensions` and `provider` are in 1.0's form."""
+    """What a card says of an agent. `skills`, `extensions` and `provider` are in 1.0's form."""
 
     name: str
     description: str
@@ -45,7 +45,7 @@ class AgentDescription:
     streaming: bool
     push: bool
     extended: bool
-    """Whether there is a card that says more, for those who say who they are."""
+    """Whether authenticated clients get an extended card."""
     extensions: Sequence[Mapping[str, Any]] = ()
     provider: Mapping[str, Any] | None = None
     documentation: str | None = None
@@ -53,21 +53,21 @@ class AgentDescription:
 
 @record(frozen=True, slots=True, kw_only=True)
 class CardAddresses:
-    """Where an agent is reached, as a client sees it."""
+    """The addresses of an agent, as a client sees them."""
 
     url: str
-    """Of JSON-RPC and of HTTP+JSON alike; it names the agent by its path."""
+    """Of JSON-RPC and HTTP+JSON; its path names the agent."""
     grpc: str | None = None
-    """`host:port`; None for a card without it: google-adk 2.13 refuses a card with an address of
+    """`host:port`; None for a card without it: google-adk 2.13 rejects a card with an address of
     another origin than the card's own."""
     tenant: str = ""
-    """The agent where no path can name it, which is over gRPC."""
+    """Names the agent over gRPC, where no path can."""
 
 
 def build_card(
     described: AgentDescription, *, urls: CardAddresses, security: bool
 ) -> dict[str, Any]:
-    """The agent's card in the form of 1.0; `security` says that a key is needed."""
+    """Builds the agent's card in the form of 1.0; `security` declares that a key is required."""
     name = _cut(described.name, MAX_NAME) or "agent"
     description = _cut(described.description, MAX_DESCRIPTION) or f'The agent "{name}"'
     inputs, outputs = list(described.input_modes or MODES), list(described.output_modes or MODES)
@@ -96,8 +96,8 @@ def build_card(
 
 
 def _build_interfaces(urls: CardAddresses) -> list[dict[str, Any]]:
-    """The preferred one first. HTTP carries all versions at one address, and gRPC comes last. In
-    0.3 gRPC has no tenant, so it reaches the default agent alone."""
+    """The preferred one first, gRPC last. HTTP serves all versions at one address. gRPC has no
+    tenant in 0.3, so it reaches only the default agent."""
     found: list[dict[str, Any]] = [
         {"url": urls.url, "protocolBinding": binding, "protocolVersion": version}
         for version in ("1.0", "0.3")
@@ -126,7 +126,7 @@ def _build_capabilities(described: AgentDescription) -> dict[str, Any]:
 def _complete_skill(
     skill: Mapping[str, Any], inputs: list[str], outputs: list[str]
 ) -> dict[str, Any]:
-    """A skill with nothing missing that any client asks for. fasta2a refuses one without modes."""
+    """Fills in every member that a client may require. fasta2a rejects a skill without modes."""
     id_ = str(skill["id"])
     name = _cut(skill.get("name"), MAX_NAME) or id_
     return {
@@ -148,8 +148,8 @@ def skill_from_tool(
     tags: Sequence[str] = ("tool",),
     input_schema: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A tool as a skill. Its modes say what it takes: data by its schema, and text where there is
-    one argument that it can only be."""
+    """Converts a tool to a skill. Its modes are data, and text if the text can only be meant for
+    one argument."""
     takes_text = input_schema is None or find_text_argument(input_schema) is not None
     return {
         "id": name,
@@ -163,8 +163,8 @@ def skill_from_tool(
 
 
 def find_text_argument(schema: Mapping[str, Any]) -> str | None:
-    """The argument that a plain text is meant for: the only required one, or else the only one,
-    where it takes a string. None where there is none such."""
+    """Returns the argument that a plain text is meant for: the only required one, else the only
+    one, if it takes a string; otherwise None."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return None
@@ -181,18 +181,18 @@ def find_text_argument(schema: Mapping[str, Any]) -> str | None:
 
 
 def build_etag(data: bytes) -> str:
-    """A strong one: the same bytes, the same tag."""
+    """Returns a strong ETag."""
     return f'"{hashlib.sha256(data).hexdigest()[:32]}"'
 
 
 def is_unchanged(tag: str, if_none_match: str) -> bool:
-    """RFC 9110, 13.1.2: compared weakly, and `*` stands for whatever there is."""
+    """Whether If-None-Match matches: compared weakly, and `*` matches all (RFC 9110, 13.1.2)."""
     asked = [one.strip().removeprefix("W/") for one in if_none_match[:4_096].split(",")]
     return tag in asked or "*" in asked
 
 
 def build_card_headers(data: bytes, *, shared: bool) -> list[tuple[bytes, bytes]]:
-    """The head of a card's answer. `shared` says that every caller is shown the same."""
+    """Builds the headers of a card's response. `shared`: every client gets the same card."""
     scope = "public" if shared else "private"
     return [
         (b"content-type", b"application/json"),

@@ -1,4 +1,4 @@
-"""The canonical form of a card that signatures cover (RFC 8785). Knows nothing of keys."""
+"""The canonical form of a card, which signatures cover (RFC 8785). Knows nothing of keys."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MAX_DEPTH = 64
 
 
 class NotCanonical(ValueError):
-    """It has no canonical form; the text says why."""
+    """The value has no canonical form; the message says why."""
 
 
 def remove_signatures(card: Mapping[str, Any]) -> dict[str, Any]:
-    """The card without its signatures, whatever else it has."""
+    """Returns the card without its signatures, unknown members included."""
     if deeper_than(card, MAX_DEPTH):
         raise NotCanonical(f"it is nested deeper than {MAX_DEPTH}")
     return {name: value for name, value in card.items() if name != "signatures"}
 
 
 def prune(value: Any) -> Any:
-    """Without anything empty at any depth, None where nothing is left: what the official SDKs for
-    Python and JavaScript sign, though 8.4.1 says otherwise."""
+    """Removes empty values at any depth; returns None if nothing is left. The official SDKs for
+    Python and JavaScript sign this, although 8.4.1 says otherwise."""
     if isinstance(value, dict):
         kept = {key: left for key, item in value.items() if (left := prune(item)) is not None}
         return kept or None
@@ -35,33 +35,34 @@ def prune(value: Any) -> Any:
 
 
 def canonicalize(value: Any) -> bytes:
-    """RFC 8785: members in the order of their UTF-16 code units, numbers as ECMAScript writes
-    them."""
+    """Serializes by RFC 8785: members ordered by UTF-16 code units, numbers as in ECMAScript."""
     try:
-        return _text(value).encode()
+        return _serialize(value).encode()
     except UnicodeEncodeError:
-        raise NotCanonical("it has half of a surrogate pair") from None
+        raise NotCanonical("it has a lone surrogate") from None
     except RecursionError:
-        raise NotCanonical("it is nested too deep") from None
+        raise NotCanonical("it is nested too deeply") from None
 
 
-def _text(value: Any) -> str:
+def _serialize(value: Any) -> str:
     if isinstance(value, str):
         # The escapes of Python's encoder are those of section 3.2.2.2.
         return json.dumps(value, ensure_ascii=False)
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
-        return _number(value)
+        return _serialize_number(value)
     if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
+        return f"[{','.join(map(_serialize, value))}]"
     if isinstance(value, dict):
         names = sorted(value, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
-        return "{" + ",".join(f"{_text(name)}:{_text(value[name])}" for name in names) + "}"
-    raise NotCanonical(f"{type(value).__name__} is nothing that JSON has")
+        return (
+            "{" + ",".join(f"{_serialize(name)}:{_serialize(value[name])}" for name in names) + "}"
+        )
+    raise NotCanonical(f"{type(value).__name__} is not a JSON type")
 
 
-def _number(value: int | float) -> str:
+def _serialize_number(value: int | float) -> str:
     """ECMA-262, Number::toString; every number is a double here."""
     try:
         double = float(value)
@@ -72,7 +73,7 @@ def _number(value: int | float) -> str:
     if double == 0:
         return "0"
     sign = "-" if double < 0 else ""
-    # repr gives the fewest digits that lead back to the same double, as ECMAScript asks.
+    # repr gives the fewest digits that parse to the same double, as ECMAScript requires.
     _, digits_, exponent = Decimal(repr(abs(double))).normalize().as_tuple()
     digits = "".join(map(str, digits_))
     point = len(digits) + int(exponent)

@@ -1,7 +1,7 @@
-"""The cards of others, of any version and however they came out, in the form of 1.0.
+"""Converts cards of other agents, of any version, to the form of 1.0.
 
-Tolerant: what is odd is put right where that is possible, said, and otherwise left out. Bounded in
-every direction. Knows nothing of where cards are found or whether they are believed.
+Lenient: flaws are corrected where possible, otherwise dropped, and always reported. Every size is
+bounded. Knows neither where cards are found nor whether they are trusted.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dragoman.wire.json import Malformed, decode, deeper_than
 
 SKILL = "urn:dragoman:a2a:skill:v1"
 SCHEMAS = "inputSchemas"
-"""The parameter of that extension with the schemas of skills, by their ids."""
+"""The parameter of that extension with the input schemas by skill id."""
 MAX_CARD_BYTES = 1024 * 1024
 MAX_SKILLS = 1_000
 MAX_ITEMS = 100
-"""Of any other list, and of a map."""
+"""The most entries of any other list or map."""
 MAX_ODD = 50
 MAX_TEXT = 2_048
 _LIMITS = {"description": 10_000, "name": 256, "id": 256, "version": 256}
 _LIMITS |= {"protected": 8_192, "signature": 8_192}
 
 _MODES = {"text": "text/plain", "data": "application/json", "json": "application/json"}
-"""What 0.1 called modes before they were media types."""
+"""Modes of 0.1 that are not media types."""
 
 _BINDINGS = {
     "JSONRPC": "JSONRPC",
@@ -49,20 +49,20 @@ _SCHEMES = {
 
 
 class InvalidCard(ValueError):
-    """Nothing that a card could be made of; the text says why."""
+    """The card cannot be read; the message says why."""
 
 
 class CardInterface(NamedTuple):
     url: str
     binding: str
-    """JSONRPC, HTTP+JSON or GRPC; or whatever else the card says."""
+    """JSONRPC, HTTP+JSON or GRPC; or an unknown one of the card."""
     version: str
     """`major.minor`."""
     tenant: str
 
 
 class _Findings:
-    """What was odd, as far as anybody would read it."""
+    """The flaws of a card, a bounded number of them."""
 
     def __init__(self, said: list[str] | None) -> None:
         self._said = [] if said is None else said
@@ -73,7 +73,7 @@ class _Findings:
 
 
 def decode_card(data: bytes) -> dict[str, Any]:
-    """The card as it was sent, which is what its signatures are checked against."""
+    """Decodes a card without changing it: its signatures are checked against this form."""
     if len(data) > MAX_CARD_BYTES:
         raise InvalidCard(f"it is larger than {MAX_CARD_BYTES} bytes")
     try:
@@ -81,15 +81,15 @@ def decode_card(data: bytes) -> dict[str, Any]:
     except Malformed as error:
         raise InvalidCard(str(error)) from None
     if not isinstance(value, dict):
-        raise InvalidCard("it is no JSON object")
+        raise InvalidCard("it is not a JSON object")
     return value
 
 
 def parse_card(raw: Any, found_at: str = "", odd: list[str] | None = None) -> dict[str, Any]:
-    """`raw` as a card of 1.0 with every required member, whatever version it is of. Addresses that
-    are relative or missing are taken from `found_at`. What was odd is added to the list `odd`."""
+    """Converts a card of any version to 1.0, with every required member. Relative or missing
+    addresses are resolved against `found_at`. Flaws are added to the list `odd`."""
     if not isinstance(raw, dict):
-        raise InvalidCard("it is no JSON object")
+        raise InvalidCard("it is not a JSON object")
     notes = _Findings(odd)
     lifted = {name: _find_member(raw, name) for name in FIELDS["AgentCard"]}
     lifted["supportedInterfaces"] = _parse_interfaces(raw, found_at, notes)
@@ -100,7 +100,7 @@ def parse_card(raw: Any, found_at: str = "", odd: list[str] | None = None) -> di
     skills = lifted.pop("skills")
     card: dict[str, Any] = _parse_message(lifted, "AgentCard", "", notes)
     if not card["supportedInterfaces"]:
-        notes.add("it names no address where the agent could be reached")
+        notes.add("it has no address of the agent")
     for modes in ("defaultInputModes", "defaultOutputModes"):
         card[modes] = _list_media_types(card.get(modes) or ["text/plain"])
     card["skills"] = _parse_skills(skills, card, notes)
@@ -108,7 +108,7 @@ def parse_card(raw: Any, found_at: str = "", odd: list[str] | None = None) -> di
 
 
 def list_interfaces(card: Mapping[str, Any]) -> list[CardInterface]:
-    """Where a card of 1.0 says that its agent is, the preferred place first."""
+    """Lists the interfaces on a card of 1.0, the preferred one first."""
     return [
         CardInterface(
             one["url"],
@@ -124,25 +124,25 @@ def _cut_version(version: str) -> str:
     return ".".join(version.strip().lstrip("vV").split(".")[:2])
 
 
-# --- what older cards say otherwise ---------------------------------------------------------------
+# --- members that older cards have in another form ------------------------------------------------
 
 
 def _parse_interfaces(
     raw: Mapping[str, Any], found_at: str, odd: _Findings
 ) -> list[dict[str, Any]]:
-    """1.0's where it has any that can be used; otherwise the address of 0.x and the others."""
+    """Returns the usable interfaces of 1.0, otherwise the addresses of 0.x."""
     offered = _to_list(_find_member(raw, "supportedInterfaces"))
     if found := _parse_offered(offered, "1.0", found_at, odd):
         return found
     if offered:
-        odd.add("supportedInterfaces has nothing that can be used")
+        odd.add("supportedInterfaces has no usable interface")
     version = _find_text(raw, "protocolVersion") or _guess_version(raw, odd)
     main = {
         "url": _find_member(raw, "url"),
         "transport": _find_member(raw, "preferredTransport") or "JSONRPC",
     }
     if not isinstance(main["url"], str) or not main["url"].strip():
-        odd.add("it has no address of its own; it is taken to be where the card is")
+        odd.add("it has no address; that of the card is used")
         main["url"] = _find_base(found_at)
     return _parse_offered(
         [main, *_to_list(_find_member(raw, "additionalInterfaces"))], version, found_at, odd
@@ -150,14 +150,13 @@ def _parse_interfaces(
 
 
 def _guess_version(raw: Mapping[str, Any], odd: _Findings) -> str:
-    odd.add("it does not say which version of A2A it speaks")
-    newer = ("securitySchemes", "security", "preferredTransport", "additionalInterfaces")
-    later = any(_find_member(raw, name) is not None for name in newer)
-    return (
-        "0.2"
-        if later or _find_member(raw, "supportsAuthenticatedExtendedCard") is not None
-        else "0.1"
+    odd.add("it does not declare a version of A2A")
+    newer = (
+        *("securitySchemes", "security", "preferredTransport", "additionalInterfaces"),
+        "supportsAuthenticatedExtendedCard",
     )
+    later = any(_find_member(raw, name) is not None for name in newer)
+    return "0.2" if later else "0.1"
 
 
 def _parse_offered(
@@ -167,7 +166,7 @@ def _parse_offered(
     found: list[dict[str, Any]] = []
     for one in offered[:MAX_ITEMS]:
         if not isinstance(one, dict):
-            odd.add("an interface is no object")
+            odd.add("an interface is not an object")
             continue
         said = _find_text(one, "protocolBinding") or _find_text(one, "transport") or "JSONRPC"
         binding = _BINDINGS.get(re.sub(r"[^A-Z]", "", said.upper()), said)
@@ -202,7 +201,7 @@ def _resolve_address(url: str, binding: str, found_at: str) -> str | None:
 
 
 def _find_base(found_at: str) -> str:
-    """The agent's address by that of its card."""
+    """Returns the agent's address from that of its card."""
     return re.sub(r"/(\.well-known/)?agent(-card)?\.json$", "", found_at.partition("?")[0])
 
 
@@ -217,7 +216,7 @@ def _parse_capabilities(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_provider(raw: Mapping[str, Any]) -> Any:
     given = _find_member(raw, "provider")
-    if isinstance(given, str) and given:  # python-a2a has a name alone
+    if isinstance(given, str) and given:  # python-a2a sends only a name
         return {"organization": given, "url": ""}
     if isinstance(given, dict) and _find_text(given, "organization"):
         return {"organization": given["organization"], "url": _find_text(given, "url")}
@@ -239,7 +238,7 @@ def _parse_schemes(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_scheme(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A scheme of 0.3 says its kind beside its members, and may be merged with one of 1.0."""
+    """A scheme of 0.3 has its kind as a member, and may be merged with one of 1.0."""
     kind = one.get("type")
     if any(_find_member(one, name) is not None for name in FIELDS["SecurityScheme"]):
         return one
@@ -252,8 +251,8 @@ def _parse_scheme(one: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _parse_requirements(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """1.0's, 0.3's, or those of 0.1; where one stands at the place of the other too, as it does in
-    the specification's own sample."""
+    """Accepts the forms of 1.0, 0.3 and 0.1, also in the place of another, as in the
+    specification's own sample."""
     given = _find_member(raw, "securityRequirements")
     wanted = given if given is not None else _find_member(raw, "security")
     if wanted is None:
@@ -275,7 +274,7 @@ def _parse_scopes(scopes: Any) -> dict[str, Any]:
 
 
 def _list_scheme_names(authentication: Any) -> list[str]:
-    """The schemes of 0.1: `{"schemes": [...]}`, and python-a2a's one word."""
+    """Lists the schemes of 0.1: `{"schemes": [...]}`, or one word in python-a2a."""
     inner = authentication
     if isinstance(authentication, dict):
         inner = _find_member(authentication, "schemes")
@@ -285,7 +284,7 @@ def _list_scheme_names(authentication: Any) -> list[str]:
 
 def _parse_skills(given: Any, card: Mapping[str, Any], odd: _Findings) -> list[dict[str, Any]]:
     if not isinstance(given, list):
-        odd.add("skills is no list")
+        odd.add("skills is not a list")
         return []
     if len(given) > MAX_SKILLS:
         odd.add(f"it has {len(given)} skills; the first {MAX_SKILLS} are read")
@@ -295,14 +294,14 @@ def _parse_skills(given: Any, card: Mapping[str, Any], odd: _Findings) -> list[d
         where = f"skills[{index}]"
         skill = _parse_skill(one, where, card, schemas, odd)
         if skill is not None and skill["id"] in found:
-            odd.add(f'{where} has the id "{skill["id"][:100]}" of another')
+            odd.add(f'{where} has the id "{skill["id"][:100]}" of another skill')
         elif skill is not None:
             found[skill["id"]] = skill
     return list(found.values())
 
 
 def _find_schemas(card: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schemas of skills that a hub of this kind names with the extension for them."""
+    """Returns the input schemas that a Dragoman hub declares by its extension."""
     for extension in card.get("capabilities", {}).get("extensions") or ():
         if extension.get("uri") == SKILL:
             found = extension.get("params", {}).get(SCHEMAS)
@@ -316,13 +315,13 @@ def _parse_skill(
     if isinstance(one, str) and one.strip():
         one = {"id": one, "name": one}
     if not isinstance(one, dict):
-        odd.add(f"{where} is no object")
+        odd.add(f"{where} is not an object")
         return None
     lifted = {**one, "securityRequirements": _parse_requirements(one) or None}
     skill: dict[str, Any] = _parse_message(lifted, "AgentSkill", where, odd)
     said = skill.get("id") or skill.get("name")
     if not said:
-        odd.add(f"{where} has neither id nor name and is left out")
+        odd.add(f"{where} has neither id nor name and is ignored")
         return None
     skill["id"] = said
     skill["name"] = skill.get("name") or said
@@ -337,7 +336,9 @@ def _parse_skill(
     if schema is None:
         schema = schemas.get(said)
     if isinstance(schema, dict) and not deeper_than(schema, MAX_DEPTH):
-        skill["inputSchema"] = schema  # no version has it, some agents say it, and a bridge uses it
+        skill["inputSchema"] = (
+            schema  # in no version, but some agents declare it, and the bridge uses it
+        )
     return skill
 
 
@@ -346,7 +347,7 @@ def _list_media_types(modes: list[str]) -> list[str]:
 
 
 def _complete_card(card: dict[str, Any], found_at: str, odd: _Findings) -> dict[str, Any]:
-    """With the words that no card may lack, in the order that a2a.proto has."""
+    """Fills in required texts, and orders the members as in a2a.proto."""
     if not card.get("name"):
         urls = [one["url"] for one in card["supportedInterfaces"]]
         host = urlsplit(urls[0]).hostname if urls and "://" in urls[0] else None
@@ -360,7 +361,7 @@ def _complete_card(card: dict[str, Any], found_at: str, odd: _Findings) -> dict[
 
 
 def _find_member(value: Mapping[str, Any], name: str) -> Any:
-    """By its JSON name or by that of a2a.proto, as every reader of proto-JSON is to take it."""
+    """Finds a member by its JSON name or by that of a2a.proto, as proto-JSON requires."""
     found = value.get(name)
     return found if found is not None else value.get(_to_snake_case(name))
 
@@ -378,7 +379,7 @@ def _parse_message(
         place = f"{where}.{name}" if where else name
         given = _find_member(value, name)
         if given is None:
-            if kind[-1] == "!" and place != "skills":  # those are read by themselves
+            if kind[-1] == "!" and place != "skills":  # parsed separately
                 odd.add(f"{place} is missing")
             continue
         read = _parse_value(given, kind.rstrip("!?"), place, odd)
@@ -388,7 +389,7 @@ def _parse_message(
 
 
 def _parse_value(value: Any, kind: str, where: str, odd: _Findings) -> Any:
-    """None for what cannot be read as `kind`."""
+    """Returns None if `value` is not of `kind`."""
     if kind[0] == "[":
         return _parse_items(value, kind[1:-1], where, odd)
     if kind == TEXT:
@@ -405,16 +406,16 @@ def _parse_value(value: Any, kind: str, where: str, odd: _Findings) -> Any:
             for key, item in list(value.items())[:MAX_ITEMS]
             if (read := _parse_value(item, kind[1:-1], f"{where}.{key[:50]}", odd)) is not None
         }
-    odd.add(f"{where} is no {'flag' if kind == FLAG else 'object'}")
+    odd.add(f"{where} is not {'a boolean' if kind == FLAG else 'an object'}")
     return None
 
 
 def _parse_items(value: Any, kind: str, where: str, odd: _Findings) -> list[Any] | None:
     if isinstance(value, str) and kind == TEXT:
-        odd.add(f"{where} is a text and no list")
+        odd.add(f"{where} is text instead of a list")
         value = [value]
     if not isinstance(value, list):
-        odd.add(f"{where} is no list")
+        odd.add(f"{where} is not a list")
         return None
     if len(value) > MAX_ITEMS:
         odd.add(f"{where} has {len(value)} items; the first {MAX_ITEMS} are read")
@@ -424,14 +425,14 @@ def _parse_items(value: Any, kind: str, where: str, odd: _Findings) -> list[Any]
 
 def _parse_text(value: Any, where: str, odd: _Findings) -> str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        odd.add(f"{where} is a number and no text")
+        odd.add(f"{where} is a number instead of text")
         value = str(value)
     if not isinstance(value, str):
-        odd.add(f"{where} is no text")
+        odd.add(f"{where} is not text")
         return None
     limit = _LIMITS.get(where.rpartition(".")[2], MAX_TEXT)
     if len(value) > limit:
-        odd.add(f"{where} is longer than {limit} characters and is cut")
+        odd.add(f"{where} is longer than {limit} characters and is truncated")
         return value[:limit]
     return value
 

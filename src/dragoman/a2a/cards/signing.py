@@ -1,8 +1,9 @@
-"""Signatures of cards (specification 8.4): JWS with the payload left out, over the canonical form.
+"""Signs agent cards and checks their signatures (specification 8.4): detached JWS over the
+canonical form.
 
-A key is one that the operator pinned. Where a signature says that its key is to be had (`jku`,
-`jwk`, `x5u`) is not looked at: it would let whoever made the card choose who vouches for it.
-`cryptography` is imported only where it is used; it comes with an extra.
+Only keys that the operator pinned count. The references to a key in a signature (`jku`, `jwk`,
+`x5u`) are ignored: they would let the author of a card choose who vouches for it. `cryptography`
+comes with an extra and is imported where it is used.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,54 +39,54 @@ MAX_KEY_FILE = 65_536
 MIN_RSA_BITS = 2048
 
 PRUNED = "dragoman-form"
-"""A header of the signature that is there for those who sign less than they should. Whoever knows
-it does not accept that signature: the whole one beside it counts, or none."""
+"""Marks the signature for SDKs that sign less than they should. A hub does not accept it: only the
+signature of the whole card beside it counts."""
 
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @record(frozen=True, slots=True)
 class SignatureCheck:
-    """`why` no signature is good, or None; then `covered` is what the good one speaks for. In a
-    card of several dialects at once, that is the part in 1.0's form and no more."""
+    """`why` no signature is valid, or None; then `covered` is what the valid one covers. Of a card
+    of several dialects at once, that is only the part in 1.0's form."""
 
     why: str | None
     covered: dict[str, Any]
 
 
 def sign_card(card: Mapping[str, Any], key: PrivateKey, kid: str | None = None) -> dict[str, Any]:
-    """The card with signatures of `key`, by the name of `kid` or else of its thumbprint.
+    """Returns the card with signatures by `key`; `kid` is its name, by default its thumbprint.
 
-    There are two where the official SDKs would not accept the one that the specification asks for:
-    they leave empty values out of what they verify, and with them a requirement without scopes.
+    It gets a second signature where the official SDKs would not accept the specified one: they
+    drop empty values from what they verify, and with them a requirement without scopes.
     """
     rest = select_members(remove_signatures(card))
     whole = canonicalize(rest)
     header = {"alg": "ES256", "kid": kid or compute_key_id(key), "typ": "JOSE"}
-    signatures = [_signed(whole, header, key)]
+    signatures = [_sign_payload(whole, header, key)]
     less = canonicalize(prune(rest) or {})
     if less != whole:
-        signatures.append(_signed(less, {**header, PRUNED: "pruned"}, key))
+        signatures.append(_sign_payload(less, {**header, PRUNED: "pruned"}, key))
     return {**card, "signatures": signatures}
 
 
-def _signed(payload: bytes, header: Mapping[str, Any], key: PrivateKey) -> dict[str, Any]:
-    _need()
+def _sign_payload(payload: bytes, header: Mapping[str, Any], key: PrivateKey) -> dict[str, Any]:
+    _require_cryptography()
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
     from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    protected = _base64url(encode(header))
-    r, s = decode_dss_signature(key.sign(_input(protected, payload), ECDSA(SHA256())))
+    protected = _encode_base64url(encode(header))
+    r, s = decode_dss_signature(key.sign(_build_signing_input(protected, payload), ECDSA(SHA256())))
     raw = r.to_bytes(32, "big") + s.to_bytes(32, "big")  # RFC 7518, 3.4: not DER
-    return {"protected": protected, "signature": _base64url(raw)}
+    return {"protected": protected, "signature": _encode_base64url(raw)}
 
 
 def verify_card(
     card: Mapping[str, Any], keys: Mapping[str, PublicKey] | Sequence[PublicKey]
 ) -> str | None:
-    """None where one of these keys made a good signature of the card as it was fetched, otherwise
-    why none counts. Of a mapping only the key with the signature's `kid` is tried."""
+    """Returns None if one of `keys` made a valid signature of the card as it was fetched, otherwise
+    the reason. Of a mapping, only the key with the signature's `kid` is tried."""
     return check_signatures(card, keys).why
 
 
@@ -100,7 +101,7 @@ def check_signatures(
     if not keys:
         return SignatureCheck("there is no key to check the card's signature with", {})
     try:
-        forms = _forms(card)
+        forms = _list_forms(card)
     except NotCanonical as error:
         return SignatureCheck(f"the card has no canonical form: {error}", {})
     reasons = []
@@ -112,9 +113,9 @@ def check_signatures(
     return SignatureCheck("; ".join(dict.fromkeys(reasons)), {})
 
 
-def _forms(card: Mapping[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
-    """What may have been signed, and what that speaks for: 8.4.1's form; what the official SDKs
-    make of it; and the card as it stands, by those who left the presence rules out."""
+def _list_forms(card: Mapping[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
+    """Lists what may have been signed, and what that covers: the form of 8.4.1, that of the
+    official SDKs, and the card as it is, for signers that ignore the presence rules."""
     given = remove_signatures(card)
     known = select_members(given)
     left = prune(known) or {}
@@ -126,35 +127,32 @@ def _check_one(
     keys: Mapping[str, PublicKey] | Sequence[PublicKey],
     forms: list[tuple[bytes, dict[str, Any]]],
 ) -> str | dict[str, Any]:
-    """The part of the card that this signature speaks for, or why it does not count."""
+    """Returns the part of the card that this signature covers, or why it is not accepted."""
     try:
-        protected, header, raw = _read(signature)
+        protected, header, raw = _parse_signature(signature)
     except ValueError:
         return "a signature is malformed"
     kid, alg = header.get("kid"), header.get("alg")
     if header.get(PRUNED) is not None:
         return "a signature does not cover the whole card"
-    if header.get("crit") is not None:  # RFC 7515, 4.1.11: what is not understood is not accepted
-        return "a signature needs an extension of JWS that this hub does not know"
+    if header.get("crit") is not None:  # RFC 7515, 4.1.11: unknown extensions must be rejected
+        return "a signature requires an unknown extension of JWS"
     if not isinstance(kid, str) or not kid:
         return "a signature does not name its key"
-    if not isinstance(alg, str) or alg not in _VERIFIERS:
-        return f'a signature is made with "{str(alg)[:50]}", which is not accepted'
-    candidates = _named(keys, kid) if isinstance(keys, Mapping) else list(keys)
+    if not isinstance(alg, str) or alg not in ALGORITHMS:
+        return f'a signature has the algorithm "{str(alg)[:50]}", which is not accepted'
+    named = keys.get(kid) if isinstance(keys, Mapping) else None
+    candidates = list(keys) if not isinstance(keys, Mapping) else [named] if named else []
     if not candidates:
-        return f'a signature is by key "{kid[:100]}", which is not trusted here'
+        return f'a signature is by key "{kid[:100]}", which is not trusted'
     for key in candidates:
         for payload, covered in forms:
-            if _VERIFIERS[alg](key, raw, _input(protected, payload)):
+            if _is_valid(alg, key, raw, _build_signing_input(protected, payload)):
                 return covered
     return "a signature is not by a trusted key, or the card was changed after it was signed"
 
 
-def _named(keys: Mapping[str, PublicKey], kid: str) -> list[PublicKey]:
-    return [keys[kid]] if kid in keys else []
-
-
-def _read(signature: Any) -> tuple[str, dict[str, Any], bytes]:
+def _parse_signature(signature: Any) -> tuple[str, dict[str, Any], bytes]:
     if not isinstance(signature, dict):
         raise ValueError("no object")
     protected, raw = signature.get("protected"), signature.get("signature")
@@ -162,103 +160,79 @@ def _read(signature: Any) -> tuple[str, dict[str, Any], bytes]:
         raise ValueError("no text")
     if len(protected) > MAX_PART or len(raw) > MAX_PART:
         raise ValueError("too long")
-    header = decode(_bytes(protected))
+    header = decode(_decode_base64url(protected))
     if not isinstance(header, dict):
         raise ValueError("no object")
-    return protected, header, _bytes(raw)
+    return protected, header, _decode_base64url(raw)
 
 
-def _verify_es256(key: PublicKey, raw: bytes, signed: bytes) -> bool:
+ALGORITHMS = ("ES256", "RS256", "EdDSA")
+
+
+def _is_valid(alg: str, key: PublicKey, raw: bytes, signed: bytes) -> bool:
+    """Each algorithm takes only keys of its own kind: a signature cannot choose how a key is
+    used."""
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    if not isinstance(key, ec.EllipticCurvePublicKey) or len(raw) != 64:
-        return False
-    der = encode_dss_signature(int.from_bytes(raw[:32], "big"), int.from_bytes(raw[32:], "big"))
     try:
-        key.verify(der, signed, ec.ECDSA(SHA256()))
+        if alg == "ES256" and isinstance(key, ec.EllipticCurvePublicKey) and len(raw) == 64:
+            r, s = int.from_bytes(raw[:32], "big"), int.from_bytes(raw[32:], "big")
+            key.verify(encode_dss_signature(r, s), signed, ec.ECDSA(SHA256()))
+        elif alg == "RS256" and isinstance(key, rsa.RSAPublicKey):
+            key.verify(raw, signed, padding.PKCS1v15(), SHA256())
+        elif alg == "EdDSA" and isinstance(key, ed25519.Ed25519PublicKey):
+            key.verify(raw, signed)
+        else:
+            return False
     except InvalidSignature:
         return False
     return True
 
 
-def _verify_rs256(key: PublicKey, raw: bytes, signed: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    if not isinstance(key, RSAPublicKey):
-        return False
-    try:
-        key.verify(raw, signed, PKCS1v15(), SHA256())
-    except InvalidSignature:
-        return False
-    return True
-
-
-def _verify_eddsa(key: PublicKey, raw: bytes, signed: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    if not isinstance(key, Ed25519PublicKey):
-        return False
-    try:
-        key.verify(raw, signed)
-    except InvalidSignature:
-        return False
-    return True
-
-
-_VERIFIERS: Mapping[str, Callable[[PublicKey, bytes, bytes], bool]] = {
-    "ES256": _verify_es256,
-    "RS256": _verify_rs256,
-    "EdDSA": _verify_eddsa,
-}
-"""Each takes keys of its own kind only, so that a signature cannot choose how a key is used."""
+# --- keys -----------------------------------------------------------------------------------------
 
 
 def load_private_key(path: str | Path) -> PrivateKey:
-    """The key that cards are signed with: EC P-256, in PEM or as a JWK."""
-    _need()
+    """Loads the key that signs cards: EC P-256, in PEM or as a JWK."""
+    _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    data = _content(path)
+    data = _read_key_file(path)
     try:
-        if (jwk := _jwk(data)) is not None:
-            point = _ec_numbers(jwk)
-            number = int.from_bytes(_bytes(jwk["d"]), "big")
+        if (jwk := _parse_jwk(data)) is not None:
+            point = _parse_ec_numbers(jwk)
+            number = int.from_bytes(_decode_base64url(jwk["d"]), "big")
             return ec.EllipticCurvePrivateNumbers(number, point).private_key()
         key = load_pem_private_key(data, None)
     except (ValueError, TypeError, KeyError, UnsupportedAlgorithm):
-        raise _unusable(
-            path, "it is no private key in PEM without a password, and no JWK"
-        ) from None
+        why = "it is neither a private key in PEM without a password nor a JWK"
+        raise _unusable(path, why) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
-        raise _unusable(path, "cards are signed with ES256, and its key is not on curve P-256")
+        raise _unusable(path, "cards are signed with ES256, which needs a key on curve P-256")
     return key
 
 
 def load_public_key(path: str | Path) -> PublicKey:
-    """A key that a card may be signed with: EC P-256, RSA or Ed25519, in PEM or as a JWK."""
-    _need()
+    """Loads a key that checks signatures: EC P-256, RSA or Ed25519, in PEM or as a JWK."""
+    _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    data = _content(path)
+    data = _read_key_file(path)
     try:
-        jwk = _jwk(data)
+        jwk = _parse_jwk(data)
         key = load_pem_public_key(data) if jwk is None else _public_from_jwk(jwk)
     except (ValueError, TypeError, KeyError, UnsupportedAlgorithm):
         raise _unusable(path, "it is neither a public key in PEM nor one JWK") from None
-    return _accepted(key, path)
+    return _check_kind(key, path)
 
 
-def _accepted(key: Any, path: str | Path) -> PublicKey:
+def _check_kind(key: Any, path: str | Path) -> PublicKey:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -277,35 +251,37 @@ def _public_from_jwk(jwk: Mapping[str, Any]) -> Any:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 
     if jwk["kty"] == "RSA":
-        modulus, exponent = (int.from_bytes(_bytes(jwk[name]), "big") for name in ("n", "e"))
+        modulus, exponent = (
+            int.from_bytes(_decode_base64url(jwk[name]), "big") for name in ("n", "e")
+        )
         return RSAPublicNumbers(exponent, modulus).public_key()
     if jwk["kty"] == "OKP" and jwk["crv"] == "Ed25519":
-        return Ed25519PublicKey.from_public_bytes(_bytes(jwk["x"]))
-    return _ec_numbers(jwk).public_key()
+        return Ed25519PublicKey.from_public_bytes(_decode_base64url(jwk["x"]))
+    return _parse_ec_numbers(jwk).public_key()
 
 
-def _ec_numbers(jwk: Mapping[str, Any]) -> Any:
+def _parse_ec_numbers(jwk: Mapping[str, Any]) -> Any:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     if jwk["kty"] != "EC" or jwk["crv"] != "P-256":
-        raise ValueError("its kind or curve is not known here")
-    x, y = (int.from_bytes(_bytes(jwk[name]), "big") for name in ("x", "y"))
+        raise ValueError("unknown kind of key or curve")
+    x, y = (int.from_bytes(_decode_base64url(jwk[name]), "big") for name in ("x", "y"))
     return ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1())
 
 
 def render_public_jwk(key: PrivateKey) -> dict[str, str]:
-    """The public half as a JWK, for those who are to pin it."""
+    """Returns the public half as a JWK, for others to pin."""
     numbers = key.public_key().public_numbers()
-    x, y = (_base64url(number.to_bytes(32, "big")) for number in (numbers.x, numbers.y))
+    x, y = (_encode_base64url(number.to_bytes(32, "big")) for number in (numbers.x, numbers.y))
     return {"crv": "P-256", "kty": "EC", "x": x, "y": y}
 
 
 def compute_key_id(key: PrivateKey) -> str:
-    """RFC 7638: the thumbprint, so that a key has the same name wherever it is used."""
-    return _base64url(hashlib.sha256(canonicalize(render_public_jwk(key))).digest())
+    """Returns the thumbprint (RFC 7638), so that a key has the same name everywhere."""
+    return _encode_base64url(hashlib.sha256(canonicalize(render_public_jwk(key))).digest())
 
 
-def _need() -> None:
+def _require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
@@ -315,7 +291,7 @@ def _need() -> None:
         ) from None
 
 
-def _content(path: str | Path) -> bytes:
+def _read_key_file(path: str | Path) -> bytes:
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_KEY_FILE + 1)
@@ -326,8 +302,8 @@ def _content(path: str | Path) -> bytes:
     return data
 
 
-def _jwk(data: bytes) -> dict[str, Any] | None:
-    """The one key of a JWK or of a set of one; None for what is not JSON."""
+def _parse_jwk(data: bytes) -> dict[str, Any] | None:
+    """Returns the key of a JWK or of a set of one; None if `data` is not JSON."""
     if not data.lstrip().startswith(b"{"):
         return None
     value = decode(data)
@@ -342,15 +318,15 @@ def _unusable(path: str | Path, why: str) -> ConfigError:
     return ConfigError(f'the key file "{path}" cannot be used: {why}')
 
 
-def _input(protected: str, payload: bytes) -> bytes:
-    return f"{protected}.{_base64url(payload)}".encode()
+def _build_signing_input(protected: str, payload: bytes) -> bytes:
+    return f"{protected}.{_encode_base64url(payload)}".encode()
 
 
-def _base64url(data: bytes) -> str:
+def _encode_base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _bytes(text: Any) -> bytes:
+def _decode_base64url(text: Any) -> bytes:
     if not isinstance(text, str) or not _BASE64URL.fullmatch(text):
         raise ValueError("not base64url")
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -8,7 +8,7 @@ from typing import Any
 TEXT, FLAG, FREE = "text", "flag", "free"
 
 FIELDS: Mapping[str, Mapping[str, str]] = {
-    # A name, a [list] or a {map} of what stands inside. `!` is REQUIRED, `?` is marked `optional`.
+    # A name, a [list] or a {map} of the inner type. `!` is REQUIRED, `?` is marked `optional`.
     "AgentCard": {
         "name": "text!",
         "description": "text!",
@@ -93,9 +93,9 @@ _DEFAULTS: tuple[Any, ...] = ("", False, [], {})
 
 
 def select_members(value: Mapping[str, Any], message: str = "AgentCard") -> dict[str, Any]:
-    """What 1.0 knows of it, by the presence rules (8.4.1): what is required is there even when it
-    is empty, what is `optional` where it was set, and no other default. A member that is missing
-    though required stays missing, as in the specification's example."""
+    """Returns the members of 1.0 by the presence rules (8.4.1): required ones even if empty,
+    `optional` ones if set, others unless they have their default. A missing required member stays
+    missing, as in the specification's example."""
     kept: dict[str, Any] = {}
     for name, kind in FIELDS[message].items():
         if (given := value.get(name)) is None:  # in proto-JSON, null is unset

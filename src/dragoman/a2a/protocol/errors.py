@@ -1,9 +1,9 @@
-"""What an A2A client sees when something does not work: one error, one table of its codes.
+"""The errors of A2A: one exception, and the table of its codes.
 
     reason -> JSON-RPC code, HTTP status, gRPC status        (1.0.1, section 5.4)
 
-The rest of the face raises `A2aError` with a reason; each binding and dialect writes it in its own
-way. Errors of the hub get their reason from the second table. Knows no wire form.
+Each binding and dialect renders an `A2aError` in its own form. A second table gives errors of the
+hub their reason. Knows no wire form.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ DOMAIN: Final = "a2a-protocol.org"
 
 class ErrorCodes(NamedTuple):
     code: int
-    """JSON-RPC's."""
+    """Of JSON-RPC."""
     http: int
     grpc: str
     """The name of the gRPC status, which is also the `status` of an HTTP+JSON error."""
 
 
 _SERVER = -32000
-"""The one code of JSON-RPC's own range that A2A has not taken (it has -32001 to -32099)."""
+"""The one server code of JSON-RPC that A2A does not use (it has -32001 to -32099)."""
 
 ERROR_CODES: Mapping[str, ErrorCodes] = {
     TASK_NOT_FOUND: ErrorCodes(-32001, 404, "NOT_FOUND"),
@@ -87,7 +87,7 @@ Violations = Sequence[tuple[str, str]]
 
 
 class A2aError(Exception):
-    """The answer is an error; `reason` says which, the message says it to people."""
+    """The answer is an error: `reason` identifies it, the message is for people."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class A2aError(Exception):
         self.reason = reason
         self.message = message
         self.violations: list[tuple[str, str]] = list(violations)
-        """The fields of the request that do not fit, each with what is wrong with it."""
+        """The invalid fields of the request, each with a description."""
         self.metadata: dict[str, str] = dict(metadata or {})
 
     @property
@@ -110,7 +110,7 @@ class A2aError(Exception):
 
 
 def invalid(field: str, description: str) -> A2aError:
-    """For one field of a request that does not fit."""
+    """Returns the error for one invalid field of a request."""
     return A2aError(INVALID_PARAMS, f'"{field}" {description}', violations=[(field, description)])
 
 
@@ -119,7 +119,7 @@ REASONS_BY_ERROR: Mapping[type[HubError], str] = {
     Refused: PERMISSION_DENIED,
     Overloaded: RESOURCE_EXHAUSTED,
     ShuttingDown: RESOURCE_EXHAUSTED,
-    # Someone else's is told as one that is not there (section 13.1).
+    # A task of another principal is answered as not found (section 13.1).
     NotFound: TASK_NOT_FOUND,
     InvalidInput: INVALID_PARAMS,
     Unreachable: UNAVAILABLE,
@@ -132,7 +132,7 @@ REASONS_BY_ERROR: Mapping[type[HubError], str] = {
 def error_from_hub(error: HubError) -> A2aError:
     reason = find_row(REASONS_BY_ERROR, type(error))
     if isinstance(error, Unreachable) and error.sent:
-        reason = INTERNAL  # clients send again what was unavailable, and this may have been done
+        reason = INTERNAL  # clients retry UNAVAILABLE, and this may have been executed
     metadata = {"kind": error.kind}
     words = str(error)
     if error.trace:
@@ -141,7 +141,7 @@ def error_from_hub(error: HubError) -> A2aError:
     return A2aError(reason, words, metadata=metadata)
 
 
-# --- the details of google.rpc, which 1.0 wants in every binding ----------------------------------
+# --- the details of google.rpc, which 1.0 requires in every binding -------------------------------
 
 ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 BAD_REQUEST: Final = "type.googleapis.com/google.rpc.BadRequest"

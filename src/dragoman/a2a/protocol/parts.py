@@ -1,8 +1,7 @@
-"""Parts of A2A to the hub's content blocks and back, and what a call came to as parts. Pure.
+"""Converts parts of A2A to the hub's content blocks and back, and results to parts. Pure.
 
-Blocks are MCP's, and one more: `{"type": "data", "data": …}`. What a block has no member for, a
-file's name and a part's metadata, travels in its `_meta` under our key, so that a part comes back
-as it was.
+Blocks are MCP's, and one more: `{"type": "data", "data": …}`. A file's name and a part's metadata,
+for which a block has no member, are kept in its `_meta`, so that the conversion is reversible.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from dragoman.core.call import ABSENT, Result
 
 META: Final = PART_META
 STRUCTURED: Final = "dragoman.hub/structured"
-"""In the metadata of a data part: it is a tool's structured result, and the other parts say the
-same for people. Another hub makes the same result of it again."""
+"""Marks in the metadata of a data part that it is a tool's structured result, and the other parts
+its text for people. Another hub restores the result from it."""
 FILE: Final = "file:///"
-"""The address of a file that came with its contents, and has none but its name."""
+"""The URI of a file that was sent with its contents, made of its name."""
 UNNAMED: Final = "unnamed"
 OCTETS: Final = "application/octet-stream"
 JSON: Final = "application/json"
@@ -72,12 +71,12 @@ def _block_from_file(part: Mapping[str, Any], media: Any, name: Any, kept: dict[
 
 
 def part_from_block(block: Any) -> Part:
-    """A block of a kind that we do not know goes as data, whole."""
+    """Converts a block of unknown type to data."""
     if not isinstance(block, dict):
         return {"text": block} if isinstance(block, str) else {"data": block}
     meta = block.get("_meta")
     kept = meta.get(META) if isinstance(meta, dict) else None
-    if not isinstance(kept, dict):  # as most
+    if not isinstance(kept, dict):  # the usual case
         return _convert_block(block, {})
     part = _convert_block(block, kept)
     for name in ("filename", "mediaType"):
@@ -108,7 +107,7 @@ def _convert_block(block: Mapping[str, Any], kept: Mapping[str, Any]) -> Part:
 def _part_from_resource(resource: Mapping[str, Any]) -> Part:
     uri, media = resource.get("uri"), resource.get("mimeType")
     uri = uri if isinstance(uri, str) else ""
-    # Its name is that of our own address or the last piece of another's, which has more to it.
+    # The name is the rest of our own file URI, or the last segment of another URI.
     name = unquote(uri.removeprefix(FILE)) if uri.startswith(FILE) else _name_from_uri(uri)
     part: Part
     if isinstance(resource.get("blob"), str):
@@ -123,11 +122,11 @@ def _part_from_resource(resource: Mapping[str, Any]) -> Part:
 
 
 def parts_from_result(result: Result, accepted: Sequence[str] = ()) -> list[Part]:
-    """All that a call came to: its content, and its structured value where no block of the content
-    is data already. At least one part, as A2A wants it.
+    """Returns the content of a result, and its structured value unless the content has data
+    already. At least one part, as A2A requires.
 
-    The structured value says the same as the text, so a client that accepts JSON and no text has
-    it first. No form is left out: a client that reads another one than it asked for finds it."""
+    The structured value is equivalent to the text, so it comes first for a client that accepts
+    JSON and no text. Both are sent: some clients read another form than they ask for."""
     parts = [part_from_block(block) for block in result.content]
     if result.structured is not ABSENT and not _has_data(result.content):
         data: Part = {"data": result.structured, "mediaType": JSON}
@@ -138,7 +137,7 @@ def parts_from_result(result: Result, accepted: Sequence[str] = ()) -> list[Part
 
 
 def find_structured_part(parts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The one part that is a tool's structured result; None where there is none, or several."""
+    """Returns the only part that is a structured result; None if there is none or several."""
     found = [one for one in parts if "data" in one and _is_structured(one.get("metadata"))]
     return found[0] if len(found) == 1 else None
 
@@ -157,7 +156,7 @@ def _has_data(content: Sequence[Any]) -> bool:
 
 
 def join_texts(parts: Sequence[Mapping[str, Any]]) -> str:
-    """The texts among the parts, one a line."""
+    """Joins the texts of the parts, one per line."""
     return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 

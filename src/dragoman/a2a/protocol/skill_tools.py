@@ -1,8 +1,4 @@
-"""The skills of an agent of others as tools: their names, schemas and descriptions.
-
-Pure: made of a card. What is sent for a call of one, and what its answers come to, is
-`skill_calls`'.
-"""
+"""Builds tools from the skills on a remote agent's card: names, schemas, descriptions. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +18,9 @@ from dragoman.core.tool_identity import (
 )
 
 MAX_SAFE = 64
-"""What the APIs of most models take, and no dot."""
+"""The limit of most models' APIs, which also allow no dot."""
 OPEN: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
-"""The schema of a skill whose card gives none: whatever the agent makes of it."""
+"""The schema of a skill without one: any object."""
 
 _OTHER = re.compile(r"[^a-z0-9]+")
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
@@ -32,31 +28,31 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def slug_from_name(name: str) -> str:
-    """`Linear (prod)` is `linear_prod`. Empty for a name that has nothing to make one of."""
+    """`Linear (prod)` -> `linear_prod`; empty for a name without ASCII letters and digits."""
     return _OTHER.sub("_", name.lower()).strip("_")
 
 
 def build_canonical_name(slug: str, skill: str) -> str:
-    """`slug.skill`, the identity of the skill: see `core.identity`."""
+    """`slug.skill`, the identity of the skill: see `core.tool_identity`."""
     return identity_of(slug, skill)
 
 
 def build_spelled_name(slug: str, skill: str) -> str:
-    """`slug.skill`, the skill as its card has it as far as a tool can be called so."""
+    """`slug.skill`, with the skill spelled as on its card, as far as tool names allow."""
     return shorten(
         f"{slug}.{_UNNAMEABLE.sub('_', _fold_to_ascii(skill))}", original=f"{slug}.{skill}"
     )
 
 
 def build_alias(slug: str, skill: str) -> str:
-    """`a2a_slug_skill`, both slugs."""
+    """`a2a_slug_skill`, both as slugs."""
     return shorten(
         f"a2a_{slug}_{slug_from_name(_fold_to_ascii(skill))}", original=f"{slug}.{skill}"
     )
 
 
 def _build_other_names(slug: str, skill: str, canonical: str, spelled: str) -> dict[str, str]:
-    """What it is called in each style of naming; `safe!` is its own whatever others are called."""
+    """Returns the name in each style; `safe!` is unique whatever other tools are called."""
     safe = _UNSAFE.sub("_", f"{slug}_{_fold_to_ascii(skill)}")
     names = {
         "legacy": spelled,
@@ -74,7 +70,7 @@ def _build_other_names(slug: str, skill: str, canonical: str, spelled: str) -> d
 
 
 def _fold_to_ascii(skill: str) -> str:
-    """As its card has it, unless nothing would be left of it in ASCII."""
+    """Returns `skill` itself if it is ASCII, else its folded name."""
     return skill if skill.isascii() else fold_name(skill)
 
 
@@ -82,7 +78,7 @@ def _fold_to_ascii(skill: str) -> str:
 
 
 class SkillOwner(NamedTuple):
-    """Whose skills they are."""
+    """The agent that skills belong to."""
 
     target: Target
     slug: str
@@ -99,8 +95,8 @@ def build_skill_tools(
     taken: set[str],
     odd: list[str],
 ) -> list[Tool]:
-    """One of each skill on a card of 1.0's form. `taken` are names of the agent that are not its
-    skills'; why a skill is none is added to `odd`."""
+    """Builds a tool from each skill on a card of 1.0's form. `taken` are other names of the agent;
+    reasons why a skill is not offered are added to `odd`."""
     found = []
     for skill in card.get("skills") or ():
         try:
@@ -122,7 +118,7 @@ def _build_tool(
     try:
         validate = compile_schema(schema)
     except ValueError as problem:
-        raise ValueError(f"its inputSchema cannot be used: {problem}") from None
+        raise ValueError(f"its inputSchema is invalid: {problem}") from None
     name, spelled = build_canonical_name(owner.slug, id), build_spelled_name(owner.slug, id)
     if name in taken:
         name = spelled = tell_apart(name, fold_name(id))
@@ -152,7 +148,7 @@ def _build_tool(
 def describe_skill(id: str, agent: str, skill: Mapping[str, Any]) -> str:
     words = f"Invokes the {id} skill on remote A2A agent {agent}"
     own = skill.get("description")
-    # A card that says nothing of a skill is read as saying its name.
+    # The description of a skill defaults to its name.
     return f"{words}. {own}" if own and own not in (id, skill.get("name")) else words
 
 
@@ -161,9 +157,9 @@ AS_DATA, AS_TEXT, AS_BOTH = "data", "text", "both"
 
 
 def choose_argument_forms(raw: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, str]:
-    """The form in which each skill's arguments are sent, by what the card says that it takes. Text
-    alone where it takes no JSON; both where it takes both and no schema says what to expect: there
-    most agents read the text only. Data where the card says nothing of it, or gives a schema."""
+    """Chooses the form of each skill's arguments by the input modes on the card. Text if it accepts
+    no JSON; both if it accepts both without a schema, because most such agents read only the text;
+    data if the card declares nothing, or a schema."""
     said = {one.get("id"): one for one in _list_objects(raw.get("skills"))}
     found = {}
     for skill in card.get("skills") or ():

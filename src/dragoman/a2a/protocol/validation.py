@@ -1,9 +1,8 @@
-"""What comes in, in the form of 1.0: each request is looked at before anything is made of it.
+"""Validates requests in the form of 1.0.
 
-A request that fits is handed on as it is, without a copy; members that the protocol does not know
-are left behind, so that nothing of them comes out elsewhere, and so are those that are null. What
-does not fit is refused with the field that does not. Counts and lengths have bounds. Knows no
-wire, and no dialect but the hub's own form.
+A valid request is passed on without a copy. Members that the protocol does not have are dropped, so
+that they cannot come out elsewhere, and so are null ones. An invalid request is an error that names
+the field. Counts and lengths are bounded. Knows no wire form and no dialect but 1.0.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ STATES: Final = frozenset(
 MAX_ID = 256
 MAX_PARTS = 1000
 MAX_NAMES = 100
-"""Extensions, output modes and referenced tasks that one message or request may list."""
+"""The most extensions, output modes or referenced tasks in one message or request."""
 MAX_NAME = 2048
 MAX_PAGE = 100
 MAX_INT = 2**31 - 1
 MAX_URL = 2048
 MAX_SECRET = 4096
 MAX_PART_URL = 65536
-"""Longer than others, for it may be a `data:` URL."""
+"""Longer than other URLs: it may be a `data:` URL."""
 
 CONTENT = ("text", "raw", "url", "data")
 PART = frozenset((*CONTENT, "filename", "mediaType", "metadata"))
@@ -80,7 +79,7 @@ _INSTANT = re.compile(
 
 
 def check_id(holder: Mapping[str, Any], name: str, field: str) -> str:
-    """An id that must be there."""
+    """Returns a required id."""
     value = holder.get(name)
     if type(value) is not str or not value:
         raise invalid(field, "is required, and is a string")
@@ -90,7 +89,7 @@ def check_id(holder: Mapping[str, Any], name: str, field: str) -> str:
 
 
 def check_optional_id(holder: Mapping[str, Any], name: str, field: str) -> str | None:
-    """An id that may be there; the empty one is none, as proto-JSON has it."""
+    """Returns an optional id; an empty one counts as missing, as in proto-JSON."""
     value = holder.get(name)
     return None if value is None or value == "" else check_id(holder, name, field)
 
@@ -146,7 +145,7 @@ def check_names(holder: Mapping[str, Any], name: str, field: str) -> list[str] |
 
 
 def seconds_from_timestamp(value: str) -> float | None:
-    """Seconds since 1970 of a timestamp with a zone (RFC 3339); None for what is none."""
+    """Returns the seconds since 1970 of an RFC 3339 timestamp; None if it is invalid."""
     match = _INSTANT.fullmatch(value)
     if match is None:
         return None
@@ -160,14 +159,14 @@ def seconds_from_timestamp(value: str) -> float | None:
 
 
 def normalize_base64(text: str) -> str | None:
-    """The same in the standard alphabet with its padding; None for what is not base64."""
+    """Returns the standard alphabet with padding; None if `text` is not base64."""
     try:
         a2b_base64(text, strict_mode=True)
     except (Base64Error, ValueError):
         pass
     else:
         return text
-    # proto-JSON also takes the alphabet for URLs, and no padding
+    # proto-JSON also allows the URL-safe alphabet, and no padding
     bare = text.rstrip("=").translate(_URL_SAFE)
     padded = bare + "=" * (-len(bare) % 4)
     try:
@@ -181,12 +180,12 @@ def normalize_base64(text: str) -> str | None:
 
 
 def validate_part(given: Any, field: str) -> dict[str, Any]:
-    """The part, which has exactly one content."""
+    """Returns the part, which has exactly one content."""
     if type(given) is not dict:
         raise invalid(field, "must be an object")
     part: dict[str, Any] = given
     if len(part) == 1 and type(part.get("text")) is str:
-        return part  # as nearly all are
+        return part  # the usual case
     if not PART.issuperset(part) or None in part.values():
         part = {
             name: value
@@ -225,7 +224,7 @@ def validate_parts(parts: Any, field: str) -> list[dict[str, Any]]:
 
 
 def validate_message(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The message of a request, from a client."""
+    """Returns the message of a client's request."""
     message = params.get("message")
     if type(message) is not dict:
         raise invalid("message", "is required, and is an object")
@@ -258,7 +257,7 @@ def validate_message(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate_send(given: Any) -> dict[str, Any]:
-    """A SendMessageRequest."""
+    """Validates a SendMessageRequest."""
     params = _check_params(given)
     message = validate_message(params)
     same = message is params["message"]
@@ -309,7 +308,7 @@ def validate_get(params: Any) -> dict[str, Any]:
 
 
 def validate_task_key(params: Any) -> dict[str, Any]:
-    """A request about one task: the subscription, the cancellation."""
+    """Validates a request about one task: to subscribe to it, to cancel it."""
     params = _check_params(params)
     request: dict[str, Any] = {"id": check_id(params, "id", "id")}
     return _add_tenant(request, params)
@@ -355,7 +354,7 @@ def validate_card_request(params: Any) -> dict[str, Any]:
 
 
 def validate_push_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A TaskPushNotificationConfig, of whatever task."""
+    """Validates a TaskPushNotificationConfig, without its task."""
     url = check_text(config, "url", f"{prefix}url", MAX_URL)
     if url is None or not url.lower().startswith(("http://", "https://")) or not _is_plain(url):
         raise invalid(f"{prefix}url", "is required, and is an address with http:// or https://")
@@ -396,7 +395,7 @@ def validate_push_set(params: Any) -> dict[str, Any]:
 
 
 def validate_push_key(params: Any) -> dict[str, Any]:
-    """A request about one configuration: to read it, to delete it."""
+    """Validates a request about one configuration: to read it, to delete it."""
     params = _check_params(params)
     request: dict[str, Any] = {
         "taskId": check_id(params, "taskId", "taskId"),
@@ -409,7 +408,7 @@ def validate_push_list(params: Any) -> dict[str, Any]:
     params = _check_params(params)
     request: dict[str, Any] = {"taskId": check_id(params, "taskId", "taskId")}
     size = check_count(params, "pageSize", "pageSize", most=MAX_PAGE)
-    if size:  # not `optional` in the proto: 0 is none
+    if size:  # not `optional` in the proto: 0 means missing
         request["pageSize"] = size
     token = check_text(params, "pageToken", "pageToken")
     if token is not None:
@@ -434,5 +433,5 @@ def _add_tenant(request: dict[str, Any], params: Mapping[str, Any]) -> dict[str,
 
 
 def _is_plain(text: str) -> bool:
-    """Fit for a header's value or an address: no line ends, nothing unseen."""
+    """Whether the text can be a header value or part of a URL: printable ASCII."""
     return text.isprintable() and text.isascii()

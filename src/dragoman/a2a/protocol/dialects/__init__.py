@@ -1,13 +1,12 @@
-"""The dialects of A2A, and which of them a request is in.
+"""The dialects (protocol versions) of A2A, and which of them a request is in.
 
-Inside the hub everything has the form of 1.0. A dialect says what its methods are called and turns
-requests, answers, events and errors into its own words and back; nothing outside this package
-knows that there are several.
+Inside the hub everything has the form of 1.0. A dialect names its methods and converts requests,
+results, events and errors to 1.0's form and back; code outside this package asks its traits.
 
-    v10  1.0          the hub's form, so hardly anything to do
-    v03  0.2 and 0.3  `kind`, lower case
-    v01  0.1          `tasks/send`, `type`, the seed's bare task; python_a2a beside it
-    seed 0.3          with the bare calls of skills, to agents that are registered so
+    v10         1.0          the hub's own form
+    v03         0.2 and 0.3  `kind`, lower case; v03_unmarked for clients that send no `kind`
+    v01         0.1          `tasks/send`, `type`, bare tasks; python_a2a beside it
+    skill_only  0.3          bare skill calls, to agents registered with that wire
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ __all__ = [
 
 
 class Dialect(Protocol):
-    """What each of the modules has."""
+    """Implemented by each module."""
 
     @property
     def VERSION(self) -> str: ...
@@ -94,7 +93,7 @@ class Dialect(Protocol):
 
     # for the hub as server
     def parse_params(self, op: Op, params: Any) -> dict[str, Any]:
-        """The wire's parameters -> 1.0's request. Raises A2aError for what does not fit."""
+        """The wire's parameters -> 1.0's request. Raises A2aError if they are invalid."""
         ...
 
     def render_result(self, op: Op, value: Any) -> Any:
@@ -106,14 +105,14 @@ class Dialect(Protocol):
         ...
 
     def render_push(self, event: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of a webhook."""
+        """The body of a webhook delivery."""
         ...
 
     def render_error(self, error: A2aError) -> dict[str, Any]:
         """JSON-RPC's error object."""
         ...
 
-    # for the hub as client; what is read may be of any dialect
+    # for the hub as client; the parsers accept any dialect
     def build_request(self, op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
         """1.0's request -> the wire's method and parameters."""
         ...
@@ -131,7 +130,7 @@ class Dialect(Protocol):
 
 BY_VERSION: Mapping[str, Dialect] = {V01: v01, "0.2": v03, V03: v03, V10: v10}
 SPOKEN: Mapping[str, Dialect] = {**BY_VERSION, SKILL_ONLY_03: skill_only}
-"""To others; one of them nobody can ask for."""
+"""By the hub as a client, including one that no client can ask for."""
 
 NATIVE: Dialect = v10
 """The hub's internal form."""
@@ -152,7 +151,7 @@ _MARKS: Mapping[str, str] = {V01: "type", V03: "kind", SKILL_ONLY_03: "kind"}
 
 
 def render_parts(version: str, parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Parts of the hub's form in a dialect's own words."""
+    """Renders parts of 1.0's form in the dialect of `version`."""
     mark = _MARKS.get(version)
     return list(parts) if mark is None else [render_part(part, mark) for part in parts]
 
@@ -177,9 +176,8 @@ _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(?:\.\d{1,3})?")
 
 
 def choose(version: str | None, method: str | None, params: Any, require_version: bool) -> Dialect:
-    """The dialect of a request: what it says of itself, else what its method is called, else what
-    its parts look like. One that says nothing and looks like none is taken for 1.0, unless
-    `require_version`: the specification wants 1.0 to be said (section 3.6)."""
+    """Returns the dialect of a request: by its version, else by the name of its method, else by its
+    parts. A request without any of them is 1.0, unless `require_version` is set (section 3.6)."""
     if version is not None and version.strip():
         return _find_dialect(version.strip())
     if method is not None:
@@ -189,7 +187,7 @@ def choose(version: str | None, method: str | None, params: Any, require_version
         if method in v01.METHODS:
             return v01
         if method not in v10.METHODS and "/" in method:
-            return v03  # which has no such method either, and says so
+            return v03  # has no such method either, and answers so
     else:
         key = _find_part_key(params)
         if key is not None:
@@ -197,20 +195,20 @@ def choose(version: str | None, method: str | None, params: Any, require_version
     if require_version:
         raise A2aError(
             VERSION_NOT_SUPPORTED,
-            "the request does not say its version, and 0.3 has no such method; send the header "
+            "the version is missing, and 0.3 has no such method; send the header "
             '"A2A-Version: 1.0"',
         )
     return v10
 
 
 def _find_dialect(version: str) -> Dialect:
-    dialect = BY_VERSION.get(version)  # as nearly all say it
+    dialect = BY_VERSION.get(version)  # the usual spelling
     if dialect is None and (match := _VERSION.fullmatch(version)) is not None:
         dialect = BY_VERSION.get(match[1])
     if dialect is None:
         raise A2aError(
             VERSION_NOT_SUPPORTED,
-            f'A2A version "{version[:20]}" is not spoken here; use 1.0, 0.3, 0.2 or 0.1',
+            f'unsupported A2A version "{version[:20]}"; use 1.0, 0.3, 0.2 or 0.1',
             metadata={"supportedVersions": "1.0,0.3,0.2,0.1"},
         )
     return dialect

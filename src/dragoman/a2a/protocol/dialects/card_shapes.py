@@ -14,7 +14,7 @@ TEXT_MODE = "text/plain"
 
 
 def render_card(card: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """A card of 1.0 as clients of `version` read it. Its signatures stay where its form does."""
+    """Renders a card of 1.0 for clients of `version`. Signatures stay if the form does."""
     if version == V10:
         return _render_10(card)
     if version == V03:
@@ -23,11 +23,11 @@ def render_card(card: Mapping[str, Any], version: str) -> dict[str, Any]:
         return _render_01(card)
     if version == MERGED:
         return _render_merged(card)
-    raise ValueError(f'a card has no shape "{version}"; there are {", ".join(SHAPES)}')
+    raise ValueError(f'unknown card shape "{version}"; use {", ".join(SHAPES)}')
 
 
 def _render_10(card: Mapping[str, Any]) -> dict[str, Any]:
-    """What 1.0 knows and no more: the official schema takes no member that it does not name."""
+    """Only the members of 1.0: the official schema rejects others."""
     pure = select_members(card)
     pure["skills"] = [{**skill, "examples": skill.get("examples", [])} for skill in pure["skills"]]
     return pure
@@ -59,7 +59,7 @@ def _render_03(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _render_connection_03(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Its interfaces of 0.x; of a card that has none, those that there are."""
+    """Renders the interfaces of 0.x; all interfaces if the card has none of them."""
     every = card["supportedInterfaces"]
     served = [one for one in every if one["protocolVersion"].startswith("0.")] or every
     if not served:
@@ -108,7 +108,7 @@ def _render_skill_03(skill: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _render_01(card: Mapping[str, Any]) -> dict[str, Any]:
-    """As v0.1.0 has it, and the seed."""
+    """The shape of v0.1.0 and of the first hubs."""
     newer = _render_03(card)
     passed = ("name", "description", "url", "version", "provider", "documentationUrl")
     old = {name: newer[name] for name in passed if name in newer}
@@ -123,13 +123,13 @@ def _render_01(card: Mapping[str, Any]) -> dict[str, Any]:
         {"examples": []} | {k: skill[k] for k in known if k in skill} for skill in card["skills"]
     ]
     for modes in ("defaultInputModes", "defaultOutputModes"):
-        # Its readers look for "text"; those of v0.1.0 also know media types.
+        # Its readers look for "text"; those of v0.1.0 also read media types.
         old[modes] = ["text"] * (TEXT_MODE in card[modes]) + card[modes]
     return old
 
 
 def _list_schemes_01(card: Mapping[str, Any]) -> list[str]:
-    """The schemes in the words of 0.1: what is named before the credentials in the header."""
+    """Lists the schemes as in 0.1: the word before the credentials in the header."""
     if not card.get("securityRequirements"):
         return []
     found = []
@@ -140,8 +140,8 @@ def _list_schemes_01(card: Mapping[str, Any]) -> list[str]:
 
 
 def _render_merged(card: Mapping[str, Any]) -> dict[str, Any]:
-    """1.0 and what the readers of 0.3 and 0.1 need besides. What 1.0 knows of it stays as it is,
-    so that a signature holds: readers of 1.0 leave the rest out before they check it."""
+    """1.0 with the members that readers of 0.3 and 0.1 need. The members of 1.0 stay unchanged, so
+    that a signature stays valid: readers of 1.0 drop the others before they check it."""
     old = _render_03(card)
     merged = {**old, **card}
     merged["capabilities"] = {**old["capabilities"], **card["capabilities"]}

@@ -1,8 +1,7 @@
-"""What 0.1 and 0.3 have in common, and 1.0 has not: parts with a discriminator (`type` in 0.1,
+"""What 0.1 and 0.3 have in common and 1.0 does not: parts with a discriminator (`type` in 0.1,
 `kind` from 0.2 on), states and roles in lower case, push configurations within another object.
 
-Writing is strict, reading takes what any of them says. Nothing here decides whether a request
-fits: what is read goes through `reading` afterwards.
+Rendering is strict, parsing accepts any of them. Requests are validated afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ STATES_OUT: Mapping[str, str] = {
 }
 STATES_IN: Mapping[str, str] = {
     **{said: state for state, said in STATES_OUT.items()},
-    "cancelled": CANCELED,  # the seed's, and 0.3's proto
+    "cancelled": CANCELED,  # bare tasks, and 0.3's proto
     "inputrequired": INPUT_REQUIRED,
     "authrequired": AUTH_REQUIRED,
     "waiting": WORKING,  # python-a2a's
@@ -47,12 +46,12 @@ ROLES_OUT: Mapping[str, str] = {USER: "user", AGENT: "agent"}
 ROLES_IN: Mapping[str, str] = {"user": USER, "agent": AGENT, USER: USER, AGENT: AGENT}
 
 WRAPPED = "data_part_compat"
-"""The mark in a part's metadata that its data is not an object, and stands in one as `value`. The
-same that the official SDK sets and understands."""
+"""Marks in a part's metadata that its data is not an object and is wrapped in one as `value`. The
+official SDK sets and reads the same mark."""
 
 
 def parse_state(state: Any) -> str:
-    """Any spelling of a state; UNSPECIFIED for what is none."""
+    """Accepts any spelling of a state; returns UNSPECIFIED for an unknown one."""
     if not isinstance(state, str):
         return UNSPECIFIED
     said = state.lower().replace("_", "-").removeprefix("task-state-")
@@ -60,7 +59,7 @@ def parse_state(state: Any) -> str:
 
 
 def put(holder: dict[str, Any], **members: Any) -> dict[str, Any]:
-    """Adds those members that are there."""
+    """Adds the members that are not None."""
     for name, value in members.items():
         if value is not None:
             holder[name] = value
@@ -68,8 +67,8 @@ def put(holder: dict[str, Any], **members: Any) -> dict[str, Any]:
 
 
 def render_part(part: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """`key` is the name of the discriminator. A media type or file name of a text or of data has
-    no place in these dialects."""
+    """`key` is the name of the discriminator. These dialects have no media type or file name for
+    text and data."""
     metadata = part.get("metadata")
     if "text" in part:
         out = {key: "text", "text": part["text"]}
@@ -89,7 +88,7 @@ def render_file(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_part(part: Any) -> dict[str, Any] | None:
-    """A part of any dialect in 1.0's form; None for one of a kind that nobody knows."""
+    """Converts a part of any dialect to 1.0's form; returns None if its kind is unknown."""
     if not isinstance(part, dict):
         return None
     kind = part.get("kind", part.get("type"))
@@ -134,8 +133,8 @@ def _parse_data(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_file(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Of 0.1 and 0.3 (`file{bytes|uri,name,mimeType}`), and of the seed (`name, mime_type, data`,
-    without an object of its own)."""
+    """Accepts the file of 0.1 and 0.3 (`file{bytes|uri,name,mimeType}`) and that of bare tasks
+    (`name, mime_type, data` in the part itself)."""
     file = part.get("file")
     file = file if isinstance(file, dict) else part
     raw = file.get("bytes", file.get("data", file.get("raw")))
@@ -153,7 +152,7 @@ def _parse_file(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_function(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """python-a2a's contents, in the form that it gives them as data parts itself."""
+    """Converts the contents of python-a2a to the data parts that it makes of them itself."""
     if kind == "error":
         return {"data": {"error": part.get("message", "")}}
     value = "parameters" if kind == "function_call" else "response"
@@ -177,7 +176,7 @@ def render_push_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_push_config(config: Any) -> Any:
-    """The reverse, without the task; what is no object goes on as it is, to be refused."""
+    """The reverse, without the task; passes on what is not an object, for the validation."""
     if not isinstance(config, dict):
         return config
     found = {name: config[name] for name in ("id", "url", "token") if config.get(name)}
@@ -196,11 +195,11 @@ def parse_push_config(config: Any) -> Any:
 # --- names ----------------------------------------------------------------------------------------
 
 _OPAQUE = frozenset(("metadata", "data", "params", "header"))
-"""Members whose contents are not the protocol's, and keep their names."""
+"""Members with content of the application, whose names are kept."""
 
 
 def camelize(value: Any) -> Any:
-    """proto-JSON may name its fields as the proto does, `message_id` for `messageId`."""
+    """Renames members from `message_id`, which proto-JSON allows, to `messageId`."""
     if isinstance(value, list):
         return [camelize(each) for each in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The errors that other agents answer with, in whatever dialect: JSON-RPC's and HTTP's."""
+"""Parses the errors of other agents, in any dialect: those of JSON-RPC and of HTTP."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _OF_STATUS: Mapping[int, str] = {
     501: UNSUPPORTED_OPERATION,
     503: UNAVAILABLE,
 }
-"""For HTTP+JSON errors that do not say more."""
+"""For HTTP+JSON errors without a reason."""
 MAX_WORDS = 2000
 
 
 def parse_error(error: Any) -> A2aError:
-    """The error object of a JSON-RPC answer."""
+    """Parses the error object of a JSON-RPC response."""
     if not isinstance(error, dict):
         return A2aError(INTERNAL, _cut_text(error, "the agent answered with an error"))
     code = error.get("code")
@@ -50,7 +50,7 @@ def parse_error(error: Any) -> A2aError:
 
 
 def parse_rest_error(status: int, body: Any) -> A2aError:
-    """An HTTP answer of 400 or above: 1.0's `{"error": {...}}`, or what servers of 0.3 say."""
+    """Parses an HTTP response of 400 or above: 1.0's `{"error": {...}}`, or a form of 0.3."""
     reason = _OF_STATUS.get(status, INTERNAL)
     if not isinstance(body, dict):
         return A2aError(reason, _cut_text(body, f"the agent answered with HTTP status {status}"))

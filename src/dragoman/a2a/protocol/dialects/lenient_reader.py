@@ -1,9 +1,9 @@
-"""What other agents answer, in whatever dialect or mixture of dialects, in 1.0's form.
+"""Converts the answers of other agents, in any dialect or mixture of dialects, to 1.0's form.
 
-Cards say one version and wires another: naive timestamps, states in lower case beside 1.0's names,
-discriminators of two kinds or none, a bare task where a wrapper belongs. All of it is read here, by
-what is there and not by what was announced; what cannot be read as an answer at all is refused.
-What comes out has the members of 1.0 and no others.
+Agents often speak another version than their card declares: naive timestamps, states in lower case
+beside 1.0's names, discriminators of two kinds or none, a bare task where a wrapper belongs. So
+answers are read by their members and not by the declared version; an unreadable answer is an error.
+The result has only members of 1.0.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OF_A_TASK = frozenset(
 
 
 def pick(holder: Mapping[str, Any], *names: str) -> Any:
-    """The first of those members that is there."""
+    """Returns the first of these members that is not None."""
     for name in names:
         value = holder.get(name)
         if value is not None:
@@ -84,7 +84,7 @@ def _read_names(holder: Mapping[str, Any], *names: str) -> list[str] | None:
 
 
 def parse_timestamp(value: Any) -> str | None:
-    """A time without a zone is taken for UTC's."""
+    """A time without a zone is read as UTC."""
     if not isinstance(value, str):
         return None
     said = f"{value}Z" if _NAIVE.fullmatch(value) else value
@@ -100,11 +100,11 @@ def parse_timestamp(value: Any) -> str | None:
 
 
 def read_part(value: Any) -> dict[str, Any]:
-    """What is no part that we know goes on as data, so that nothing is lost."""
+    """Returns an unknown part as data, so that nothing is lost."""
     if isinstance(value, str):
         return {"text": value}
     if isinstance(value, dict) and len(value) == 1 and isinstance(value.get("text"), str):
-        return {"text": value["text"]}  # as most are
+        return {"text": value["text"]}  # the usual case
     found = parse_part(value)
     if found is None:
         return {"data": value}
@@ -143,7 +143,7 @@ def read_message(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         value = {"parts": value}
     elif not any(name in value for name in ("parts", "content", "role")):
-        # python-a2a says {"error": "..."} where a message belongs
+        # python-a2a sends {"error": "..."} in place of a message
         value = {"parts": pick(value, "error", "text") or value}
     found: dict[str, Any] = {
         "messageId": _read_id(value, "messageId", "message_id") or str(uuid4()),
@@ -198,7 +198,7 @@ def read_task(value: Any) -> dict[str, Any]:
         raise _build_error("a task with an id")
     found: dict[str, Any] = {"id": id, "status": read_status(value.get("status"))}
     put(found, contextId=_read_id(value, "contextId", "context_id", "sessionId", "session_id"))
-    bare = isinstance(value.get("status"), str)  # the seed's
+    bare = isinstance(value.get("status"), str)  # a bare task
     artifacts, history = value.get("artifacts"), value.get("messages" if bare else "history")
     if isinstance(artifacts, list) and artifacts:
         found["artifacts"] = [read_artifact(each, at) for at, each in enumerate(artifacts)]
@@ -209,7 +209,7 @@ def read_task(value: Any) -> dict[str, Any]:
 
 
 def _move_reply_out_of_history(found: dict[str, Any]) -> dict[str, Any]:
-    """The seed's task has its reply as the last of the messages, and nowhere else."""
+    """A bare task has its reply as the last of the messages, and nowhere else."""
     history = found.get("history", [])
     if not history or history[-1]["role"] != AGENT:
         return found
@@ -241,7 +241,7 @@ def _read_artifact_update(value: Mapping[str, Any]) -> dict[str, Any]:
         "contextId": _read_id(value, "contextId", "context_id", "sessionId") or "",
         "artifact": read_artifact(given),
     }
-    # 0.1 has them in the artifact
+    # in 0.1 they are members of the artifact
     if pick(value, "append") is True or given.get("append") is True:
         found["append"] = True
     last = pick(value, "lastChunk", "last_chunk")
@@ -262,7 +262,7 @@ _WRAPPERS = (
 
 
 def parse_event(value: Any) -> dict[str, Any]:
-    """A StreamResponse."""
+    """Reads a StreamResponse."""
     if not isinstance(value, dict):
         raise _build_error("an event")
     if len(value) == 1 and isinstance(value.get("message"), dict):
@@ -276,7 +276,7 @@ def parse_event(value: Any) -> dict[str, Any]:
     if isinstance(value.get("artifact"), dict):
         return _read_kind("artifactUpdate", value)
     if "status" in value:
-        # 0.1's status event is an id and a status, as is a task that has nothing else
+        # in 0.1 a status event is an id and a status, and so is a task without other members
         whole = "id" in value and "final" not in value and not _OF_A_TASK.isdisjoint(value)
         return _read_kind("task" if whole else "statusUpdate", value)
     if "role" in value or "parts" in value or "content" in value:
@@ -303,8 +303,8 @@ def _read_kind(kind: str, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def ends_stream(value: Any) -> bool:
-    """Whether an event of 0.1 to 0.3 says that it is the last, after which some keep the
-    connection open."""
+    """Whether an event of 0.1 to 0.3 is marked as the last; some agents keep the connection open
+    after it."""
     if not isinstance(value, dict):
         return False
     update = pick(value, "statusUpdate", "status_update")
@@ -368,6 +368,4 @@ def read_push_config(value: Any) -> dict[str, Any]:
 
 
 def _build_error(wanted: str) -> A2aError:
-    return A2aError(
-        INVALID_AGENT_RESPONSE, f"the agent answered with something that is not {wanted}"
-    )
+    return A2aError(INVALID_AGENT_RESPONSE, f"the agent's answer is not {wanted}")

@@ -1,6 +1,4 @@
-"""The operations that every dialect has words for, and the shape of a dialect's HTTP routes. The
-operations' values are 1.0's method names, and the names of its gRPC methods.
-"""
+"""The operations of A2A, named as 1.0 names its methods, and the HTTP routes of a dialect."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-# The states and roles of the hub's form, for those who speak of operations.
+# States and roles of 1.0, re-exported for users of operations.
 from dragoman.a2a.protocol.validation import (
     AGENT,
     AUTH_REQUIRED,
@@ -71,8 +69,8 @@ SKILL_ONLY_03: Final = "0.3 (skill-only)"
 """0.3 with bare skill calls."""
 
 SKILL: Final = "urn:dragoman:a2a:skill:v1"
-"""The extension by which a message names the skill that it is for: `{"skillId": …}`, and where it
-is a call of one, `correlationId`, by which both sides know it."""
+"""The extension by which a message names its skill: `{"skillId": …}`, and for a skill call also
+`correlationId`."""
 
 Op = str
 SEND: Final = "SendMessage"
@@ -103,16 +101,16 @@ OPS: Final = (
 STREAMING: Final = frozenset((STREAM, SUBSCRIBE))
 
 TASK_ID: Final = "_taskId"
-"""The member of a request, or of the answer to it, with the id that a 0.1 client chose."""
+"""The member of a request, or of its answer, with the task id that a 0.1 client chose."""
 
 RESPONSE: Final = "response"
-"""The name of the artifact that is an agent's reply, where the agent gave it no other."""
+"""The default name of the artifact with an agent's reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestRoute:
     """`pattern` is the path below the interface's URL; a name in braces stands for one segment, or
-    for what is before a colon in it."""
+    for the part of it before a colon."""
 
     http: str
     pattern: str
@@ -120,7 +118,7 @@ class RestRoute:
 
 
 class RestRoutes:
-    """The routes of one dialect: which operation a request is, and what its path says."""
+    """The routes of one dialect: finds the operation of a request, and the values in its path."""
 
     def __init__(self, table: Sequence[tuple[str, str, Op]]) -> None:
         self.table = tuple(RestRoute(*row) for row in table)
@@ -136,14 +134,14 @@ class RestRoutes:
                 self._plain.setdefault(route.pattern, {})[route.http] = route.op
 
     def find(self, http: str, path: str) -> tuple[Op, dict[str, str]] | None:
-        """The operation and the values in the path, which comes as it was sent, still quoted."""
+        """Returns the operation and the values in `path`, which is still percent-encoded."""
         found = self._match(path)
         if found is None or http not in found[0]:
             return None
         return found[0][http], found[1]
 
     def list_methods(self, path: str) -> tuple[str, ...]:
-        """The HTTP methods that `path` has, for the answer to one that it has not."""
+        """Lists the HTTP methods that `path` has, for the Allow header."""
         found = self._match(path)
         return tuple(sorted(found[0])) if found is not None else ()
 
@@ -158,5 +156,5 @@ class RestRoutes:
 
 
 def _compile_pattern(pattern: str) -> re.Pattern[str]:
-    # The verb comes after the last colon: an id may have some of its own.
+    # The verb comes after the last colon: an id may contain colons.
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+?)", re.escape(pattern)))

@@ -1,12 +1,12 @@
-"""What clients of python-a2a send beside 0.1, and what they need to hear.
+"""What clients of python-a2a send besides 0.1, and the answers that they need.
 
 They post JSON-RPC to a path for each method (`{url}/tasks/send`, `/tasks/get`, `/tasks/cancel`), a
 bare task to `/tasks/stream`, a bare message to `{url}` itself or `/stream`, a whole conversation to
-`{url}`. Traps, all of their client:
+`{url}`. Traps of that client:
 
-- an error with HTTP status 200 is read as a new, empty task: errors need a status of 400 or above;
-- a task without an artifact that has a text is no answer to it: the same is sent again elsewhere;
-- it does not know `working`, and takes a task in it for a completed one: its word is `waiting`.
+- it reads an error with HTTP status 200 as a new, empty task: errors need a status of 400 or above;
+- it ignores a task without a text in an artifact, and sends the request again elsewhere;
+- it takes the unknown state `working` for completed: its own word is `waiting`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dragoman.a2a.protocol.validation import AGENT, WORKING
 TASK: Final = "task"
 MESSAGE: Final = "message"
 CONVERSATION: Final = "conversation"
-"""What a bare body is, and so its answer."""
+"""The forms of a bare body, and of its answer."""
 
 PATHS: Mapping[str, Op] = {
     "/tasks/send": SEND,
@@ -32,12 +32,12 @@ PATHS: Mapping[str, Op] = {
     "/tasks/get": GET,
     "/tasks/cancel": CANCEL,
 }
-"""All posted to, below the URL that the client was given; it tries them below `/a2a` of it too."""
+"""All by POST, below the URL given to the client; it tries them below `/a2a` there too."""
 
 
 def is_python_a2a(params: Any) -> bool:
-    """Whether the parameters of `tasks/send` are python-a2a's: it sends its whole task, and a
-    message with one content."""
+    """Whether python-a2a sent these parameters of `tasks/send`: its whole task, and a message with
+    one content."""
     if not isinstance(params, dict):
         return False
     message = params.get("message")
@@ -45,7 +45,7 @@ def is_python_a2a(params: Any) -> bool:
 
 
 def find_form(body: Any) -> str | None:
-    """What a body without `jsonrpc` is; None for what is not python-a2a's."""
+    """Returns the form of a body without `jsonrpc`; None if it is not python-a2a's."""
     if not isinstance(body, dict) or "jsonrpc" in body:
         return None
     if isinstance(body.get("messages"), list):
@@ -58,7 +58,7 @@ def find_form(body: Any) -> str | None:
 
 
 def parse_params(op: Op, body: Mapping[str, Any]) -> dict[str, Any]:
-    """1.0's request from a bare body."""
+    """Converts a bare body to 1.0's request."""
     if op not in (SEND, STREAM):
         return v01.parse_params(op, body)
     form = find_form(body)
@@ -74,7 +74,7 @@ def parse_params(op: Op, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _move_ids(body: Mapping[str, Any]) -> dict[str, Any]:
-    """In what it calls Google's format the ids are in the metadata."""
+    """Takes the ids out of the metadata, where its Google format has them."""
     metadata = body.get("metadata")
     if not isinstance(metadata, dict):
         return dict(body)
@@ -86,7 +86,7 @@ def _move_ids(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render_task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """0.1's task, with the reply where this client looks for it: the first text of the last
+    """Renders 0.1's task with the reply where this client reads it: the first text of the last
     artifact."""
     out = v01.render_task(task)
     if task.get("status", {}).get("state") == WORKING:
@@ -106,14 +106,14 @@ def _find_status_text(task: Mapping[str, Any]) -> str:
 
 
 def render_result(op: Op, value: Any) -> Any:
-    """For JSON-RPC, as `v01.render_result`."""
+    """Like `v01.render_result`, for JSON-RPC."""
     if op == SEND:
         return render_task(value["task"] if "task" in value else v01.task_from_message(value))
     return render_task(value) if op in (GET, CANCEL) else v01.render_result(op, value)
 
 
 def render_rest_answer(form: str | None, body: Mapping[str, Any], value: Mapping[str, Any]) -> Any:
-    """The answer to a bare body, from 1.0's response to the request that was made of it."""
+    """Renders 1.0's response as the answer to a bare body."""
     task = value["task"] if "task" in value else v01.task_from_message(value)
     if form == MESSAGE:
         return render_message(task, body)
@@ -126,7 +126,7 @@ def render_rest_answer(form: str | None, body: Mapping[str, Any], value: Mapping
 
 
 def render_message(task: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply as one message, in the format that it was asked in."""
+    """Renders the reply as one message, in the format of the request."""
     parts = [part for each in render_task(task)["artifacts"][-1:] for part in each["parts"]]
     ids = {"message_id": str(uuid4())}
     for name, value in (
@@ -142,13 +142,13 @@ def render_message(task: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[st
 
 
 def render_event(task: Mapping[str, Any], *, final: bool) -> tuple[str, dict[str, Any]]:
-    """For `/tasks/stream`, after each event: the name of the server-sent event and its data, which
-    is the task as it is now."""
+    """For `/tasks/stream`: returns the name of the server-sent event and its data, the current
+    task."""
     return ("complete" if final else "update"), render_task(task)
 
 
 def render_chunk(event: Mapping[str, Any], *, final: bool) -> dict[str, Any] | None:
-    """For `/stream`: what an event adds to the text of the reply; None where that is nothing."""
+    """For `/stream`: returns the text that an event adds to the reply; None if there is none."""
     parts: list[Any] = []
     if "artifactUpdate" in event:
         parts = event["artifactUpdate"]["artifact"].get("parts", [])
@@ -162,7 +162,7 @@ def render_chunk(event: Mapping[str, Any], *, final: bool) -> dict[str, Any] | N
 
 
 def render_error(error: A2aError) -> tuple[int, dict[str, Any]]:
-    """The HTTP status and JSON-RPC's error object; to a bare body the object goes as `error`."""
+    """Returns the HTTP status and the JSON-RPC error object."""
     return error.codes.http, v01.render_error(error)
 
 

@@ -1,6 +1,5 @@
-"""0.3 with the seed's way to ask for a skill, to the letter: the skill, one part, what the call is
-known by, and nothing that 0.3 has added. Only for the hub as client, of an agent that is registered
-so; all else is 0.3's.
+"""0.3 with bare skill calls: the skill, one part and the correlation id, and none of the members
+that 0.3 added. Only for the hub as client of agents registered with this wire.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
         "skill": {"skillId": skill},
         "parts": [render_part_03(part) for part in given["parts"]],
     }
-    if given.get("taskId"):  # an answer to what its task asks
+    if given.get("taskId"):  # answers a question of the task
         message["taskId"] = given["taskId"]
         if given.get("contextId"):
             message["contextId"] = given["contextId"]

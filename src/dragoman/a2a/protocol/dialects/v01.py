@@ -1,8 +1,8 @@
-"""0.1: `tasks/send` with an id that the client chooses, `sessionId`, parts that say their `type`;
-and the seed's bare task.
+"""0.1: `tasks/send` with an id that the client chooses, `sessionId`, parts with a `type`; and the
+bare task of the first hubs.
 
-The methods to read, cancel and follow a task are those of 0.3 too: there the dialect that the task
-was made in decides. What python-a2a's clients send beside this is in `python_a2a`.
+The methods to read, cancel and follow a task are also those of 0.3: the dialect that created the
+task decides. `python_a2a` has what clients of python-a2a send besides.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ CODES_DOWN: Mapping[int, int] = {
     -32008: -32603,
     -32009: -32603,
 }
-"""It knows -32001 to -32004."""
+"""It has -32001 to -32004."""
 
 
 # --- from the client ------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def parse_send(params: Mapping[str, Any]) -> dict[str, Any]:
     if configuration:
         request["configuration"] = configuration
     found = validation.validate_send(put(request, metadata=params.get("metadata")))
-    # The specification wants one, the seed's clients send none.
+    # Required by the specification, but clients of bare tasks send none.
     task = validation.check_optional_id(params, "id", "id")
     return found if task is None else {**found, TASK_ID: task}
 
@@ -157,7 +157,7 @@ def parse_message(message: Any, session: Any) -> Any:
     role = message.get("role")
     parts = message.get("parts")
     content = message.get("content")
-    if parts is None and content is not None:  # python-a2a's have one content
+    if parts is None and content is not None:  # python-a2a sends one content
         parts = content if isinstance(content, list) else [content]
     found: dict[str, Any] = {
         "messageId": message.get("messageId") or message.get("message_id") or str(uuid4()),
@@ -166,7 +166,7 @@ def parse_message(message: Any, session: Any) -> Any:
     }
     return put(
         found,
-        # a conversation of python-a2a's outlives its sessions, which are new with every task
+        # python-a2a creates a session per task; its conversations outlive them
         contextId=message.get("conversation_id") or session,
         metadata=message.get("metadata") or None,
     )
@@ -190,8 +190,8 @@ def render_result(op: Op, value: Any) -> Any:
 
 
 def task_from_message(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Every answer is a task here; that of an agent that only says something is completed with it.
-    It has the id that the client chose, where the answer brings it."""
+    """Converts a message to a completed task, because every answer is a task in 0.1. It has the id
+    that the client chose, if the answer carries it."""
     message = value["message"]
     id = value.get(TASK_ID) or message.get("taskId") or message.get("messageId", "")
     return {
@@ -235,8 +235,8 @@ def render_artifact(artifact: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def index_from_id(id: str) -> int:
-    """The number that stands for an artifact's id: clients add a chunk to the artifact that has the
-    same. The reply, which is nearly always the only one, has 0."""
+    """Returns the number for an artifact's id: clients append a chunk to the artifact with the same
+    number. The reply, usually the only artifact, has 0."""
     if id == RESPONSE:
         return 0
     tail = id.removeprefix("artifact-")
@@ -293,11 +293,11 @@ def render_error(error: A2aError) -> dict[str, Any]:
     }
 
 
-# --- the seed's bare task -------------------------------------------------------------------------
+# --- the bare task of the first hubs --------------------------------------------------------------
 
 
 def render_bare_task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A status that is a word, all that was said in `messages`, the artifacts beside it."""
+    """Renders a task with its state as `status`, all messages in `messages`, and its artifacts."""
     state = task.get("status", {}).get("state", UNSPECIFIED)
     out: dict[str, Any] = {
         "id": task["id"],
@@ -358,7 +358,7 @@ def render_bare_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
     if op not in METHOD_OF:
-        raise A2aError("UNSUPPORTED_OPERATION", f"agents of A2A {VERSION} have no {op}")
+        raise A2aError("UNSUPPORTED_OPERATION", f"A2A {VERSION} has no operation {op}")
     return METHOD_OF[op], _build_params(op, request)
 
 
@@ -389,4 +389,4 @@ def _build_params(op: Op, request: Mapping[str, Any]) -> dict[str, Any]:
 def build_rest_request(
     op: Op, request: Mapping[str, Any]
 ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
-    raise A2aError("UNSUPPORTED_OPERATION", f"agents of A2A {VERSION} have no HTTP+JSON")
+    raise A2aError("UNSUPPORTED_OPERATION", f"A2A {VERSION} has no HTTP+JSON binding")

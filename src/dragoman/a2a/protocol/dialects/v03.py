@@ -1,7 +1,7 @@
-"""0.2 and 0.3: methods with slashes, objects and parts that say their `kind`, words in lower case.
+"""0.2 and 0.3: methods with slashes, objects and parts with a `kind`, enum values in lower case.
 
-0.2 and 0.3 differ in the card and in some methods that only the later has; to a server they are
-one. JSON-RPC is here; HTTP+JSON, which has other names, in `rest03`.
+To a server 0.2 and 0.3 are one dialect: they differ in the card and in methods that only 0.3 has.
+JSON-RPC is here; HTTP+JSON, which has other names, in `v03_rest`.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ _KINDS = ("task", "message", "status-update", "artifact-update")
 
 
 def parse_result(op: Op, value: Any) -> Any:
-    """Of either form of 0.3: they differ in members that only one of them has, and one that says
-    its kind is JSON-RPC's."""
+    """Accepts both forms of 0.3: an object with a `kind` is JSON-RPC's, another one HTTP+JSON's."""
     if isinstance(value, dict) and value.get("kind") in _KINDS:
         return lenient_reader.parse_result(op, value)
     return parse_rest_result(op, value)
@@ -144,7 +143,7 @@ def parse_params(op: Op, params: Any) -> dict[str, Any]:
 
 
 def render_result(op: Op, value: Any) -> Any:
-    """The card of an answer must be in this dialect already."""
+    """A card must be in this dialect already."""
     if op == SEND:
         return render_task(value["task"]) if "task" in value else render_message(value["message"])
     if op in (GET, CANCEL):
@@ -192,7 +191,7 @@ def render_error(error: A2aError) -> dict[str, Any]:
 
 def build_request(op: Op, request: Mapping[str, Any]) -> tuple[str, Any]:
     if op not in METHOD_OF:
-        raise A2aError("UNSUPPORTED_OPERATION", f"agents of A2A {VERSION} have no {op}")
+        raise A2aError("UNSUPPORTED_OPERATION", f"A2A {VERSION} has no operation {op}")
     return METHOD_OF[op], _build_params(op, request)
 
 

@@ -1,6 +1,6 @@
-"""HTTP+JSON of 0.3 (`/v1/…`), which is not the JSON of its JSON-RPC: the SDKs speak proto-JSON
-here, with `content` for a message's parts, `ROLE_USER`, `TASK_STATE_CANCELLED` with two L, and
-names that may be the proto's own. Requests in the other form are taken too.
+"""HTTP+JSON of 0.3 (`/v1/…`), which differs from its JSON-RPC: the SDKs use proto-JSON, with
+`content` for a message's parts, `ROLE_USER`, `TASK_STATE_CANCELLED` with two L, and perhaps the
+proto's own names. Requests in the other form are accepted too.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ ROUTES = RestRoutes(
         ("GET", "/v1/tasks", LIST),
         ("GET", "/v1/card", CARD),
         ("POST", "/v1/tasks/{id}:cancel", CANCEL),
-        ("GET", "/v1/tasks/{id}:subscribe", SUBSCRIBE),  # the proto and the SDKs,
-        ("POST", "/v1/tasks/{id}:subscribe", SUBSCRIBE),  # the text and its kit
+        ("GET", "/v1/tasks/{id}:subscribe", SUBSCRIBE),  # the proto and the SDKs
+        ("POST", "/v1/tasks/{id}:subscribe", SUBSCRIBE),  # the text and the TCK
         ("GET", "/v1/tasks/{id}", GET),
         ("POST", "/v1/tasks/{taskId}/pushNotificationConfigs", PUSH_SET),
         ("GET", "/v1/tasks/{taskId}/pushNotificationConfigs", PUSH_LIST),
@@ -73,7 +73,7 @@ STATUS: Mapping[str, int] = {
     INVALID_AGENT_RESPONSE: 502,
     EXTENDED_AGENT_CARD_NOT_CONFIGURED: 404,
 }
-"""Where 0.3's servers have another status than 1.0.1's table."""
+"""Where servers of 0.3 use another status than 1.0.1's table."""
 NAMES: Mapping[str, str] = {
     PARSE_ERROR: "JSONParseError",
     EXTENDED_AGENT_CARD_NOT_CONFIGURED: "AuthenticatedExtendedCardNotConfiguredError",
@@ -93,7 +93,7 @@ def parse_rest_params(
         given = body.get("message", body.get("request"))
         message, settings = parse_message(given), body.get("configuration")
         if message is not given and isinstance(settings, dict) and "blocking" not in settings:
-            # proto-JSON leaves out what is false, and the SDKs say it where they wait
+            # proto-JSON leaves out what is false, and the SDKs send true where they wait
             body = {**body, "configuration": {**settings, "blocking": False}}
         return validation.validate_send(v03_shapes.parse_send({**body, "message": message}))
     asked = camelize(dict(query))
@@ -117,7 +117,7 @@ def parse_rest_params(
 
 
 def parse_message(message: Any) -> Any:
-    """proto-JSON's message in the form of 0.3's JSON-RPC; one that is in that form as it is."""
+    """Converts a message from proto-JSON to the form of JSON-RPC, if it is not in it already."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     found = {name: value for name, value in message.items() if name != "content"}
@@ -147,9 +147,8 @@ def _parse_part(part: Any) -> Any:
 
 
 def parse_file_bytes(value: Any) -> Any:
-    """The SDKs of 0.3 put a file's base64 into the proto as its bytes, so that proto-JSON makes
-    base64 of it a second time. A client that does it once is understood too, unless what it sends
-    could be base64 itself."""
+    """The SDKs of 0.3 put a file's base64 into the proto as its bytes, so proto-JSON encodes it
+    twice. A client that encodes once is understood too, unless its data could itself be base64."""
     once = normalize_base64(value) if isinstance(value, str) else None
     if once is None:
         return value
@@ -161,7 +160,7 @@ def parse_file_bytes(value: Any) -> Any:
 
 
 def _parse_push_set(task: str, body: Any) -> dict[str, Any]:
-    """`{parent, configId, config{name, pushNotificationConfig{…}}}`, or the inner objects alone."""
+    """Takes `{parent, configId, config{name, pushNotificationConfig{…}}}`, or an inner object."""
     holder = body if isinstance(body, dict) else {}
     named = holder.get("configId")
     if isinstance(holder.get("config"), dict):
@@ -181,7 +180,7 @@ def _parse_push_set(task: str, body: Any) -> dict[str, Any]:
 
 
 def render_rest_result(op: Op, value: Any) -> Any:
-    """Clients refuse members that the proto has not, so there are none."""
+    """Clients reject members that the proto does not have, so there are none."""
     if op == SEND:
         if "task" in value:
             return {"task": render_task(value["task"])}
@@ -189,7 +188,7 @@ def render_rest_result(op: Op, value: Any) -> Any:
     if op in (GET, CANCEL):
         return render_task(value)
     if op == LIST:
-        # The proto has none; the text has an array of tasks as JSON-RPC shows them.
+        # Not in the proto; in the text, an array of tasks in the form of JSON-RPC.
         return [v03_shapes.render_task(task) for task in value.get("tasks", [])]
     if op in (PUSH_SET, PUSH_GET):
         return render_task_push_config(value)
@@ -274,7 +273,7 @@ def render_task_push_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render_rest_error(error: A2aError) -> tuple[int, dict[str, Any]]:
-    """The text does not say how an error looks; servers have a `message`, some the error's name, as
+    """The text does not specify errors; servers send a `message`, and some the error's name, as
     `type` or as `error`, or its code."""
     words = error.reason.split("_")
     name = NAMES.get(error.reason) or "".join(map(str.capitalize, words)) + "Error"
@@ -298,7 +297,7 @@ _REQUESTS: Mapping[Op, tuple[str, str]] = {
 def build_rest_request(
     op: Op, request: Mapping[str, Any]
 ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
-    """The HTTP method, the path below the agent's URL, the query, the body."""
+    """Returns the HTTP method, the path below the agent's URL, the query and the body."""
     http, pattern = _REQUESTS[op]
     path = pattern
     for name in ("id", "taskId"):
@@ -328,7 +327,7 @@ def parse_rest_event(value: Any) -> dict[str, Any]:
 
 
 def _convert_proto_json(value: Any) -> Any:
-    """The names and parts of proto-JSON, wherever they are, as JSON-RPC has them."""
+    """Converts proto-JSON at any depth to the names and parts of JSON-RPC."""
     if isinstance(value, list):
         return [_convert_proto_json(each) for each in value]
     if not isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""The objects of 0.2 and 0.3, both ways: with their `kind`, in lower case, parts with a `file` in
-them. What comes in goes to `reading` afterwards, in 1.0's form.
+"""The objects of 0.2 and 0.3 in both directions: with a `kind`, in lower case, parts with a `file`.
+What is parsed here is validated afterwards, in 1.0's form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dragoman.a2a.protocol.errors import A2aError, invalid
 from dragoman.a2a.protocol.validation import UNSPECIFIED
 
 CODES_DOWN: Mapping[int, int] = {-32008: -32603, -32009: -32603}
-"""Codes that came with 1.0, and what stands for them here."""
+"""Codes that 1.0 added, and their replacements."""
 
 
 def parse_send(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def parse_send(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_message(message: Any) -> Any:
-    """What is not understood goes on as it is, for `reading` to refuse; but a part of an unknown
-    kind has no 1.0 form, and is refused here."""
+    """Passes invalid values on, for the validation to reject. Rejects a part of an unknown kind,
+    which has no form in 1.0."""
     if not isinstance(message, dict):
         return message
     role = message.get("role")
@@ -47,7 +47,7 @@ def parse_message(message: Any) -> Any:
     }
     skill = message.get("skill")
     if isinstance(skill, dict) and isinstance(skill.get("skillId"), str):
-        # so Rensei's clients name the skill; 1.0 has no member for it
+        # clients of Rensei name the skill here; 1.0 has no member for it
         metadata = message.get("metadata")
         found["metadata"] = {**(metadata or {}), "skillId": skill["skillId"]}
     return found
@@ -78,7 +78,7 @@ def parse_configuration(given: Any) -> Any:
         ),
     )
     blocking = validation.check_flag(given, "blocking", "configuration.blocking")
-    if blocking is False:  # not said: as 1.0, wait
+    if blocking is False:  # missing: wait, as in 1.0
         found["returnImmediately"] = True
     return found
 
@@ -95,7 +95,7 @@ def parse_push_set(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_push_key(op: Op, params: Mapping[str, Any]) -> dict[str, Any]:
-    """`id` is the task here, and the configuration's need not be said where one is read."""
+    """`id` is the task's; that of the configuration is optional where one is read."""
     request = {"taskId": validation.check_id(params, "id", "id")}
     if op == PUSH_LIST:
         return request
@@ -161,8 +161,7 @@ def render_task_push_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render_error_data(error: A2aError) -> dict[str, Any]:
-    """The dialect leaves it to the server; the reason says what a code that stands for another
-    does not."""
+    """The dialect leaves the data to the server; the reason tells what a replaced code does not."""
     data: dict[str, Any] = {"reason": error.reason}
     if error.metadata:
         data["metadata"] = error.metadata
@@ -189,7 +188,7 @@ def render_send(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_skill_call(message: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The skill that a message of the hub's calls, and what the call is known by."""
+    """Returns the id of the skill that a message calls, and the correlation id; None if none."""
     metadata = message.get("metadata")
     named = metadata.get(SKILL) if isinstance(metadata, dict) else None
     if not isinstance(named, dict) or "correlationId" not in named:
@@ -198,7 +197,7 @@ def find_skill_call(message: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def render_skill_call(params: dict[str, Any]) -> dict[str, Any]:
-    """A call of a skill as the seed has it, where 1.0 has the extension."""
+    """Names the skill by members of 0.3's message, where 1.0 uses the extension."""
     called = find_skill_call(params["message"])
     if called is None:
         return params

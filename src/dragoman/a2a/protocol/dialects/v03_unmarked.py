@@ -1,8 +1,8 @@
 """0.3 for clients that mark neither messages nor parts with a `kind`.
 
-fasta2a 2.1 is one: it has the methods and words of 0.3, the parts of 1.0, and reads answers and
-events inside a member that says what they are. Other such clients read plain 0.3, so an answer has
-both: the object of 0.3, and the same once more in that member. Only for answers to a message.
+fasta2a 2.1 is one: it uses the methods and enum values of 0.3, the parts of 1.0, and reads answers
+and events inside a member named after their type. Other such clients read plain 0.3, so an answer
+has both: the object of 0.3, and a copy in that member. Only for answers to a message.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TRAITS: Final = v03.TRAITS
 
 
 def is_unmarked(params: Any) -> bool:
-    """Whether a message is in this dialect. Others of 0.3 say `kind`, and those of 0.1 `type`."""
+    """Whether a message has neither the `kind` of 0.3 nor the `type` of 0.1."""
     message = params.get("message") if isinstance(params, dict) else None
     if not isinstance(message, dict) or "kind" in message:
         return False
@@ -67,7 +67,7 @@ def render_event(event: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
 
 
 def _wrap(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The words of 0.3 around the parts of 1.0."""
+    """Renders the enum values of 0.3 with the parts of 1.0."""
     if "task" in event:
         task = event["task"]
         out = {**task, "status": _render_status(task["status"])}

@@ -1,6 +1,6 @@
-"""1.0: the hub's own form. A request is looked at and goes on as it is, a result goes out as it is.
+"""1.0: the hub's own form. Requests are validated and results are sent unchanged.
 
-Here are the names of its methods, its HTTP+JSON routes, and how its errors are written.
+Has the names of its methods, its HTTP+JSON routes, and the form of its errors.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def parse_params(op: Op, params: Any) -> dict[str, Any]:
     try:
         return validation.validate_send(params)
     except A2aError:
-        # Perhaps with the proto's names, which proto-JSON allows; nearly nobody writes them, so
-        # they are looked for only where a required one is missing.
+        # proto-JSON allows the proto's names. Clients rarely send them, so they are converted only
+        # where a required member is missing.
         message = params.get("message") if isinstance(params, dict) else None
         if not isinstance(message, dict) or "message_id" not in message:
             raise
@@ -130,8 +130,8 @@ ROUTES = RestRoutes(
         ("GET", "/tasks", LIST),
         ("GET", "/extendedAgentCard", CARD),
         ("POST", "/tasks/{id}:cancel", CANCEL),
-        ("POST", "/tasks/{id}:subscribe", SUBSCRIBE),  # so the text has it,
-        ("GET", "/tasks/{id}:subscribe", SUBSCRIBE),  # so the proto
+        ("POST", "/tasks/{id}:subscribe", SUBSCRIBE),  # the specification's text
+        ("GET", "/tasks/{id}:subscribe", SUBSCRIBE),  # its proto
         ("GET", "/tasks/{id}", GET),
         ("POST", "/tasks/{taskId}/pushNotificationConfigs", PUSH_SET),
         ("GET", "/tasks/{taskId}/pushNotificationConfigs", PUSH_LIST),
@@ -139,7 +139,7 @@ ROUTES = RestRoutes(
         ("DELETE", "/tasks/{taskId}/pushNotificationConfigs/{id}", PUSH_DELETE),
     )
 )
-"""Below the interface's URL; with a tenant, below that and the tenant."""
+"""Below the interface's URL, or below the tenant's path there."""
 
 _COUNTS = ("historyLength", "pageSize")
 _FLAGS: Mapping[str, bool] = {"true": True, "false": False}
@@ -148,7 +148,7 @@ _FLAGS: Mapping[str, bool] = {"true": True, "false": False}
 def parse_rest_params(
     op: Op, path: Mapping[str, str], query: Mapping[str, str], body: Any
 ) -> dict[str, Any]:
-    """`path` is what the route found in the path; `query` and `body` as they came, decoded."""
+    """`path` has the values in the path; `query` and `body` are decoded and otherwise unchanged."""
     if op in _MESSAGES:
         return parse_params(op, body)
     params = parse_query(query)
@@ -158,7 +158,7 @@ def parse_rest_params(
         raise invalid("body", "must be an object")
     for name, value in path.items():
         if params.get(name, value) != value and not (op == PUSH_SET and name == "id"):
-            raise invalid(name, "is not the one in the path")
+            raise invalid(name, "differs from the one in the path")
         params[name] = value
     return VALIDATORS[op](params)
 
@@ -192,7 +192,7 @@ def render_rest_error(error: A2aError) -> tuple[int, dict[str, Any]]:
     return row.http, {
         "error": {
             "code": row.http,
-            # an unknown path is not one that a later server may have
+            # UNIMPLEMENTED would say that a later server may have the path
             "status": "NOT_FOUND" if error.reason == METHOD_NOT_FOUND else row.grpc,
             "message": error.message,
             "details": render_details(error),
@@ -208,7 +208,7 @@ _REQUESTS: Mapping[Op, tuple[str, str]] = {
 def build_rest_request(
     op: Op, request: Mapping[str, Any]
 ) -> tuple[str, str, dict[str, str], dict[str, Any] | None]:
-    """For a client: the HTTP method, the path below the interface's URL, the query, the body."""
+    """Returns the HTTP method, the path below the interface's URL, the query and the body."""
     http, pattern = _REQUESTS[op]
     rest = dict(request)
     tenant = rest.pop("tenant", None)

@@ -147,7 +147,7 @@ def test_a_skill_without_a_schema_takes_any_object() -> None:
     ("schema", "why"),
     [
         ({"type": "string"}, "not of type object"),
-        ({"type": "object", "properties": {"a": {"type": "nonsense"}}}, "cannot be used"),
+        ({"type": "object", "properties": {"a": {"type": "nonsense"}}}, "is invalid"),
     ],
 )
 def test_a_schema_that_cannot_be_used_leaves_its_skill_out_and_no_other(
