@@ -41,7 +41,7 @@ from dragoman.guards.questions import Questions
 from dragoman.stores.tasks import MemoryTaskStore
 from dragoman.web.api import Api
 from dragoman.web.app import App, Under
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
 from permissive_hub import build_permissive_hub
@@ -143,7 +143,7 @@ async def place() -> AsyncIterator[Place]:
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: None, lambda: False)
     under = [Under("/a2a", http, http.is_card)]
-    names = Names("127.0.0.1", None, [], [])
+    names = AllowedNames("127.0.0.1", None, [], [])
     listener = Listener(App(auth, names, {}, Api(hub, Sources()), under, peers=ALONE), sock)
     await listener.start()
     known = Principal("key", "one")

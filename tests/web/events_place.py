@@ -17,7 +17,7 @@ from dragoman.stores.dispatches import DispatchStore
 from dragoman.web.api import Api
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.app import App
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.events import EventStreams
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
@@ -68,7 +68,7 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     api = Api(road.hub, Sources(), parts=[DispatchesApi(road.hub, store)])
-    names = Names("127.0.0.1", None, [], [])
+    names = AllowedNames("127.0.0.1", None, [], [])
     listener = Listener(App(auth, names, {"/api/events": streams}, api, peers=ALONE), sock)
     await listener.start()
     made = Ground(sock.getsockname()[1], listener, road, streams)

@@ -22,7 +22,7 @@ from dragoman.mcp.server.legacy_sse import LegacySseTransport
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
 from dragoman.web.app import App
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
@@ -249,7 +249,7 @@ async def place(
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-    names = Names("127.0.0.1", None, [], [])
+    names = AllowedNames("127.0.0.1", None, [], [])
     app = App(auth, names, {"/mcp": http, **sse.mounts}, Api(hub, Sources()), peers=ALONE)
     listener = Listener(app, sock, budget, connections)
     await listener.start()

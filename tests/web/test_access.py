@@ -22,7 +22,7 @@ from dragoman.web import access_watch
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.app import App, Mounted
-from dragoman.web.auth import API_KEY, Authenticator, Names
+from dragoman.web.auth import API_KEY, AllowedNames, Authenticator
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
@@ -64,7 +64,7 @@ async def watching(
     auth = Authenticator(api_key, lambda key: None, keys.has_keys)
     watch = AccessWatch(keys, auth)
     watch.parts = list(parts)
-    task = asyncio.create_task(watch.follow())
+    task = asyncio.create_task(watch.watch())
     try:
         yield watch
     finally:
@@ -107,9 +107,9 @@ def test_who_shows_no_key_that_is_known_is_not_served(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path)
     keys.create("ann", owner="me", expires_at=None, scopes=["call"])
     watch = AccessWatch(keys, Authenticator(None, lambda key: None, keys.has_keys))
-    assert watch.why_ended(ANN) == "" and watch.why_ended(OWNER) == ""
+    assert watch.explain_ended(ANN) == "" and watch.explain_ended(OWNER) == ""
     for stranger in (BOB, API_KEY, Principal("key", "ann", "elsewhere"), Principal("new", "ann")):
-        assert watch.why_ended(stranger), stranger
+        assert watch.explain_ended(stranger), stranger
     keys.close()
 
 
@@ -149,7 +149,9 @@ async def listening(served: Served) -> AsyncIterator[tuple[Listener, int]]:
     auth = Authenticator(None, find, lambda: True)
     mounts: dict[str, Mounted] = {"/plain": served.answer, "/stream": served.answer}
     api = Api(build_permissive_hub(Catalog(review=admit_all), Bus(), []), Plain())
-    made = Listener(App(auth, Names("127.0.0.1", None, [], []), mounts, api, peers=ALONE), sock)
+    made = Listener(
+        App(auth, AllowedNames("127.0.0.1", None, [], []), mounts, api, peers=ALONE), sock
+    )
     await made.start()
     try:
         yield made, sock.getsockname()[1]

@@ -24,7 +24,7 @@ from dragoman.stores.audit.reader import AuditReader
 from dragoman.web.api import Api
 from dragoman.web.api_agents import OPERATIONS, AgentsApi
 from dragoman.web.app import App
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
 
@@ -91,7 +91,9 @@ async def served(home: Path, config: str = "", enabled: bool = True) -> AsyncIte
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
         auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-        listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock)
+        listener = Listener(
+            App(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
+        )
         await listener.start()
         try:
             yield Served(sock.getsockname()[1], here)

@@ -27,7 +27,7 @@ from dragoman.stores.pins import SqlitePins
 from dragoman.web.api import Api
 from dragoman.web.api_pins import OPERATIONS, PinsApi
 from dragoman.web.app import App
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
 from permissive_hub import PermitAll, complete_catalogs
@@ -82,7 +82,9 @@ async def ground(home: Path) -> AsyncIterator[Ground]:
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
     api = Api(hub, Sources(), parts=[PinsApi(hub, people)])
-    listener = Listener(App(auth, Names("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock)
+    listener = Listener(
+        App(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
+    )
     await listener.start()
     catalog.offer("files", tools("a", "b", "c"))
     catalog.offer("files", tools("a", "B", "C"))

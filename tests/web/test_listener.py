@@ -22,7 +22,7 @@ from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
 from dragoman.web.app import App
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.errors import TABLE
 from dragoman.web.http import http1
 from dragoman.web.http.listener import Listener
@@ -127,7 +127,7 @@ async def place(api_key: str | None = None, padding: int = 0) -> AsyncIterator[P
     sock.setblocking(False)
     app = App(
         Authenticator(api_key, lambda key: None, lambda: False),
-        Names("127.0.0.1", None, [], []),
+        AllowedNames("127.0.0.1", None, [], []),
         {"/mcp": face},
         Api(hub, sources),
         peers=ALONE,

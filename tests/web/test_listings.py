@@ -25,7 +25,7 @@ from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.web import tool_listing
 from dragoman.web.api import Api
 from dragoman.web.app import App
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.listener import Listener
 from dragoman.web.peer_process import ALONE
 from permissive_hub import PermitAll, complete_catalogs
@@ -127,7 +127,7 @@ async def place() -> AsyncIterator[Place]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
-    app = App(auth, Names("127.0.0.1", None, [], []), {}, Api(hub, Sources()), peers=ALONE)
+    app = App(auth, AllowedNames("127.0.0.1", None, [], []), {}, Api(hub, Sources()), peers=ALONE)
     listener = Listener(app, sock)
     await listener.start()
     try:

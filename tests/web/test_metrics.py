@@ -73,7 +73,7 @@ def test_calls_are_counted_by_target_outcome_error_and_time() -> None:
     error = TimedOut("late")
     bus.emit(PostVerb(call_of(odd), "failed", 10, None, error))
     bus.emit(VerbError(call_of(odd), error))
-    got = parsed(metrics.text({"dragoman_x": ("An x.", 1_234_567), "dragoman_y": ("A y.", 0.25)}))
+    got = parsed(metrics.render({"dragoman_x": ("An x.", 1_234_567), "dragoman_y": ("A y.", 0.25)}))
     assert got['dragoman_calls_total{target="far",outcome="completed"}'] == 4
     assert got['dragoman_calls_total{target="a\\"b\\\\c\\nd",outcome="failed"}'] == 1
     assert got['dragoman_call_errors_total{kind="TimedOut"}'] == 1
@@ -88,4 +88,4 @@ def test_calls_are_counted_by_target_outcome_error_and_time() -> None:
 
 
 def test_before_the_first_call_the_text_is_good_too() -> None:
-    assert parsed(Metrics(Bus()).text({}))["dragoman_call_seconds_count"] == 0
+    assert parsed(Metrics(Bus()).render({}))["dragoman_call_seconds_count"] == 0

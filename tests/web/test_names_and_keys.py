@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dragoman.core.principal import LOCAL, Principal
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 
-PLAIN = Names("127.0.0.1", None, [], [])
-NAMED = Names(
+PLAIN = AllowedNames("127.0.0.1", None, [], [])
+NAMED = AllowedNames(
     "0.0.0.0",
     "https://hub.example.com:8443/base",
     ["Other.Example.com", "fd00::1"],
@@ -77,7 +77,7 @@ def test_names_that_the_configuration_gives_are_known(host: bytes) -> None:
 
 def test_a_public_url_that_is_none_opens_nothing() -> None:
     for url in ("hub.example.com", "", "//", "https://"):
-        names = Names("127.0.0.1", url, [""], [""])
+        names = AllowedNames("127.0.0.1", url, [""], [""])
         assert not names.knows_host(b"")
         assert not names.knows_host(b":80")
         assert not names.allows_origin(b"", b"localhost")
@@ -133,7 +133,7 @@ def authenticator(api_key: str | None, *, stored: bool) -> Authenticator:
 
 
 def who(auth: Authenticator, value: bytes | None) -> Principal | None:
-    return auth.principal({} if value is None else {b"authorization": value}, lambda: LOCAL)
+    return auth.authenticate({} if value is None else {b"authorization": value}, lambda: LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +172,6 @@ def test_each_key_says_whose_it_is() -> None:
 
 def test_without_any_key_everyone_on_this_machine_is_local() -> None:
     nobody = authenticator(None, stored=False)
-    assert not nobody.required
+    assert not nobody.is_required
     assert who(nobody, None) == LOCAL
     assert who(nobody, b"Bearer old") == LOCAL

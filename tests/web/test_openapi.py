@@ -15,12 +15,12 @@ from dragoman.core.catalog import Catalog, admit_all
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_dispatches import DispatchesApi
-from dragoman.web.api_offers import OffersApi
+from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_operations import OPERATIONS
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 from dragoman.web.api_servers import ServersApi
-from dragoman.web.openapi import document as described
+from dragoman.web.openapi import build_document as described
 from permissive_hub import build_permissive_hub
 
 MOUNTED = {("GET", "/api/events")}
@@ -52,7 +52,8 @@ def resolved(reference: str) -> Any:
 def test_every_route_is_in_the_document_and_the_reverse() -> None:
     hub, nothing = build_permissive_hub(Catalog(review=admit_all), Bus(), []), cast(Any, None)
     parts = [
-        part(hub, nothing) for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi, OffersApi)
+        part(hub, nothing)
+        for part in (DispatchesApi, PinsApi, PoliciesApi, ServersApi, PromptsAndResourcesApi)
     ]
     parts.append(AgentsApi(hub, nothing, nothing))
     api = Api(hub, nothing, parts=cast(Any, parts))

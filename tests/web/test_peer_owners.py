@@ -12,14 +12,14 @@ import pytest
 
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.web import peer_process
-from dragoman.web.peer_process import ALONE, Owner, Peers, find_owner
+from dragoman.web.peer_process import ALONE, PeerIdentifier, SocketOwner, find_owner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 
-Find = Callable[[tuple[str, int], tuple[str, int]], Owner | None]
+Find = Callable[[tuple[str, int], tuple[str, int]], SocketOwner | None]
 
 
-def read_table(local: tuple[str, int], remote: tuple[str, int]) -> Owner | None:
+def read_table(local: tuple[str, int], remote: tuple[str, int]) -> SocketOwner | None:
     return peer_process._read_table(peer_process._Address(*local), peer_process._Address(*remote))
 
 
@@ -44,7 +44,7 @@ def test_the_user_and_the_inode_of_a_peers_socket_are_found(
     with listener, served, client:
         ours, theirs = served.getsockname()[:2], served.getpeername()[:2]
         inode = os.fstat(client.fileno()).st_ino
-        assert find(theirs, ours) == Owner(os.geteuid(), inode)
+        assert find(theirs, ours) == SocketOwner(os.geteuid(), inode)
         # A socket that merely listens on that port is nobody's end of it.
         assert find(ours, (theirs[0], 1)) is None
 
@@ -53,28 +53,28 @@ def test_who_calls_without_a_key_is_told_by_the_socket() -> None:
     listener, served, client = connect("127.0.0.1", "127.0.0.1")
     with listener, served:
         ours, theirs = served.getsockname(), served.getpeername()
-        assert ALONE.at(ours, theirs) == LOCAL
+        assert ALONE.identify(ours, theirs) == LOCAL
         named = f"ipv4:{theirs[0]}:{theirs[1]}"
         for host in ("127.0.0.1", "localhost"):
-            assert ALONE.on_grpc(named, host, ours[1]) == LOCAL
-        assert ALONE.on_grpc("unix:", "127.0.0.1", ours[1]) is None
+            assert ALONE.identify_grpc(named, host, ours[1]) == LOCAL
+        assert ALONE.identify_grpc("unix:", "127.0.0.1", ours[1]) is None
         asked: list[int] = []
 
         def find_socket(inode: int) -> str:
             asked.append(inode)
             return "files"
 
-        below = Peers(lambda pid: None, find_socket)
+        below = PeerIdentifier(lambda pid: None, find_socket)
         inode = os.fstat(client.fileno()).st_ino
         for _ in range(2):
-            found = below.at(ours, theirs)
+            found = below.identify(ours, theirs)
             assert found == Principal("server", "files") and found.serves == "files"
             assert not found.roles
         assert asked == [inode]  # once a connection
         # When its process has closed it, the kernel says that it is root's.
         client.close()
-        assert ALONE.at(ours, theirs) is None
-    assert ALONE.at(None, None) is None
+        assert ALONE.identify(ours, theirs) is None
+    assert ALONE.identify(None, None) is None
 
 
 PROTECTED = """

@@ -84,16 +84,16 @@ from dragoman.stores.store_inventory import (
 )
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
-from dragoman.web.api_offers import OffersApi
+from dragoman.web.api_offers import PromptsAndResourcesApi
 from dragoman.web.api_operations import OPERATIONS
 from dragoman.web.api_servers import ServersApi
 from dragoman.web.app import App, Mounted, OwnerApp, Under
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import Listener
 from dragoman.web.http.sockets import is_loopback, tcp_socket, unix_socket
 from dragoman.web.metrics import Metrics
-from dragoman.web.peer_process import Peers
+from dragoman.web.peer_process import PeerIdentifier
 
 __all__ = [
     "STORE_FILES",
@@ -186,7 +186,7 @@ class Instance:
         # runs for itself.
         told = log.isEnabledFor(logging.INFO)
         self.calls = CallLog(self.bus, OUTPUT.write, OUTPUT.format) if told else None
-        self._peers = Peers(DESCENDANTS.find_server, DESCENDANTS.find_socket)
+        self._peers = PeerIdentifier(DESCENDANTS.find_server, DESCENDANTS.find_socket)
         self._stdio: set[SocketConnection] = set()
         self._stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         self._bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
@@ -243,7 +243,7 @@ class Instance:
             guards.pins,
             guards.policies.touch,
             self.stores.clock.is_steady,
-            lambda: self.mode != "daemon" or self._auth.required,
+            lambda: self.mode != "daemon" or self._auth.is_required,
             lambda name: self.listeners.dispatches.count_active(name),
         )
         undo.callback(self.agents.close_stores)
@@ -302,7 +302,7 @@ class Instance:
     async def start(self) -> None:
         http_path, mcp_path = home.socket_paths(str(self.place))
         parts = [*self.guards.parts, *self.agents.parts, *self.listeners.parts]
-        parts += [ServersApi(self.hub, self), OffersApi(self.hub, TASKS_ONLY)]
+        parts += [ServersApi(self.hub, self), PromptsAndResourcesApi(self.hub, TASKS_ONLY)]
         api = Api(self.hub, self, TASKS_ONLY, parts, OPERATIONS)
         mounts: dict[str, Mounted] = {
             "/mcp": self.http_face,
@@ -316,7 +316,7 @@ class Instance:
             authenticate = self._listen_tcp(api, mounts, under)
         owner_app = OwnerApp(self._peers, mounts, api, under)
         self._listeners.append(Listener(owner_app, unix_socket(http_path), self._bodies))
-        await self.agents.start(authenticate, self._access.why_ended)
+        await self.agents.start(authenticate, self._access.explain_ended)
         startup = Startup(
             lambda name: self.servers.find_absent(name) or self.agents.find_absent(name)
         )
@@ -358,7 +358,7 @@ class Instance:
             look_again_and_again(self.guards.retry_reviews),
             self.stores.keep_pruning(lambda: self.config.audit),
             self.stores.keep_checkpoints(),
-            self._access.follow(),
+            self._access.watch(),
             look_again_and_again(_sweep, SWEEP_SECONDS),
         )
         for each in loops:
@@ -367,7 +367,7 @@ class Instance:
     def _connection(self) -> SocketConnection:
         return SocketConnection(
             self.face,
-            self._peers.on_unix,
+            self._peers.identify_unix,
             lambda: self._stdio_view,
             self._stdio,
             self._settled,
@@ -375,7 +375,7 @@ class Instance:
 
     def _listen_tcp(self, api: Api, mounts: Mapping[str, Any], under: list[Under]) -> Authenticate:
         settings, auth = self.config.server, self._auth
-        if not auth.required and not is_loopback(settings.host):
+        if not auth.is_required and not is_loopback(settings.host):
             raise ConfigError(
                 f'[server] host = "{settings.host}" can be reached from outside, which needs a '
                 "key: set api_key, or run: dragoman keys create NAME"
@@ -386,7 +386,7 @@ class Instance:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}"
-        names = Names(
+        names = AllowedNames(
             settings.host, settings.public_url, settings.allowed_hosts, settings.allowed_origins
         )
         app = App(auth, names, mounts, api, under, self._note_failed, peers=self._peers)
@@ -395,9 +395,9 @@ class Instance:
         self.agents.url = self.url
 
         def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
-            found = auth.principal(
+            found = auth.authenticate(
                 {name.encode("latin-1"): text.encode("latin-1") for name, text in metadata.items()},
-                lambda: self._peers.on_grpc(peer, settings.host, self.agents.grpc_port or 0),
+                lambda: self._peers.identify_grpc(peer, settings.host, self.agents.grpc_port or 0),
             )
             if found is None and "authorization" in metadata:
                 self._note_failed("")
@@ -539,7 +539,7 @@ class Instance:
         return states
 
     def metrics(self) -> str:
-        return self.metrics_.text(
+        return self.metrics_.render(
             {
                 "dragoman_tools": ("Tools in the catalog.", len(self.catalog)),
                 "dragoman_servers": ("Servers configured and enabled.", len(self.servers)),

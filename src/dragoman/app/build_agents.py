@@ -47,7 +47,7 @@ from dragoman.net.client import Client
 from dragoman.net.dialing import resolve_apart
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
-from dragoman.web.api import Part
+from dragoman.web.api import ApiPart
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.app import Under
 
@@ -235,7 +235,7 @@ class AgentSide:
                 yield "agent" if tool.agent is not None else "server", tool.target.name
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ApiPart]:
         """Of the API."""
         return [AgentsApi(self._hub, self.listed, self._audit)]
 

@@ -17,7 +17,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
 from dragoman.stores.dispatches import DispatchStore
-from dragoman.web.api import Part
+from dragoman.web.api import ApiPart
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.app import Mounted
 from dragoman.web.events import EventStreams
@@ -44,7 +44,7 @@ class BusSide:
         return {EVENTS: self.streams}
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ApiPart]:
         return [DispatchesApi(self._hub, self.dispatches)]
 
     def begin_stop(self) -> None:

@@ -32,7 +32,7 @@ from dragoman.pins.approvals import Approvals
 from dragoman.pins.review import Pins
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.pins import SqlitePins
-from dragoman.web.api import Part
+from dragoman.web.api import ApiPart
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.api_policies import PoliciesApi
 
@@ -95,7 +95,7 @@ class GuardSide:
         self._approve = approved
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ApiPart]:
         return [PoliciesApi(self.hub, self.policies), PinsApi(self.hub, self.approvals)]
 
     def apply_limits(self, limits: Limits) -> None:

@@ -27,7 +27,7 @@ AGAIN_SECONDS = (0.25, 5.0)
 work after it, after some seconds at the latest."""
 
 
-class Keys(Protocol):
+class RevocableKeys(Protocol):
     version: int
     """Moves when they may have changed."""
 
@@ -39,7 +39,7 @@ class Keys(Protocol):
 
 
 class AccessWatch:
-    def __init__(self, keys: Keys, auth: Authenticator) -> None:
+    def __init__(self, keys: RevocableKeys, auth: Authenticator) -> None:
         self._keys = keys
         self._auth = auth
         self.parts: list[ServesCallers] = []
@@ -49,23 +49,23 @@ class AccessWatch:
         self._again: list[asyncio.TimerHandle] = []
         self._unreadable = False
 
-    def why_ended(self, principal: Principal) -> str:
+    def explain_ended(self, principal: Principal) -> str:
         """Why that principal is not served any more; empty while it is (`WhyEnded`)."""
         if principal.kind == OWNER.kind:
             return ""  # comes by a socket that only the owner can open
         if principal == LOCAL or principal.kind == SERVER:
-            return "a key is needed now" if self._auth.required else ""
+            return "a key is needed now" if self._auth.is_required else ""
         if principal == API_KEY:
             return "" if self._auth.has_api_key else "api_key is not set any more"
         if principal.kind != API_KEY.kind:
             return "it shows no key"
         return self._keys.explain_invalid(principal.id, principal.org)
 
-    async def follow(self) -> None:
+    async def watch(self) -> None:
         while True:
             await asyncio.sleep(KEY_SECONDS)
             try:
-                self._look()
+                self._check_keys()
                 self._unreadable = False
             except HubError as error:
                 if not self._unreadable:  # new requests are refused meanwhile
@@ -74,19 +74,19 @@ class AccessWatch:
             except Exception:  # or no further change would be seen
                 log.exception("the keys could not be looked at")
 
-    def _look(self) -> None:
+    def _check_keys(self) -> None:
         self._keys.refresh()
         now = time.time()
         if self._keys.version == self._version and now < self._expiry:
             return
         self._version, self._expiry = self._keys.version, self._keys.find_next_expiry(now)
-        self._end()
+        self._end_revoked()
         loop = asyncio.get_running_loop()
         self.close()
-        self._again = [loop.call_later(seconds, self._end) for seconds in AGAIN_SECONDS]
+        self._again = [loop.call_later(seconds, self._end_revoked) for seconds in AGAIN_SECONDS]
 
-    def _end(self) -> None:
-        why_ended = lru_cache(maxsize=None)(self.why_ended)  # many things are of one caller
+    def _end_revoked(self) -> None:
+        why_ended = lru_cache(maxsize=None)(self.explain_ended)  # many things are of one caller
         for part in self.parts:
             try:
                 part.end_callers(why_ended)

@@ -27,26 +27,26 @@ from dragoman.core.tool import Nowhere, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import carried_in
 from dragoman.core.urls import parse_query
-from dragoman.web.errors import status_of
-from dragoman.web.openapi import document
-from dragoman.web.tool_listing import Listing, Listings, source_of
+from dragoman.web.errors import find_status
+from dragoman.web.openapi import build_document
+from dragoman.web.tool_listing import ToolListing, ToolListings, find_source
 from dragoman.wire.json import Malformed, decode, encode
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ApiResponse:
     status: int
     body: bytes
     content_type: str = "application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
-def problem(status: int, message: str, **more: Any) -> Response:
-    return Response(status, encode({"error": {"message": message, **more}}))
+def build_error(status: int, message: str, **more: Any) -> ApiResponse:
+    return ApiResponse(status, encode({"error": {"message": message, **more}}))
 
 
-def ok(value: Any) -> Response:
-    return Response(200, encode(value))
+def build_response(value: Any) -> ApiResponse:
+    return ApiResponse(200, encode(value))
 
 
 PROGRESS = Wanted(progress=True)
@@ -56,7 +56,7 @@ EVERYBODYS = frozenset({"version", "mode", "started_at", "uptime_secs"})
 """What of the hub's status is told to those who do not run it."""
 
 
-class Sources(Protocol):
+class StatusSource(Protocol):
     """What the API tells of that is neither in the hub nor its own."""
 
     def ready(self) -> str | None:
@@ -76,7 +76,7 @@ class Sources(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ApiRequest:
     principal: Principal | None
     names: tuple[str, ...]
     fields: Mapping[bytes, bytes]
@@ -101,12 +101,12 @@ WELCOME_PAGE = (
 )
 
 
-Respond = Callable[[Request], Awaitable[Response]]
+Respond = Callable[[ApiRequest], Awaitable[ApiResponse]]
 Route = tuple[str, str, Respond]
 """A method, the pattern of a path, and what answers."""
 
 
-class Part(Protocol):
+class ApiPart(Protocol):
     """A part of the API that lives in a file of its own."""
 
     @property
@@ -117,9 +117,9 @@ class Api:
     def __init__(
         self,
         hub: Hub,
-        sources: Sources,
+        sources: StatusSource,
         features: Mapping[str, Any] = NOTHING,
-        parts: Sequence[Part] = (),
+        parts: Sequence[ApiPart] = (),
         operations: Sequence[tuple[Any, ...]] = (),
     ) -> None:
         """`features` are those of everybody who calls by this door; what more a caller can do, it
@@ -128,21 +128,21 @@ class Api:
         self._hub = hub
         self._features = features
         self._sources = sources
-        self._listings = Listings(hub)
+        self._listings = ToolListings(hub)
         self._routes: list[tuple[str, re.Pattern[str], Respond]] = [
             (method, re.compile(path), respond)
             for method, path, respond in (
-                ("GET", r"/", self._welcome),
-                ("GET", r"/healthz", self._healthz),
-                ("GET", r"/readyz", self._readyz),
-                ("GET", r"/metrics", self._metrics),
-                ("GET", r"/openapi\.json", self._openapi),
-                ("GET", r"/api/status", self._status),
-                ("GET", r"/api/mcp/servers", self._servers),
-                ("GET", r"/api/mcp/servers/([^/]+)/logs", self._server_log),
-                ("GET", r"/api/tools", self._tools),
-                ("GET", r"/api/tools/([^/]+)", self._tool),
-                ("POST", r"/api/tools/([^/]+)/call", self._call),
+                ("GET", r"/", self._get_welcome),
+                ("GET", r"/healthz", self._get_healthz),
+                ("GET", r"/readyz", self._get_readyz),
+                ("GET", r"/metrics", self._get_metrics),
+                ("GET", r"/openapi\.json", self._get_openapi),
+                ("GET", r"/api/status", self._get_status),
+                ("GET", r"/api/mcp/servers", self._list_servers),
+                ("GET", r"/api/mcp/servers/([^/]+)/logs", self._get_server_log),
+                ("GET", r"/api/tools", self._list_tools),
+                ("GET", r"/api/tools/([^/]+)", self._get_tool),
+                ("POST", r"/api/tools/([^/]+)/call", self._call_tool),
                 *(route for part in parts for route in part.routes),
             )
         ]
@@ -156,7 +156,7 @@ class Api:
         body: bytes,
         query: bytes = b"",
         updates: Updates | None = None,
-    ) -> Response:
+    ) -> ApiResponse:
         allowed = set()
         for wanted, pattern, respond in self._routes:
             match = pattern.fullmatch(path)
@@ -165,92 +165,98 @@ class Api:
             if wanted == method or (wanted == "GET" and method == "HEAD"):
                 names = tuple(unquote(name) for name in match.groups())
                 try:
-                    asked = Request(principal, names, fields, body, query_of(query), updates)
+                    asked = ApiRequest(principal, names, fields, body, decode_query(query), updates)
                     return await respond(asked)
                 except HubError as error:
                     if isinstance(error, AuthorizationError):
                         self._sources.note_denied(principal, f"{method} {path}")
-                    return refusal(error)
+                    return response_from_error(error)
             allowed.add(wanted)
         if allowed:
             allow = (b"allow", ", ".join(sorted(allowed)).encode())
-            return Response(
-                405, problem(405, f"use {' or '.join(sorted(allowed))}").body, headers=[allow]
+            return ApiResponse(
+                405, build_error(405, f"use {' or '.join(sorted(allowed))}").body, headers=[allow]
             )
-        return problem(404, "there is nothing here; see /openapi.json for what there is")
+        return build_error(404, "there is nothing here; see /openapi.json for what there is")
 
-    async def _welcome(self, request: Request) -> Response:
+    async def _get_welcome(self, request: ApiRequest) -> ApiResponse:
         if b"text/html" in request.fields.get(b"accept", b""):
             policy = (b"content-security-policy", b"default-src 'none'")
-            return Response(200, WELCOME_PAGE, "text/html; charset=utf-8", headers=[policy])
-        return Response(200, WELCOME_TEXT, "text/plain; charset=utf-8")
+            return ApiResponse(200, WELCOME_PAGE, "text/html; charset=utf-8", headers=[policy])
+        return ApiResponse(200, WELCOME_TEXT, "text/plain; charset=utf-8")
 
-    async def _healthz(self, request: Request) -> Response:
-        return Response(200, b"ok\n", "text/plain")
+    async def _get_healthz(self, request: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, b"ok\n", "text/plain")
 
-    async def _readyz(self, request: Request) -> Response:
+    async def _get_readyz(self, request: ApiRequest) -> ApiResponse:
         waiting = self._sources.ready()
-        return Response(200, b"ready\n", "text/plain") if waiting is None else problem(503, waiting)
+        return (
+            ApiResponse(200, b"ready\n", "text/plain")
+            if waiting is None
+            else build_error(503, waiting)
+        )
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _get_metrics(self, request: ApiRequest) -> ApiResponse:
         who = request.principal
         if who is None or METRICS not in who.scopes:
-            demand_admin(self._hub, who, f"or a key made with --scope {METRICS}")
+            require_admin(self._hub, who, f"or a key made with --scope {METRICS}")
         text = self._sources.metrics()
-        return Response(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+        return ApiResponse(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
-    async def _openapi(self, request: Request) -> Response:
-        return ok(document(self._operations))
+    async def _get_openapi(self, request: ApiRequest) -> ApiResponse:
+        return build_response(build_document(self._operations))
 
-    async def _status(self, request: Request) -> Response:
+    async def _get_status(self, request: ApiRequest) -> ApiResponse:
         status = self._sources.status()
-        if self._admin(request):
-            return ok(status)
-        return ok({name: value for name, value in status.items() if name in EVERYBODYS})
+        if self._is_admin(request):
+            return build_response(status)
+        return build_response({name: value for name, value in status.items() if name in EVERYBODYS})
 
-    async def _servers(self, request: Request) -> Response:
+    async def _list_servers(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
-        is_admin = self._admin(request)
+        is_admin = self._is_admin(request)
         listings = self._listings
-        found = await (listings.offered() if is_admin else listings.seen_by(request.principal))
+        found = await (
+            listings.list_offered() if is_admin else listings.list_visible(request.principal)
+        )
         states = self._sources.server_states()
         if not is_admin:
-            return ok(_servers_seen(states, found))
+            return build_response(_build_visible_servers(states, found))
         connected = [
             {**state, "tools": Raw(found.by_server.get(state["name"], (0, b"[]"))[1])}
             for state in states.get("connected", ())
         ]
-        return ok({**states, "connected": connected})
+        return build_response({**states, "connected": connected})
 
-    def _admin(self, request: Request) -> bool:
+    def _is_admin(self, request: ApiRequest) -> bool:
         who = request.principal
         return who is not None and self._hub.authorizer.may(who, ADMIN).allowed
 
-    async def _server_log(self, request: Request) -> Response:
-        demand_admin(self._hub, request.principal)  # whoever called it may have left something
+    async def _get_server_log(self, request: ApiRequest) -> ApiResponse:
+        require_admin(self._hub, request.principal)  # whoever called it may have left something
         text = self._sources.server_log(request.names[0])
         if text is None:
-            return problem(404, f'there is no server "{request.names[0]}"')
-        return ok({"name": request.names[0], "stderr": text})
+            return build_error(404, f'there is no server "{request.names[0]}"')
+        return build_response({"name": request.names[0], "stderr": text})
 
-    async def _tools(self, request: Request) -> Response:
+    async def _list_tools(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
-        found = await self._listings.seen_by(request.principal)
-        return Response(200, b'{"tools":%b,"total":%d}' % (found.summaries, found.total))
+        found = await self._listings.list_visible(request.principal)
+        return ApiResponse(200, b'{"tools":%b,"total":%d}' % (found.summaries, found.total))
 
-    async def _tool(self, request: Request) -> Response:
+    async def _get_tool(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
         tool = self._hub.find_for(request.principal, request.names[0], EVERYTHING)
         if isinstance(tool.target, Nowhere):
-            return refusal(tool.target.error)
+            return response_from_error(tool.target.error)
         if not self._hub.authorizer.sees(request.principal, tool, "api"):
             raise NotFound(f'there is no tool "{request.names[0][:200]}"')
-        return ok({**self._summary(tool), "definition": tool.definition})
+        return build_response({**self._summarize(tool), "definition": tool.definition})
 
-    async def _call(self, request: Request) -> Response:
+    async def _call_tool(self, request: ApiRequest) -> ApiResponse:
         assert request.principal is not None
         try:
-            asked = _asked(request, self._features)
+            asked = _parse_call_request(request, self._features)
             options = CallOptions(
                 door="api",
                 view=EVERYTHING,
@@ -264,20 +270,20 @@ class Api:
             name, principal = request.names[0], request.principal
             _, result = await self._hub.call(principal, name, asked.arguments, options)
         except HubError as error:
-            return refusal(error)
-        return ok(result_as_json(result))
+            return response_from_error(error)
+        return build_response(json_from_result(result))
 
-    def _summary(self, tool: Tool) -> dict[str, Any]:
+    def _summarize(self, tool: Tool) -> dict[str, Any]:
         return {
             "name": self._hub.catalog.shown(tool),
             "id": tool.name,
             "description": tool.description,
-            "source": source_of(tool),
+            "source": find_source(tool),
             "server": tool.target.name,
         }
 
 
-def _servers_seen(states: Mapping[str, Any], found: Listing) -> dict[str, Any]:
+def _build_visible_servers(states: Mapping[str, Any], found: ToolListing) -> dict[str, Any]:
     """Without how they are started, for those who do not run the hub: the servers of which they see
     tools, and these."""
     connected = [
@@ -299,7 +305,7 @@ def _servers_seen(states: Mapping[str, Any], found: Listing) -> dict[str, Any]:
     }
 
 
-def result_as_json(result: Result) -> dict[str, Any]:
+def json_from_result(result: Result) -> dict[str, Any]:
     value: dict[str, Any] = {"content": list(result.content), "failed": result.failed}
     if result.structured is not ABSENT:
         value["structured"] = result.structured
@@ -314,11 +320,11 @@ def result_as_json(result: Result) -> dict[str, Any]:
     return value
 
 
-def query_of(query: bytes) -> dict[str, str]:
+def decode_query(query: bytes) -> dict[str, str]:
     return parse_query(query.decode("latin-1")) if query else {}
 
 
-def object_in(request: Request) -> dict[str, Any]:
+def parse_object(request: ApiRequest) -> dict[str, Any]:
     """The body, which must be a JSON object; an empty one where there is none."""
     if request.body.strip() and not request.fields.get(b"content-type", b"").startswith(
         b"application/json"
@@ -333,7 +339,7 @@ def object_in(request: Request) -> dict[str, Any]:
     return given
 
 
-def demand_admin(hub: Hub, principal: Principal | None, instead: str = "") -> None:
+def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> None:
     """For what only those may do who run the hub; `instead` says what would do as well."""
     if principal is None or not hub.authorizer.may(principal, ADMIN).allowed:
         who = principal.label if principal is not None else "nobody"
@@ -343,8 +349,8 @@ def demand_admin(hub: Hub, principal: Principal | None, instead: str = "") -> No
         )
 
 
-def refusal(error: HubError) -> Response:
-    response = problem(status_of(error), str(error), kind=error.kind, trace=error.trace)
+def response_from_error(error: HubError) -> ApiResponse:
+    response = build_error(find_status(error), str(error), kind=error.kind, trace=error.trace)
     if response.status == 503:
         response.headers.append((b"retry-after", b"1"))
     return response
@@ -355,7 +361,7 @@ CAN_BE_ASKED = ("form", "url")
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallRequest:
     """The body of a call."""
 
     arguments: dict[str, Any]
@@ -370,7 +376,7 @@ _SHAPE = (
 )
 
 
-def _asked(request: Request, more: Mapping[str, Any]) -> Asked:
+def _parse_call_request(request: ApiRequest, more: Mapping[str, Any]) -> CallRequest:
     if not request.fields.get(b"content-type", b"").startswith(b"application/json"):
         raise InvalidInput('send {"arguments": {…}} as content-type application/json')
     try:
@@ -391,4 +397,4 @@ def _asked(request: Request, more: Mapping[str, Any]) -> Asked:
     ):
         raise InvalidInput(_SHAPE)
     features = {**more, "elicitation": {kind: {} for kind in can}} if can else {}
-    return Asked(arguments, features, answers, handle)
+    return CallRequest(arguments, features, answers, handle)

@@ -12,7 +12,14 @@ from dragoman.core.ports import A2A_DISCOVER, ADMIN, AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
 from dragoman.core.urls import render_origin
-from dragoman.web.api import Request, Response, Route, demand_admin, object_in, ok
+from dragoman.web.api import (
+    ApiRequest,
+    ApiResponse,
+    Route,
+    build_response,
+    parse_object,
+    require_admin,
+)
 
 IsAllowed = Callable[[Tool], bool]
 
@@ -94,45 +101,47 @@ class AgentsApi:
             ("GET", rf"{one}/cards", self._list_cards),
         ]
 
-    async def _list(self, request: Request) -> Response:
+    async def _list(self, request: ApiRequest) -> ApiResponse:
         may, secret = self._visibility(request.principal)
         agents = self._require_source().list_agents(may, secret=secret)
-        return ok({"agents": agents, "total": len(agents)})
+        return build_response({"agents": agents, "total": len(agents)})
 
-    async def _get(self, request: Request) -> Response:
+    async def _get(self, request: ApiRequest) -> ApiResponse:
         may, secret = self._visibility(request.principal)
-        return ok(self._require_source().get_agent(request.names[0], may, secret=secret))
+        return build_response(
+            self._require_source().get_agent(request.names[0], may, secret=secret)
+        )
 
-    async def _add(self, request: Request) -> Response:
-        demand_admin(self._hub, request.principal)
-        body = object_in(request)
+    async def _add(self, request: ApiRequest) -> ApiResponse:
+        require_admin(self._hub, request.principal)
+        body = parse_object(request)
         where = render_origin(str(body.get("url", "")))
         with recorded(self._audit, "agent.add", where, request.principal):
-            return ok(await self._require_source().add(body))
+            return build_response(await self._require_source().add(body))
 
-    async def _change(self, request: Request) -> Response:
-        demand_admin(self._hub, request.principal)
-        body = object_in(request)
+    async def _change(self, request: ApiRequest) -> ApiResponse:
+        require_admin(self._hub, request.principal)
+        body = parse_object(request)
         with recorded(self._audit, "agent.change", request.names[0], request.principal):
-            return ok(await self._require_source().change(request.names[0], body))
+            return build_response(await self._require_source().change(request.names[0], body))
 
-    async def _remove(self, request: Request) -> Response:
-        demand_admin(self._hub, request.principal)
+    async def _remove(self, request: ApiRequest) -> ApiResponse:
+        require_admin(self._hub, request.principal)
         with recorded(self._audit, "agent.remove", request.names[0], request.principal):
-            return ok(await self._require_source().remove(request.names[0]))
+            return build_response(await self._require_source().remove(request.names[0]))
 
-    async def _refetch(self, request: Request) -> Response:
-        demand_admin(self._hub, request.principal)
-        return ok(await self._require_source().refetch(request.names[0]))
+    async def _refetch(self, request: ApiRequest) -> ApiResponse:
+        require_admin(self._hub, request.principal)
+        return build_response(await self._require_source().refetch(request.names[0]))
 
-    async def _list_cards(self, request: Request) -> Response:
+    async def _list_cards(self, request: ApiRequest) -> ApiResponse:
         may, _ = self._visibility(request.principal)
         cards = self._require_source().list_cards(request.names[0], may)
-        demand_admin(self._hub, request.principal)  # they are as they came, held or not
+        require_admin(self._hub, request.principal)  # they are as they came, held or not
         number, other = _parse_number(request, "n"), _parse_number(request, "from")
         if number is None:
-            return ok({"cards": cards, "total": len(cards)})
-        return ok(self._require_source().get_card(request.names[0], may, number, other))
+            return build_response({"cards": cards, "total": len(cards)})
+        return build_response(self._require_source().get_card(request.names[0], may, number, other))
 
     def _require_source(self) -> AgentSource:
         if self._source is None:
@@ -148,7 +157,7 @@ class AgentsApi:
         return lambda tool: may(principal, A2A_DISCOVER, tool).allowed, admin
 
 
-def _parse_number(request: Request, name: str) -> int | None:
+def _parse_number(request: ApiRequest, name: str) -> int | None:
     text = request.query.get(name)
     if text is None:
         return None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
 from dragoman.core.ports import ADMIN
-from dragoman.web.api import Request, Response, Route, ok
+from dragoman.web.api import ApiRequest, ApiResponse, Route, build_response
 
 LIMIT, MAX_LIMIT = 50, 200
 ALL_CALLERS = "*"
@@ -48,7 +48,7 @@ class DispatchesApi:
     def routes(self) -> list[Route]:
         return [("GET", r"/api/a2a/dispatches", self._list)]
 
-    async def _list(self, request: Request) -> Response:
+    async def _list(self, request: ApiRequest) -> ApiResponse:
         principal, query = request.principal, request.query
         assert principal is not None
         if unknown := query.keys() - set(_KNOWN):
@@ -73,7 +73,7 @@ class DispatchesApi:
             caller=ALL_CALLERS if all_of_them else principal.label,
             **wanted,
         )
-        return ok({"dispatches": found, "nextCursor": cursor})
+        return build_response({"dispatches": found, "nextCursor": cursor})
 
 
 def _parse_limit(given: str | None) -> int:

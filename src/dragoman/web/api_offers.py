@@ -16,7 +16,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import carried_in
-from dragoman.web.api import Request, Response, Route, object_in, ok
+from dragoman.web.api import ApiRequest, ApiResponse, Route, build_response, parse_object
 
 _ERRORS = [400, 403, 404, 409, 502, 503, 504]
 OPERATIONS: list[tuple[Any, ...]] = [
@@ -42,25 +42,25 @@ _SHOWN = {
 }
 
 
-class OffersApi:
+class PromptsAndResourcesApi:
     def __init__(self, hub: Hub, features: Mapping[str, Any] = NOTHING) -> None:
         self._hub = hub
         self._features = features
         self.routes: list[Route] = [
-            ("GET", r"/api/prompts", self._prompts),
-            ("POST", r"/api/prompts/([^/]+)/get", self._get),
-            ("GET", r"/api/resources", self._resources),
-            ("POST", r"/api/resources/read", self._read),
+            ("GET", r"/api/prompts", self._list_prompts),
+            ("POST", r"/api/prompts/([^/]+)/get", self._get_prompt),
+            ("GET", r"/api/resources", self._list_resources),
+            ("POST", r"/api/resources/read", self._read_resource),
         ]
 
-    async def _prompts(self, request: Request) -> Response:
+    async def _list_prompts(self, request: ApiRequest) -> ApiResponse:
         found = await self._list(request.principal, PROMPT)
-        return ok({"prompts": found, "total": len(found)})
+        return build_response({"prompts": found, "total": len(found)})
 
-    async def _resources(self, request: Request) -> Response:
+    async def _list_resources(self, request: ApiRequest) -> ApiResponse:
         resources = await self._list(request.principal, RESOURCE)
         templates = await self._list(request.principal, TEMPLATE)
-        return ok({"resources": resources, "templates": templates})
+        return build_response({"resources": resources, "templates": templates})
 
     async def _list(self, caller: Principal | None, kind: str) -> list[dict[str, Any]]:
         assert caller is not None
@@ -80,8 +80,8 @@ class OffersApi:
         shown["description"] = tool.description or definition.get("description") or ""
         return shown | {key: definition[key] for key in _SHOWN[kind] if key in definition}
 
-    async def _get(self, request: Request) -> Response:
-        given = object_in(request)
+    async def _get_prompt(self, request: ApiRequest) -> ApiResponse:
+        given = parse_object(request)
         arguments = given.get("arguments", {})
         if given.keys() - {"arguments"} or not isinstance(arguments, dict):
             raise InvalidInput('the body must be {"arguments": {…}}')
@@ -92,18 +92,20 @@ class OffersApi:
             {"role": roles[number] if number < len(roles) else "user", "content": block}
             for number, block in enumerate(result.content)
         ]
-        return ok({**extra, "messages": messages})
+        return build_response({**extra, "messages": messages})
 
-    async def _read(self, request: Request) -> Response:
-        given = object_in(request)
+    async def _read_resource(self, request: ApiRequest) -> ApiResponse:
+        given = parse_object(request)
         uri = given.get("uri")
         if given.keys() != {"uri"} or not isinstance(uri, str):
             raise InvalidInput('the body must be {"uri": "…"}')
         result = await self._call(request, uri, {}, RESOURCE)
-        return ok({**result.extra, "contents": [_contents(block, uri) for block in result.content]})
+        return build_response(
+            {**result.extra, "contents": [_build_contents(block, uri) for block in result.content]}
+        )
 
     async def _call(
-        self, request: Request, name: str, arguments: Mapping[str, Any], kind: str
+        self, request: ApiRequest, name: str, arguments: Mapping[str, Any], kind: str
     ) -> Result:
         assert request.principal is not None
         options = CallOptions(
@@ -119,7 +121,7 @@ class OffersApi:
         return result
 
 
-def _contents(block: Mapping[str, Any], uri: str) -> Any:
+def _build_contents(block: Mapping[str, Any], uri: str) -> Any:
     resource = block.get("resource")
     if isinstance(resource, dict):
         return resource

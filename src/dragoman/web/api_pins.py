@@ -10,7 +10,14 @@ from typing import Any, Protocol
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
-from dragoman.web.api import Request, Response, Route, demand_admin, object_in, ok
+from dragoman.web.api import (
+    ApiRequest,
+    ApiResponse,
+    Route,
+    build_response,
+    parse_object,
+    require_admin,
+)
 
 OPERATIONS: list[tuple[Any, ...]] = [
     (
@@ -48,7 +55,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
 ]
 
 
-class Decisions(Protocol):
+class PinAdministration(Protocol):
     """What is known of definitions, and what people say about them."""
 
     def listed(
@@ -69,34 +76,34 @@ class Decisions(Protocol):
 
 
 class PinsApi:
-    def __init__(self, hub: Hub, decisions: Decisions) -> None:
+    def __init__(self, hub: Hub, decisions: PinAdministration) -> None:
         self._hub = hub
         self._decisions = decisions
         self.routes: list[Route] = [
             ("GET", r"/api/pins", self._list),
-            ("GET", r"/api/pins/diff", self._diff),
+            ("GET", r"/api/pins/diff", self._show_diff),
             ("POST", r"/api/pins/approve", self._approve),
             ("POST", r"/api/pins/reject", self._reject),
             ("POST", r"/api/pins/forget", self._forget),
         ]
 
-    async def _list(self, request: Request) -> Response:
-        self._admitted(request)
+    async def _list(self, request: ApiRequest) -> ApiResponse:
+        self._require_admin(request)
         query = request.query
         whole = query.get("diff") == "1"
         found = self._decisions.listed(query.get("state", "held"), query.get("target"), whole)
-        return ok({"pins": found, "total": len(found)})
+        return build_response({"pins": found, "total": len(found)})
 
-    async def _diff(self, request: Request) -> Response:
-        self._admitted(request)
+    async def _show_diff(self, request: ApiRequest) -> ApiResponse:
+        self._require_admin(request)
         name = request.query.get("name")
         if not name:
             raise InvalidInput("say which: /api/pins/diff?name=NAME")
-        return ok(self._decisions.show(name))
+        return build_response(self._decisions.show(name))
 
-    async def _approve(self, request: Request) -> Response:
-        by = self._admitted(request)
-        given = object_in(request)
+    async def _approve(self, request: ApiRequest) -> ApiResponse:
+        by = self._require_admin(request)
+        given = parse_object(request)
         match given:
             case {"name": str(name), **rest} if name and not rest.keys() - {"digest"}:
                 code = rest.get("digest")
@@ -112,33 +119,33 @@ class PinsApi:
                     'the body must be {"name": …}, with "digest" for exactly what was looked at, '
                     'or {"target": …}, or {"all": true}'
                 )
-        return ok({"approved": done})
+        return build_response({"approved": done})
 
-    def _approve_all(self, by: str, target: str | None, digests: Any) -> Response:
+    def _approve_all(self, by: str, target: str | None, digests: Any) -> ApiResponse:
         if digests is not None and not (
             isinstance(digests, dict) and all(isinstance(one, str) for one in digests.values())
         ):
             raise InvalidInput('"digests" must be an object of texts, by kind and name')
         done, skipped = self._decisions.approve_all(by, target, digests)
-        return ok({"approved": done, **({"skipped": skipped} if skipped else {})})
+        return build_response({"approved": done, **({"skipped": skipped} if skipped else {})})
 
-    async def _reject(self, request: Request) -> Response:
-        by = self._admitted(request)
-        return ok({"rejected": self._decisions.reject(_only(request, "name"), by)})
+    async def _reject(self, request: ApiRequest) -> ApiResponse:
+        by = self._require_admin(request)
+        return build_response({"rejected": self._decisions.reject(_only(request, "name"), by)})
 
-    async def _forget(self, request: Request) -> Response:
-        by = self._admitted(request)
-        return ok({"forgotten": self._decisions.forget(_only(request, "target"), by)})
+    async def _forget(self, request: ApiRequest) -> ApiResponse:
+        by = self._require_admin(request)
+        return build_response({"forgotten": self._decisions.forget(_only(request, "target"), by)})
 
-    def _admitted(self, request: Request) -> str:
+    def _require_admin(self, request: ApiRequest) -> str:
         """Who asks."""
-        demand_admin(self._hub, request.principal)
+        require_admin(self._hub, request.principal)
         assert request.principal is not None
         return request.principal.label
 
 
-def _only(request: Request, member: str) -> str:
-    given = object_in(request)
+def _only(request: ApiRequest, member: str) -> str:
+    given = parse_object(request)
     value = given.get(member)
     if given.keys() != {member} or not isinstance(value, str) or not value:
         raise InvalidInput(f'the body must be {{"{member}": …}}')

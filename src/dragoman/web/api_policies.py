@@ -13,7 +13,15 @@ from urllib.parse import quote
 from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
-from dragoman.web.api import Request, Response, Route, demand_admin, object_in, ok, problem
+from dragoman.web.api import (
+    ApiRequest,
+    ApiResponse,
+    Route,
+    build_error,
+    build_response,
+    parse_object,
+    require_admin,
+)
 
 MAX_TEXT = 256 * 1024
 """Characters of one file."""
@@ -23,7 +31,7 @@ REPLAYED = 100_000
 """Calls that are looked at where nothing else is asked for."""
 
 
-class PolicySource(Protocol):
+class PolicyAdministration(Protocol):
     """What is asked here. Answers are plain JSON objects; raises HubErrors.
 
     Texts are given by the names of their files, `NAME.cedar` for policies and `NAME.toml` for the
@@ -153,7 +161,7 @@ TAKEN = frozenset({"validate", "test", "explain", "replay", "propose", "who-can"
 
 
 class PoliciesApi:
-    def __init__(self, hub: Hub, source: PolicySource) -> None:
+    def __init__(self, hub: Hub, source: PolicyAdministration) -> None:
         self._hub = hub
         self._source = source
         self.routes: list[Route] = [
@@ -173,17 +181,17 @@ class PoliciesApi:
 
     # --- the files -------------------------------------------------------------------------------
 
-    async def _overview(self, request: Request) -> Response:
+    async def _overview(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        return ok(await self._source.overview())
+        return build_response(await self._source.overview())
 
-    async def _one(self, request: Request) -> Response:
+    async def _one(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        return ok(await self._source.one(request.names[0]))
+        return build_response(await self._source.one(request.names[0]))
 
-    async def _write(self, request: Request) -> Response:
+    async def _write(self, request: ApiRequest) -> ApiResponse:
         by = self._admin(request)
-        given = _only(object_in(request), "name", "text", "force")
+        given = _only(parse_object(request), "name", "text", "force")
         name, text = _word(given, "name"), given.get("text")
         if name.removesuffix(".cedar") in TAKEN:
             raise InvalidInput(f'a file of policies cannot be called "{name}"; choose another name')
@@ -197,16 +205,16 @@ class PoliciesApi:
             response.headers.append((b"location", f"/api/policies/{quote(done['name'])}".encode()))
         return response
 
-    async def _enable(self, request: Request) -> Response:
+    async def _enable(self, request: ApiRequest) -> ApiResponse:
         by = self._admin(request)
-        given = _only(object_in(request), "enabled", "force")
+        given = _only(parse_object(request), "enabled", "force")
         if not isinstance(given.get("enabled"), bool):
             raise InvalidInput('the body must be {"enabled": true} or {"enabled": false}')
         name, enabled = request.names[0], given["enabled"]
         done = await self._source.enable(name, enabled, by, force=_flag(given, "force"))
         return _used(done, f'"{name}" was not switched {"on" if enabled else "off"}')
 
-    async def _remove(self, request: Request) -> Response:
+    async def _remove(self, request: ApiRequest) -> ApiResponse:
         by = self._admin(request)
         force = request.query.get("force", "") in ("1", "true")
         done = await self._source.remove(request.names[0], by, force=force)
@@ -214,17 +222,17 @@ class PoliciesApi:
 
     # --- questions -------------------------------------------------------------------------------
 
-    async def _validate(self, request: Request) -> Response:
+    async def _validate(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        return ok(await self._source.validate(_texts(object_in(request))))
+        return build_response(await self._source.validate(_texts(parse_object(request))))
 
-    async def _test(self, request: Request) -> Response:
+    async def _test(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        return ok(await self._source.test(_texts(object_in(request))))
+        return build_response(await self._source.test(_texts(parse_object(request))))
 
-    async def _explain(self, request: Request) -> Response:
+    async def _explain(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        given = _only(object_in(request), "principal", "tool", "action", "context", "roles")
+        given = _only(parse_object(request), "principal", "tool", "action", "context", "roles")
         action, context, roles = given.get("action"), given.get("context", {}), given.get("roles")
         if not isinstance(action, str | None):
             raise InvalidInput('"action" must be the name of an action')
@@ -234,7 +242,7 @@ class PoliciesApi:
             isinstance(roles, list) and all(isinstance(role, str) for role in roles)
         ):
             raise InvalidInput('"roles" must be a list of names')
-        return ok(
+        return build_response(
             self._source.explain(
                 _word(given, "principal"),
                 _word(given, "tool"),
@@ -244,17 +252,17 @@ class PoliciesApi:
             )
         )
 
-    async def _who_can(self, request: Request) -> Response:
+    async def _who_can(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        return ok(self._source.who_can(_word(request.query, "tool")))
+        return build_response(self._source.who_can(_word(request.query, "tool")))
 
-    async def _what_can(self, request: Request) -> Response:
+    async def _what_can(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        return ok(await self._source.what_can(_word(request.query, "principal")))
+        return build_response(await self._source.what_can(_word(request.query, "principal")))
 
-    async def _replay(self, request: Request) -> Response:
+    async def _replay(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        given = object_in(request)
+        given = parse_object(request)
         texts = _texts({key: value for key, value in given.items() if key == "texts"})
         _only(given, "texts", "since", "until", "limit")
         if texts is None:
@@ -262,24 +270,24 @@ class PoliciesApi:
         done = await self._source.replay(texts, *_period(given))
         return _used(done, "the draft cannot be replayed")
 
-    async def _propose(self, request: Request) -> Response:
+    async def _propose(self, request: ApiRequest) -> ApiResponse:
         self._admin(request)
-        given = _only(object_in(request), "since", "until", "limit")
-        return ok(await self._source.propose(*_period(given)))
+        given = _only(parse_object(request), "since", "until", "limit")
+        return build_response(await self._source.propose(*_period(given)))
 
-    def _admin(self, request: Request) -> Principal:
-        demand_admin(self._hub, request.principal)
+    def _admin(self, request: ApiRequest) -> Principal:
+        require_admin(self._hub, request.principal)
         assert request.principal is not None
         return request.principal
 
 
-def _used(done: dict[str, Any], otherwise: str) -> Response:
+def _used(done: dict[str, Any], otherwise: str) -> ApiResponse:
     """What was done; or, where the set could not be used, everything that is wrong with it."""
     if done.get("ok", True):
-        return ok(done)
+        return build_response(done)
     findings = done.get("findings", [])
     said = "; ".join(finding_line(each) for each in findings if each["level"] == "error")
-    return problem(
+    return build_error(
         400, f"{otherwise}: {said or done.get('problem')}", kind="ConfigError", findings=findings
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
-from dragoman.web.api import Request, Response, Route, demand_admin, ok
+from dragoman.web.api import ApiRequest, ApiResponse, Route, build_response, require_admin
 
 OPERATIONS: list[tuple[Any, ...]] = [
     (
@@ -29,7 +29,7 @@ OPERATIONS: list[tuple[Any, ...]] = [
 ]
 
 
-class Operates(Protocol):
+class ServerAdministration(Protocol):
     async def reload(self) -> str | None:
         """Applies the configuration as it is now; returns why it is not used."""
 
@@ -38,7 +38,7 @@ class Operates(Protocol):
 
 
 class ServersApi:
-    def __init__(self, hub: Hub, operates: Operates) -> None:
+    def __init__(self, hub: Hub, operates: ServerAdministration) -> None:
         self._hub = hub
         self._operates = operates
         self.routes: list[Route] = [
@@ -46,13 +46,13 @@ class ServersApi:
             ("POST", r"/api/mcp/servers/([^/]+)/restart", self._restart),
         ]
 
-    async def _reload(self, request: Request) -> Response:
-        demand_admin(self._hub, request.principal)
-        return ok({"problem": await self._operates.reload()})
+    async def _reload(self, request: ApiRequest) -> ApiResponse:
+        require_admin(self._hub, request.principal)
+        return build_response({"problem": await self._operates.reload()})
 
-    async def _restart(self, request: Request) -> Response:
-        demand_admin(self._hub, request.principal)
+    async def _restart(self, request: ApiRequest) -> ApiResponse:
+        require_admin(self._hub, request.principal)
         name = request.names[0]
         if not await self._operates.restart_server(name):
             raise NotFound(f'there is no server "{name[:200]}" that is switched on')
-        return ok({"restarted": name})
+        return build_response({"restarted": name})

@@ -12,11 +12,11 @@ from typing import Any
 from dragoman.core.errors import HubError
 from dragoman.core.ports import HttpRequest
 from dragoman.core.principal import Principal
-from dragoman.web.api import Api, Response, problem
-from dragoman.web.auth import Authenticator, Names
+from dragoman.web.api import Api, ApiResponse, build_error
+from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.http.decompression import CODINGS, Damaged, NoRoom, TooLarge, inflate
 from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES, Headers, Request
-from dragoman.web.peer_process import Peers
+from dragoman.web.peer_process import PeerIdentifier
 from dragoman.web.update_stream import UpdateStream, wants_updates
 from dragoman.wire import rpc
 from dragoman.wire.json import MAX_BYTES
@@ -65,13 +65,13 @@ class App:
     def __init__(
         self,
         auth: Authenticator,
-        names: Names,
+        names: AllowedNames,
         mounts: Mapping[str, Mounted],
         api: Api,
         under: Sequence[Under] = (),
         note_failed: Callable[[str], None] = lambda address: None,
         *,
-        peers: Peers,
+        peers: PeerIdentifier,
     ) -> None:
         """`note_failed` is told where a wrong key came from."""
         self._auth = auth
@@ -87,45 +87,45 @@ class App:
         request.refusal = self._refusal(request)
         return request.refusal is None and request.principal is not None
 
-    def _refusal(self, request: Request) -> Response | None:
+    def _refusal(self, request: Request) -> ApiResponse | None:
         fields = request.fields
         if request.repeated and (twice := _twice(request.repeated)):
-            return problem(400, f"the header {min(twice).decode('latin-1')} is named twice")
+            return build_error(400, f"the header {min(twice).decode('latin-1')} is named twice")
         host = fields.get(b"host")
         if host is None or not self._names.knows_host(host):
             return None if _is_probe(request) else _UNKNOWN_HOST
         if (origin := fields.get(b"origin")) is not None:
             if not self._names.allows_origin(origin, host):
-                return problem(
+                return build_error(
                     403, "pages of this Origin may not call the hub; see [server] allowed_origins"
                 )
             request.extra = [(b"access-control-allow-origin", origin), *_CORS]
             if request.method == "OPTIONS":
                 wanted = fields.get(b"access-control-request-headers", b"")
                 request.extra.append((b"access-control-allow-headers", _allowed(wanted)))
-                return Response(204, b"", "text/plain")
+                return ApiResponse(204, b"", "text/plain")
         if b"content-encoding" in fields and not _is_readable(fields):
             return _ENCODED
         try:
             if b"authorization" not in fields:
-                if not self._auth.required:
-                    request.principal = request.find_peer(self._peers.on_tcp)
+                if not self._auth.is_required:
+                    request.principal = request.find_peer(self._peers.identify_tcp)
             else:
-                request.principal = self._auth.principal(
-                    fields, lambda: request.find_peer(self._peers.on_tcp)
+                request.principal = self._auth.authenticate(
+                    fields, lambda: request.find_peer(self._peers.identify_tcp)
                 )
         except HubError as error:
-            return problem(503, str(error))
+            return build_error(503, str(error))
         if request.principal is None and not self._is_open(request.path):
             return self._refuse_stranger(request)
         return None
 
-    def _refuse_stranger(self, request: Request) -> Response:
+    def _refuse_stranger(self, request: Request) -> ApiResponse:
         if b"authorization" in request.fields:
             self._note_failed(request.address)
         elif request.path.startswith(NO_OAUTH):
-            return problem(404, "the hub has no OAuth; send Authorization: Bearer KEY")
-        if not self._auth.required:
+            return build_error(404, "the hub has no OAuth; send Authorization: Bearer KEY")
+        if not self._auth.is_required:
             return _ANOTHER_USER
         return _WRONG_KEY if _shows_key(request.fields) else _UNAUTHORIZED
 
@@ -142,7 +142,7 @@ class OwnerApp:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: PeerIdentifier,
         mounts: Mapping[str, Mounted],
         api: Api,
         under: Sequence[Under] = (),
@@ -153,7 +153,7 @@ class OwnerApp:
         self._api = api
 
     def admit(self, request: Request) -> bool:
-        request.principal = request.find_peer(self._peers.on_unix)
+        request.principal = request.find_peer(self._peers.identify_unix)
         if b"content-encoding" in request.fields and not _is_readable(request.fields):
             request.refusal = _ENCODED
         return request.refusal is None
@@ -195,7 +195,7 @@ async def _serve_inflated(
     except NoRoom:
         request.refused = 503
     except Damaged:
-        request.refusal = problem(400, f"the body is no {coding.decode('latin-1')}")
+        request.refusal = build_error(400, f"the body is no {coding.decode('latin-1')}")
     await serve(request, mounts, api, under)
 
 
@@ -212,8 +212,8 @@ async def _refuse(request: Request, mounts: Mapping[str, Mounted], under: Sequen
     ):
         body = rpc.error(None, code, message)
     else:
-        body = problem(request.refused, message).body
-    reply(request, Response(request.refused, body, headers=headers))
+        body = build_error(request.refused, message).body
+    reply(request, ApiResponse(request.refused, body, headers=headers))
 
 
 async def _respond(request: Request, api: Api) -> None:
@@ -241,16 +241,16 @@ async def _respond(request: Request, api: Api) -> None:
         raise
     except Exception:
         log.exception("%s %s crashed", request.method, request.path)
-        response = problem(500, "the hub failed at this; see its log")
+        response = build_error(500, "the hub failed at this; see its log")
     finally:
         work.cancel(*why)
-    if stream is not None and stream.begun:
+    if stream is not None and stream.has_started:
         await stream.finish(response)
     else:
         reply(request, response)
 
 
-def reply(request: Request, response: Response) -> None:
+def reply(request: Request, response: ApiResponse) -> None:
     headers: Headers = [
         (b"content-type", response.content_type.encode()),
         (b"x-content-type-options", b"nosniff"),
@@ -277,29 +277,29 @@ def _is_readable(fields: Mapping[bytes, bytes]) -> bool:
     return coding in (b"", b"identity") or coding in CODINGS
 
 
-_UNKNOWN_HOST = problem(
+_UNKNOWN_HOST = build_error(
     421, "the Host header names no host of this hub; see [server] allowed_hosts"
 )
 
-_ENCODED = Response(
+_ENCODED = ApiResponse(
     415,
-    problem(415, "a body may be compressed as gzip or deflate, and in no other way").body,
+    build_error(415, "a body may be compressed as gzip or deflate, and in no other way").body,
     "application/json",
     [(b"accept-encoding", b"gzip, deflate")],
 )
 
-_UNAUTHORIZED = Response(
+_UNAUTHORIZED = ApiResponse(
     401,
-    problem(
+    build_error(
         401, "a key is needed: send Authorization: Bearer KEY; make one with dragoman keys create"
     ).body,
     "application/json",
     [(b"www-authenticate", b'Bearer realm="dragoman"')],
 )
 
-_WRONG_KEY = Response(
+_WRONG_KEY = ApiResponse(
     401,
-    problem(
+    build_error(
         401,
         "the key is not accepted: it is wrong, was revoked or has expired; dragoman keys list "
         "shows those that are good, dragoman keys create NAME makes one",
@@ -308,9 +308,9 @@ _WRONG_KEY = Response(
     [(b"www-authenticate", b'Bearer realm="dragoman", error="invalid_token"')],
 )
 
-_ANOTHER_USER = Response(
+_ANOTHER_USER = ApiResponse(
     401,
-    problem(
+    build_error(
         401,
         "while it has no keys the hub serves programs of its own user only, and this connection is "
         "another user's or cannot be attributed; have that user run dragoman keys create NAME, and "

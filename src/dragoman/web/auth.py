@@ -27,7 +27,7 @@ class Authenticator:
         self._any = any_key
 
     @property
-    def required(self) -> bool:
+    def is_required(self) -> bool:
         """Once there is a key, nobody gets in without one."""
         return self._api_key is not None or self._any()
 
@@ -36,38 +36,38 @@ class Authenticator:
         """Whether the configuration has a key."""
         return self._api_key is not None
 
-    def principal(
+    def authenticate(
         self, fields: Mapping[bytes, bytes], find_local: Callable[[], Principal | None]
     ) -> Principal | None:
         """`find_local` tells who sends a request without a key, where none is required."""
         authorization = fields.get(b"authorization")
         if authorization is None:
-            return None if self.required else find_local()
+            return None if self.is_required else find_local()
         scheme, _, token = authorization.partition(b" ")
         token = token.strip()
         if scheme.lower() != b"bearer" or not token:
-            return None if self.required else find_local()
+            return None if self.is_required else find_local()
         if self._api_key is not None and hmac.compare_digest(token, self._api_key):
             return API_KEY
         try:
             found = self._find(token.decode("ascii"))
         except UnicodeDecodeError:
             return None
-        return found or (None if self.required else find_local())
+        return found or (None if self.is_required else find_local())
 
 
-class Names:
+class AllowedNames:
     """The names the hub answers to."""
 
     def __init__(
         self, host: str, public_url: str | None, hosts: list[str], origins: list[str]
     ) -> None:
-        self._hosts = {_bracketed(name).lower() for name in (*LOOPBACK, host, *hosts)}
+        self._hosts = {_add_brackets(name).lower() for name in (*LOOPBACK, host, *hosts)}
         self._hosts -= {"0.0.0.0", "[::]"}
         self._origins = {origin.rstrip("/").lower() for origin in origins}
         if public_url:
             parts = urlsplit(public_url)
-            self._hosts.add(_bracketed(parts.hostname or "").lower())
+            self._hosts.add(_add_brackets(parts.hostname or "").lower())
             self._origins.add(f"{parts.scheme}://{parts.netloc}".lower())
         self._hosts.discard("")
         self._seen: set[bytes] = set()
@@ -77,7 +77,7 @@ class Names:
     def knows_host(self, value: bytes | None) -> bool:
         if value is None or value in self._seen:
             return value is not None
-        known = _without_port(value.decode("latin-1")) in self._hosts
+        known = _remove_port(value.decode("latin-1")) in self._hosts
         if known and len(self._seen) < 64:
             self._seen.add(value)
         return known
@@ -89,11 +89,11 @@ class Names:
         return text in self._origins or text in (f"http://{own}", f"https://{own}")
 
 
-def _bracketed(host: str) -> str:
+def _add_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _without_port(value: str) -> str:
+def _remove_port(value: str) -> str:
     name, colon, port = value.rpartition(":")
     if colon and port.isascii() and port.isdigit() and len(port) <= 5:
         value = name

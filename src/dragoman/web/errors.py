@@ -32,5 +32,5 @@ TABLE: dict[type[HubError], int] = {
 }
 
 
-def status_of(error: HubError) -> int:
+def find_status(error: HubError) -> int:
     return find_row(TABLE, type(error))

@@ -33,7 +33,7 @@ from dragoman.core.ports import ADMIN, HttpRequest
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import render_name, short
 from dragoman.core.tool import Nowhere, Tool
-from dragoman.web.api import Response, problem, query_of, refusal
+from dragoman.web.api import ApiResponse, build_error, decode_query, response_from_error
 from dragoman.wire import sse
 from dragoman.wire.json import encode
 
@@ -71,7 +71,7 @@ _HEADERS = [
 ]
 
 
-class Told:
+class SentEvent:
     """One event, and what decides who is told."""
 
     __slots__ = ("agents", "id", "name", "outcome", "tool", "trace", "verb", "who")
@@ -95,7 +95,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class EventFilter:
     """What of it somebody wants to hear."""
 
     phases: frozenset[str]
@@ -104,7 +104,7 @@ class Filter:
     outcome: str | None
     trace: str | None
 
-    def wants(self, one: Told) -> bool:
+    def matches(self, one: SentEvent) -> bool:
         return (
             (not self.phases or one.name in self.phases)
             and (self.verb is None or self.verb.match(one.verb) is not None)
@@ -114,11 +114,11 @@ class Filter:
         )
 
 
-class Stream:
+class ApiEventStream:
     """One who listens."""
 
     def __init__(
-        self, hub: Hub, request: HttpRequest, principal: Principal, asked: Filter, args: bool
+        self, hub: Hub, request: HttpRequest, principal: Principal, asked: EventFilter, args: bool
     ) -> None:
         self.request = request
         self.principal = principal
@@ -130,10 +130,10 @@ class Stream:
         self._version = -1
         self._admin = False
         self._woken = asyncio.Event()
-        self.over = False
+        self.is_closed = False
 
     @property
-    def admin(self) -> bool:
+    def is_admin(self) -> bool:
         if self._version != self._hub.authorizer.version:
             self._version = self._hub.authorizer.version
             self._admin = self._hub.authorizer.may(self.principal, ADMIN).allowed
@@ -141,19 +141,19 @@ class Stream:
 
     @property
     def with_args(self) -> bool:
-        return self._args and self.admin
+        return self._args and self.is_admin
 
-    def hears(self, one: Told) -> bool:
-        if not self._asked.wants(one):
+    def is_entitled(self, one: SentEvent) -> bool:
+        if not self._asked.matches(one):
             return False
         if one.who is None or one.tool is None:
-            return self.admin
-        if one.who != self.principal and not (self.admin and one.who.org == self.principal.org):
+            return self.is_admin
+        if one.who != self.principal and not (self.is_admin and one.who.org == self.principal.org):
             return False
         nowhere = isinstance(one.tool.target, Nowhere)
         return nowhere or self._hub.authorizer.lists(self.principal, one.tool)
 
-    def tell(self, data: bytes) -> None:
+    def enqueue(self, data: bytes) -> None:
         """Never waits."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(data)
@@ -162,7 +162,7 @@ class Stream:
         self._woken.set()
 
     def close(self) -> None:
-        self.over = True
+        self.is_closed = True
         self._woken.set()
 
     def revoke(self) -> None:
@@ -170,22 +170,22 @@ class Stream:
         self._waiting.clear()
         self.close()
 
-    async def lasts(self) -> None:
+    async def write_until_end(self) -> None:
         """Writes what there is to tell until the client goes, or it ends."""
         end = monotonic() + STREAM_SECONDS
         self.request.gone.add_done_callback(lambda _: self.close())
-        while not self.over and monotonic() < end:
+        while not self.is_closed and monotonic() < end:
             if not self._waiting:
-                await self._beat()
+                await self._wait_or_keep_alive()
             pieces = [*self._waiting]
             self._waiting.clear()
             if self._dropped:
-                pieces.append(dropped(self._dropped))
+                pieces.append(encode_dropped(self._dropped))
                 self._dropped = 0
             if pieces:
                 await self.request.write(b"".join(pieces))
 
-    async def _beat(self) -> None:
+    async def _wait_or_keep_alive(self) -> None:
         self._woken.clear()
         try:
             async with asyncio.timeout(KEEPALIVE_SECONDS):
@@ -197,9 +197,9 @@ class Stream:
 class EventStreams:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._streams: list[Stream] = []
+        self._streams: list[ApiEventStream] = []
         self._each: Counter[Principal] = Counter()
-        self._kept: deque[tuple[Told, bytes]] = deque()
+        self._kept: deque[tuple[SentEvent, bytes]] = deque()
         self._kept_bytes = 0
         self._missed = 0
         """The number of the last event that is not kept any more, or of before it was listened."""
@@ -216,7 +216,7 @@ class EventStreams:
         self._closed = True
         for stream in self._streams:
             stream.close()
-        self._deafen()
+        self._stop_observing()
 
     def end_callers(self, why_ended: WhyEnded) -> None:
         for stream in self._streams:
@@ -225,29 +225,29 @@ class EventStreams:
 
     async def __call__(self, request: HttpRequest, principal: Principal) -> None:
         try:
-            stream = self._opened(request, principal)
-            last = _last_id(request.fields.get(b"last-event-id"))
+            stream = self._open_stream(request, principal)
+            last = _parse_last_id(request.fields.get(b"last-event-id"))
         except HubError as error:
-            _reply(request, refusal(error))
+            _send_reply(request, response_from_error(error))
             return
         if stream is None:
-            use = Response(405, problem(405, "use GET").body, headers=[(b"allow", b"GET")])
-            _reply(request, use)
+            use = ApiResponse(405, build_error(405, "use GET").body, headers=[(b"allow", b"GET")])
+            _send_reply(request, use)
             return
         request.start(200, _HEADERS)
         request.send(RETRY)
-        self._listen()
+        self._observe_bus()
         if last is not None:
-            self._catch_up(stream, last)
+            self._replay(stream, last)
         self._streams.append(stream)
         self._each[principal] += 1
         try:
-            await stream.lasts()
+            await stream.write_until_end()
             request.end()
         finally:
-            self._leave(stream)
+            self._remove(stream)
 
-    def _opened(self, request: HttpRequest, principal: Principal) -> Stream | None:
+    def _open_stream(self, request: HttpRequest, principal: Principal) -> ApiEventStream | None:
         if request.method != "GET":
             return None
         accept = request.fields.get(b"accept", b"*/*").lower()
@@ -260,40 +260,40 @@ class EventStreams:
                 f"too many listen to events: {MAX_STREAMS} may, and {MAX_EACH} of one caller; end "
                 "another one, or try again shortly"
             )
-        query = query_of(request.query)
-        asked = filter_in(query)
+        query = decode_query(request.query)
+        asked = parse_filter(query)
         args = query.get("args", "0")
         if args not in ("0", "1"):
             raise InvalidInput("args must be 0 or 1")
-        stream = Stream(self._hub, request, principal, asked, args == "1")
-        if args == "1" and not stream.admin:
+        stream = ApiEventStream(self._hub, request, principal, asked, args == "1")
+        if args == "1" and not stream.is_admin:
             raise AuthorizationError(
                 f'"{principal.label}" may not hear what arguments say: that needs a policy that '
                 'permits the action "admin"; leave out args=1'
             )
         return stream
 
-    def _leave(self, stream: Stream) -> None:
+    def _remove(self, stream: ApiEventStream) -> None:
         self._streams.remove(stream)
         self._each[stream.principal] -= 1
         if not self._each[stream.principal]:
             del self._each[stream.principal]
         if not self._streams and not self._closed:
             loop = stream.request.loop
-            self._linger = loop.call_later(LINGER_SECONDS, self._deafen)
+            self._linger = loop.call_later(LINGER_SECONDS, self._stop_observing)
 
     # --- listening --------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _observe_bus(self) -> None:
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
         if not self._ends:
-            self._missed = self._next()
+            self._missed = self._next_id()
             name = "the observer for event streams"
-            self._ends = [self._hub.bus.observe(kind, self._hear, name) for kind in TOLD]
+            self._ends = [self._hub.bus.observe(kind, self._distribute, name) for kind in TOLD]
 
-    def _deafen(self) -> None:
+    def _stop_observing(self) -> None:
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -303,30 +303,30 @@ class EventStreams:
         self._kept.clear()
         self._kept_bytes = 0
 
-    def _next(self) -> int:
+    def _next_id(self) -> int:
         """Ascending, also from one run of the hub to the next; and says nothing of how many events
         others have caused."""
         self._last = max(self._last + 1, int(time() * 1_000_000))
         return self._last
 
-    def _hear(self, event: Event) -> None:
+    def _distribute(self, event: Event) -> None:
         found = told(event)
         if found is None:
             return
         name, said = found
         call: Call | None = getattr(event, "call", None)
-        one = Told(self._next(), event, name)
+        one = SentEvent(self._next_id(), event, name)
         plain = redacted(said, call)
         data = sse.event(encode(plain), name=name, id=str(one.id))
         self._keep(one, data)
         whole: bytes | None = None
         for stream in self._streams:
-            if stream.hears(one):
+            if stream.is_entitled(one):
                 if stream.with_args and whole is None:
-                    whole = _whole(said, one) or data
-                stream.tell(whole if whole is not None and stream.with_args else data)
+                    whole = _encode_with_arguments(said, one) or data
+                stream.enqueue(whole if whole is not None and stream.with_args else data)
 
-    def _keep(self, one: Told, data: bytes) -> None:
+    def _keep(self, one: SentEvent, data: bytes) -> None:
         self._kept.append((one, data))
         self._kept_bytes += len(data)
         while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
@@ -334,16 +334,16 @@ class EventStreams:
             self._kept_bytes -= len(lost)
             self._missed = gone.id
 
-    def _catch_up(self, stream: Stream, last: int) -> None:
+    def _replay(self, stream: ApiEventStream, last: int) -> None:
         """What came after event `last`, without arguments; and whether some of that is lost."""
-        pieces = [data for one, data in self._kept if one.id > last and stream.hears(one)]
+        pieces = [data for one, data in self._kept if one.id > last and stream.is_entitled(one)]
         if last < self._missed:
-            pieces.insert(0, dropped(None))
+            pieces.insert(0, encode_dropped(None))
         if pieces:
             stream.request.send(b"".join(pieces))
 
 
-def filter_in(query: Mapping[str, str]) -> Filter:
+def parse_filter(query: Mapping[str, str]) -> EventFilter:
     if unknown := query.keys() - set(_FILTERS):
         raise InvalidInput(
             f'"{min(unknown)[:100]}" is nothing to choose by; there are {", ".join(_FILTERS)}'
@@ -352,26 +352,26 @@ def filter_in(query: Mapping[str, str]) -> Filter:
         raise InvalidInput("what is asked for is longer than 500 characters")
     phases = frozenset(filter(None, query.get("phase", "").split(",")))
     if strange := phases - set(TOLD.values()):
-        raise InvalidInput(_no_such("phase", min(strange), TOLD.values()))
+        raise InvalidInput(_describe_unknown("phase", min(strange), TOLD.values()))
     outcome = query.get("outcome")
     if outcome not in (None, "completed", "failed"):
         raise InvalidInput("outcome must be completed or failed")
     verb = query.get("verb")
     pattern = re.compile(translate(verb)) if verb is not None else None
-    return Filter(phases, pattern, query.get("agent"), outcome, query.get("trace"))
+    return EventFilter(phases, pattern, query.get("agent"), outcome, query.get("trace"))
 
 
-def _no_such(what: str, given: str, known: Iterable[str]) -> str:
+def _describe_unknown(what: str, given: str, known: Iterable[str]) -> str:
     return f'there is no {what} "{given}"; there are {", ".join(known)}'
 
 
-def dropped(count: int | None) -> bytes:
+def encode_dropped(count: int | None) -> bytes:
     """Something was not told; None where nobody knows how much. Without an id: who comes again goes
     on from the last event that it was told."""
     return sse.event(encode({"count": count}), name=DROPPED)
 
 
-def _whole(said: Mapping[str, Any], one: Told) -> bytes | None:
+def _encode_with_arguments(said: Mapping[str, Any], one: SentEvent) -> bytes | None:
     try:
         data = encode(said)
     except Exception:  # numbers over 64 bits and the like: nothing that can be told
@@ -379,7 +379,7 @@ def _whole(said: Mapping[str, Any], one: Told) -> bytes | None:
     return sse.event(data, name=one.name, id=str(one.id)) if len(data) <= MAX_EVENT else None
 
 
-def _last_id(given: bytes | None) -> int | None:
+def _parse_last_id(given: bytes | None) -> int | None:
     if given is None:
         return None
     if not given.isdigit() or len(given) > 18:
@@ -387,6 +387,6 @@ def _last_id(given: bytes | None) -> int | None:
     return int(given)
 
 
-def _reply(request: HttpRequest, response: Response) -> None:
+def _send_reply(request: HttpRequest, response: ApiResponse) -> None:
     headers = [(b"content-type", response.content_type.encode()), *response.headers]
     request.reply(response.status, headers, response.body)

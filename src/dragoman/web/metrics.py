@@ -18,29 +18,29 @@ class Metrics:
         self._errors: dict[str, int] = {}
         self._buckets = [0] * (len(BUCKETS_MS) + 1)
         self._sum_ms = 0.0
-        bus.observe(PostVerb, self._ended)
-        bus.observe(VerbError, self._failed)
+        bus.observe(PostVerb, self._count_call)
+        bus.observe(VerbError, self._count_error)
 
-    def _ended(self, event: PostVerb) -> None:
+    def _count_call(self, event: PostVerb) -> None:
         key = (event.call.tool.target.name, event.outcome)
         self._calls[key] = self._calls.get(key, 0) + 1
         self._buckets[bisect_left(BUCKETS_MS, event.duration_ms)] += 1
         self._sum_ms += event.duration_ms
 
-    def _failed(self, event: VerbError) -> None:
+    def _count_error(self, event: VerbError) -> None:
         kind = event.error.kind
         self._errors[kind] = self._errors.get(kind, 0) + 1
 
-    def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
+    def render(self, gauges: Mapping[str, tuple[str, float]]) -> str:
         """`gauges`: name to (what it is, value)."""
-        lines = [*_head("dragoman_calls_total", "counter", "Calls by target and outcome.")]
+        lines = [*_render_head("dragoman_calls_total", "counter", "Calls by target and outcome.")]
         for (target, outcome), count in sorted(self._calls.items()):
-            labels = f'target="{_escaped(target)}",outcome="{outcome}"'
+            labels = f'target="{_escape(target)}",outcome="{outcome}"'
             lines.append(f"dragoman_calls_total{{{labels}}} {count}")
-        lines += _head("dragoman_call_errors_total", "counter", "Errors by kind.")
+        lines += _render_head("dragoman_call_errors_total", "counter", "Errors by kind.")
         for kind, count in sorted(self._errors.items()):
             lines.append(f'dragoman_call_errors_total{{kind="{kind}"}} {count}')
-        lines += _head("dragoman_call_seconds", "histogram", "How long calls took.")
+        lines += _render_head("dragoman_call_seconds", "histogram", "How long calls took.")
         seen = 0
         for bound, count in zip((*BUCKETS_MS, None), self._buckets, strict=True):
             seen += count
@@ -49,14 +49,14 @@ class Metrics:
         lines.append(f"dragoman_call_seconds_sum {self._sum_ms / 1000:.6f}")
         lines.append(f"dragoman_call_seconds_count {seen}")
         for name, (meaning, value) in gauges.items():
-            lines += _head(name, "gauge", meaning)
+            lines += _render_head(name, "gauge", meaning)
             lines.append(f"{name} {round(value, 3)}")
         return "\n".join(lines) + "\n"
 
 
-def _head(name: str, kind: str, meaning: str) -> list[str]:
+def _render_head(name: str, kind: str, meaning: str) -> list[str]:
     return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -8,7 +8,7 @@ from typing import Any
 from dragoman import __version__
 
 
-def document(more: Sequence[tuple[Any, ...]] = ()) -> dict[str, Any]:
+def build_document(more: Sequence[tuple[Any, ...]] = ()) -> dict[str, Any]:
     """`more` are the operations of the parts that have files of their own."""
     return {
         "openapi": "3.1.0",
@@ -22,14 +22,14 @@ def document(more: Sequence[tuple[Any, ...]] = ()) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "schemas": _SCHEMAS,
         },
-        "paths": _paths(more),
+        "paths": _build_paths(more),
     }
 
 
-def _paths(more: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+def _build_paths(more: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, method, *about in [*_OPERATIONS, *more]:
-        paths.setdefault(path, {})[method] = _operation(path, *about)
+        paths.setdefault(path, {})[method] = _build_operation(path, *about)
     return paths
 
 
@@ -127,22 +127,22 @@ _OPERATIONS: list[tuple[Any, ...]] = [
 ]
 
 
-def _operation(
+def _build_operation(
     path: str, summary: str, answer: str | None, errors: list[int], body: str | None = None
 ) -> dict[str, Any]:
-    operation: dict[str, Any] = {"summary": summary, "responses": {"200": _content(answer)}}
+    operation: dict[str, Any] = {"summary": summary, "responses": {"200": _build_content(answer)}}
     for status in [401, *errors] if answer is not None else errors:
-        operation["responses"][str(status)] = _content("Error", "It could not be done")
+        operation["responses"][str(status)] = _build_content("Error", "It could not be done")
     if "{name}" in path:
         name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
         operation["parameters"] = [name]
     if body is not None:
-        operation["requestBody"] = {"required": True, **_content(body)}
+        operation["requestBody"] = {"required": True, **_build_content(body)}
         operation["requestBody"].pop("description")
     return operation
 
 
-def _content(schema: str | None, description: str = "As asked") -> dict[str, Any]:
+def _build_content(schema: str | None, description: str = "As asked") -> dict[str, Any]:
     if schema is None:
         return {"description": description, "content": {"text/plain": {"schema": _TEXT}}}
     reference = {"$ref": f"#/components/schemas/{schema}"}

@@ -40,19 +40,19 @@ FindServer = Callable[[int], str | None]
 hub."""
 
 
-class Owner(NamedTuple):
+class SocketOwner(NamedTuple):
     uid: int
     inode: int
 
 
-class Peers:
+class PeerIdentifier:
     def __init__(self, of_process: FindServer, of_socket: FindServer) -> None:
         self._of_process = of_process
         self._of_socket = of_socket
         self._kept: dict[int, Principal] = {}
         """Who holds a socket that has been looked for, by its inode."""
 
-    def on_unix(self, transport: Any) -> Principal:
+    def identify_unix(self, transport: Any) -> Principal:
         """The owner, who alone can open the hub's Unix sockets, or a server's process that has the
         owner's rights."""
         if not KNOWN:
@@ -65,11 +65,13 @@ class Peers:
         server = self._of_process(pid)
         return OWNER if server is None else principal_from_server(server)
 
-    def on_tcp(self, transport: Any) -> Principal | None:
+    def identify_tcp(self, transport: Any) -> Principal | None:
         """Who sends requests without a key; None for another user, and where it cannot be told."""
-        return self.at(transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
+        return self.identify(
+            transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        )
 
-    def on_grpc(self, peer: str, host: str, port: int) -> Principal | None:
+    def identify_grpc(self, peer: str, host: str, port: int) -> Principal | None:
         """As `on_tcp`, of the peer as gRPC names it (`ipv4:127.0.0.1:4711`) that has connected to
         `port` of `host`."""
         family, _, rest = unquote(peer).partition(":")
@@ -79,9 +81,9 @@ class Peers:
             return None
         if host == "localhost":
             host = "127.0.0.1" if family == "ipv4" else "::1"
-        return self.at((host, port), (address, int(number)))
+        return self.identify((host, port), (address, int(number)))
 
-    def at(self, local: Any, remote: Any) -> Principal | None:
+    def identify(self, local: Any, remote: Any) -> Principal | None:
         """As `on_tcp`, of the connection between these two addresses."""
         if not KNOWN:
             return LOCAL
@@ -101,7 +103,7 @@ class Peers:
         return known
 
 
-ALONE = Peers(lambda pid: None, lambda inode: None)
+ALONE = PeerIdentifier(lambda pid: None, lambda inode: None)
 """For a process that starts no servers."""
 
 
@@ -109,7 +111,7 @@ class _Address(NamedTuple):
     host: str
     port: int
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         host = self.host.partition("%")[0]
         if ":" not in host:
             return socket.inet_pton(socket.AF_INET, host)
@@ -117,17 +119,17 @@ class _Address(NamedTuple):
         return packed[12:] if packed.startswith(MAPPED) else packed
 
 
-def find_owner(local: tuple[str, int], remote: tuple[str, int]) -> Owner | None:
+def find_owner(local: tuple[str, int], remote: tuple[str, int]) -> SocketOwner | None:
     """The user and the inode of this machine's TCP socket from `local` to `remote`."""
     ours, theirs = _Address(*local), _Address(*remote)
     try:
-        return _ask_kernel(ours, theirs)
+        return _query_kernel(ours, theirs)
     except OSError:  # a kernel without it, or a sandbox that forbids it
         return _read_table(ours, theirs)
 
 
-def _ask_kernel(local: _Address, remote: _Address) -> Owner | None:
-    ours, theirs = local.packed(), remote.packed()
+def _query_kernel(local: _Address, remote: _Address) -> SocketOwner | None:
+    ours, theirs = local.pack(), remote.pack()
     family = socket.AF_INET if len(ours) == 4 else socket.AF_INET6
     id = SOCKET_ID.pack(local.port, remote.port, ours.ljust(16, b"\0"), theirs.ljust(16, b"\0"))
     query = QUERY.pack(family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + id
@@ -146,11 +148,11 @@ def _ask_kernel(local: _Address, remote: _Address) -> Owner | None:
     # Where there is no such connection, a socket that listens on that port is told.
     if state == LISTEN or found[:4] != id[:4]:
         return None
-    return Owner(uid, inode)
+    return SocketOwner(uid, inode)
 
 
-def _read_table(local: _Address, remote: _Address) -> Owner | None:
-    ours, theirs = _spell(local), _spell(remote)
+def _read_table(local: _Address, remote: _Address) -> SocketOwner | None:
+    ours, theirs = _render_forms(local), _render_forms(remote)
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
@@ -159,13 +161,13 @@ def _read_table(local: _Address, remote: _Address) -> Owner | None:
         for line in lines:
             fields = line.split()
             if fields[1] in ours and fields[2] in theirs and int(fields[3], 16) != LISTEN:
-                return Owner(int(fields[7]), int(fields[9]))
+                return SocketOwner(int(fields[7]), int(fields[9]))
     return None
 
 
-def _spell(address: _Address) -> set[str]:
+def _render_forms(address: _Address) -> set[str]:
     """As the kernel's tables have it, of a socket of either family."""
-    packed = address.packed()
+    packed = address.pack()
     forms = [packed] if len(packed) == 16 else [packed, MAPPED + packed]
     return {
         "".join(

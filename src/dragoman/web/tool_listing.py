@@ -22,7 +22,7 @@ it is made in one go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ToolListing:
     total: int
     summaries: bytes
     """A JSON array of all tools."""
@@ -35,27 +35,27 @@ class _Draft:
     summaries: list[bytes] = field(default_factory=list)
     by_server: dict[str, list[bytes]] = field(default_factory=dict)
 
-    def finish(self) -> Listing:
-        by_server = {name: (len(held), _array(held)) for name, held in self.by_server.items()}
-        return Listing(len(self.summaries), _array(self.summaries), by_server)
+    def finish(self) -> ToolListing:
+        by_server = {name: (len(held), _join_array(held)) for name, held in self.by_server.items()}
+        return ToolListing(len(self.summaries), _join_array(self.summaries), by_server)
 
 
-class Listings:
+class ToolListings:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._version: Hashable = None
-        self._kept: dict[Hashable, asyncio.Task[Listing]] = {}
+        self._kept: dict[Hashable, asyncio.Task[ToolListing]] = {}
 
-    async def seen_by(self, caller: Principal) -> Listing:
+    async def list_visible(self, caller: Principal) -> ToolListing:
         """What the caller may list by the API, in the order of the names."""
         return await self._find((self._hub.authorizer.group(caller),), caller)
 
-    async def offered(self) -> Listing:
+    async def list_offered(self) -> ToolListing:
         """All that is offered, for those who run the hub."""
         return await self._find((), None)
 
-    async def _find(self, key: Hashable, caller: Principal | None) -> Listing:
-        version = self._current()
+    async def _find(self, key: Hashable, caller: Principal | None) -> ToolListing:
+        version = self._find_version()
         if self._version != version:
             self._kept.clear()
             self._version = version
@@ -63,27 +63,27 @@ class Listings:
         if task is None:
             if len(self._kept) >= MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
-            task = asyncio.get_running_loop().create_task(self._make(caller))
+            task = asyncio.get_running_loop().create_task(self._build(caller))
             self._kept[key] = task
             task.add_done_callback(lambda done: self._forget_failed(key, done))
         # Others may wait for it too: it goes on when this caller leaves.
         return await asyncio.shield(task)
 
-    def _forget_failed(self, key: Hashable, task: asyncio.Task[Listing]) -> None:
+    def _forget_failed(self, key: Hashable, task: asyncio.Task[ToolListing]) -> None:
         if (task.cancelled() or task.exception()) and self._kept.get(key) is task:
             del self._kept[key]
 
-    def _current(self) -> Hashable:
+    def _find_version(self) -> Hashable:
         return self._hub.catalog.version, self._hub.authorizer.version
 
-    async def _make(self, caller: Principal | None) -> Listing:
+    async def _build(self, caller: Principal | None) -> ToolListing:
         for _ in range(MAX_TRIES):
-            version, draft = self._current(), _Draft()
+            version, draft = self._find_version(), _Draft()
             tools = self._hub.catalog.tools()
             for start in range(0, len(tools), SLICE):
                 self._add(draft, tools[start : start + SLICE], caller)
                 await asyncio.sleep(0)
-                if self._current() != version:
+                if self._find_version() != version:
                     break  # a decision of the old policies must not stand beside one of the new
             else:
                 return draft.finish()
@@ -101,7 +101,7 @@ class Listings:
                 "name": shown,
                 "id": tool.name,
                 "description": tool.description,
-                "source": source_of(tool),
+                "source": find_source(tool),
                 "server": server,
             }
             draft.summaries.append(encode(summary))
@@ -109,11 +109,11 @@ class Listings:
             draft.by_server.setdefault(server, []).append(brief)
 
 
-def source_of(tool: Tool) -> str:
+def find_source(tool: Tool) -> str:
     if tool.bridged is not None:
         return "a2a"
     return "agent" if tool.agent is not None else "mcp"
 
 
-def _array(encoded: list[bytes]) -> bytes:
+def _join_array(encoded: list[bytes]) -> bytes:
     return b"[" + b",".join(encoded) + b"]"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dragoman.core.call import Lasting, Progress, Update
 from dragoman.core.ports import HttpRequest
-from dragoman.web.api import Response
+from dragoman.web.api import ApiResponse
 from dragoman.wire import sse
 from dragoman.wire.json import encode
 
@@ -28,7 +28,7 @@ def wants_updates(request: HttpRequest) -> bool:
 class UpdateStream:
     def __init__(self, request: HttpRequest) -> None:
         self._request = request
-        self.begun = False
+        self.has_started = False
 
     def send(self, update: Update) -> None:
         """Tells of progress; a client that does not read misses some of it."""
@@ -38,13 +38,13 @@ class UpdateStream:
             told = {"message": update.message}
         else:
             return
-        if not self.begun:
-            self.begun = True
+        if not self.has_started:
+            self.has_started = True
             self._request.start(200, _HEADERS)
         known = {name: value for name, value in told.items() if value is not None}
         self._request.send(sse.event(encode(known), name="progress"))
 
-    async def finish(self, response: Response) -> None:
+    async def finish(self, response: ApiResponse) -> None:
         """The answer: `result`, or `error`, as the body would have been."""
         name = "result" if response.status < 400 else "error"
         await self._request.write(sse.event(response.body, name=name))
