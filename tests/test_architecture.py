@@ -133,9 +133,7 @@ LIFECYCLE: set[str] = set()
 # fails too.
 EXCEPTIONS: dict[str, dict[str, int]] = {
     "revisions": {
-        "mcp/client/session.py": 2,
         "mcp/client/session_choice.py": 2,
-        "mcp/client/streamable_http.py": 5,
         "mcp/client/upstream_call.py": 2,
         "mcp/server/dispatcher.py": 1,
         "mcp/server/streamable_http.py": 4,
@@ -153,13 +151,9 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "mcp/client/client_sessions.py": 4,
         "mcp/client/handshake_session.py": 2,
         "mcp/client/interactive_listing.py": 1,
-        "mcp/client/legacy_sse.py": 3,
-        "mcp/client/notification_stream.py": 1,
         "mcp/client/remote_tasks.py": 2,
         "mcp/client/resource_subscriptions.py": 1,
-        "mcp/client/session.py": 3,
         "mcp/client/session_questions.py": 1,
-        "mcp/client/streamable_http.py": 1,
         "mcp/client/suspended_call.py": 1,
         "mcp/client/upstream.py": 5,
         "mcp/server/call_handler.py": 2,

@@ -214,7 +214,9 @@ def test_each_answer_of_a_server_over_http_has_a_fix_of_its_own(
     problems = {one["check"]: one for one in found if one["level"] == "problem"}
     for name, fix in expected.items():
         assert fix in problems[f"server s-{name}"]["fix"]
-    assert "OAuth (HTTP 401), which the hub does not do yet" in problems["server s-oauth"]["said"]
+    assert (
+        "OAuth (HTTP 401), which the hub does not support yet" in problems["server s-oauth"]["said"]
+    )
 
 
 def test_open_files_are_counted_when_there_are_no_more() -> None:

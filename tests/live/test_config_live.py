@@ -87,7 +87,7 @@ def test_a_call_under_way_to_a_server_that_is_removed_is_told_so(
         answer = in_flight.result(5)
     assert kind_of(answer) == "Unreachable"
     assert words_of(answer).startswith(
-        'server "goes" is gone: it was stopped. It may or may not have done what was asked'
+        'server "goes" was lost: it was stopped. The request may or may not have been executed'
     )
     assert kind_of(running.call("goes.hang")) == "NotFound"
 

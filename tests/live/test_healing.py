@@ -113,7 +113,7 @@ def test_a_child_that_crashes_is_started_again(ward: Ward) -> None:
     assert time.monotonic() - begun < 10
     assert kind_of(crashed) == "Unreachable"
     assert "it exited with status 3" in words_of(crashed)
-    assert "It may or may not have done what was asked" in words_of(crashed)
+    assert "The request may or may not have been executed" in words_of(crashed)
     assert text_of(ward.hub.call("sdk.echo", {"text": "back"})) == "back"
     assert state_of(ward.hub, "sdk")["restarts"] == 1
     assert 'server "sdk" was lost: it exited with status 3' in ward.hub.log()
@@ -133,7 +133,7 @@ def test_a_child_that_is_killed_in_the_middle_of_calls_fails_them_at_once(
         answers = [call.result(15) for call in calls]
         assert time.monotonic() - begun < 10
     assert [kind_of(answer) for answer in answers] == ["Unreachable"] * 3
-    assert all("it was ended by signal SIGKILL" in words_of(answer) for answer in answers)
+    assert all("it was terminated by signal SIGKILL" in words_of(answer) for answer in answers)
     again = pid_of(ward.hub, server)
     assert again != pid and not alive(pid)
 
@@ -147,7 +147,9 @@ def test_a_child_that_crashes_time_and_again_is_served_to_the_next_caller_within
     for _ in range(20):
         answer = ward.hub.call("mortal.pid")
         if answer["result"].get("isError"):
-            assert words_of(answer).startswith('server "mortal" is not connected: it was ended by')
+            assert words_of(answer).startswith(
+                'server "mortal" is not connected: it was terminated by'
+            )
             break
         kill(ward.hub, "mortal", int(text_of(answer)))
     else:
@@ -178,7 +180,7 @@ def test_a_call_that_could_not_be_sent_is_made_once_the_server_is_there_again(wa
 @pytest.mark.promise("B7")
 def test_a_child_that_does_not_listen_any_more_is_started_again(ward: Ward) -> None:
     # It closes its stdin each time: what is promised is an answer in time, and another attempt.
-    until(lambda: 'server "deaf" was lost: it closed its input' in ward.hub.log())
+    until(lambda: 'server "deaf" was lost: it closed its stdin' in ward.hub.log())
     assert kind_of(ward.hub.call("deaf.echo", {"text": "?"})) == "Unreachable"
     until(lambda: ward.hub.log().count('server "deaf" is connected') >= 2)
 

@@ -86,16 +86,16 @@ def test_a_server_works_in_the_folders_of_each_client_and_keeps_their_state_apar
     home: Path,
 ) -> None:
     with Ide(home, ASKED, "file:///a") as one, Ide(home, ASKED, "file:///b") as two:
-        assert one.read_text("w.allowed") == "file:///a"
-        assert two.read_text("w.allowed") == "file:///b"
-        counts = [client.read_text("w.count") for client in (one, one, two, one)]
+        assert one.text("w.allowed") == "file:///a"
+        assert two.text("w.allowed") == "file:///b"
+        counts = [client.text("w.count") for client in (one, one, two, one)]
         assert counts == ["1", "2", "1", "3"]
 
         one.roots = ["file:///c", "file:///d"]
         one.notify("notifications/roots/list_changed")
 
-        wait_for(lambda: one.read_text("w.allowed") == "file:///c file:///d")
-        assert two.read_text("w.allowed") == "file:///b"
+        wait_for(lambda: one.text("w.allowed") == "file:///c file:///d")
+        assert two.text("w.allowed") == "file:///b"
 
 
 @pytest.mark.promise("B5", "B13")
@@ -159,9 +159,9 @@ def test_clients_that_can_be_asked_nothing_hear_what_a_server_of_both_eras_pushe
             for client in (one, two):
                 client.until_told("notifications/tools/list_changed")
                 assert "extra" in client.tools()
-                assert client.read_text("w.extra") == "grown"
-            assert one.read_text("w.spoken") == two.read_text("w.spoken")
-            assert one.read_text("w.spoken").startswith("2025-11-25")
+                assert client.text("w.extra") == "grown"
+            assert one.text("w.spoken") == two.text("w.spoken")
+            assert one.text("w.spoken").startswith("2025-11-25")
             listed = running.rpc("tools/list")["result"]["tools"]
             assert ("mcp_w_extra" in [tool["name"] for tool in listed]) is not is_child
             (state,) = running.api("/api/mcp/servers")["connected"]

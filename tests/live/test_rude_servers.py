@@ -123,11 +123,11 @@ def test_servers_that_never_come_up_are_named_with_the_reason_and_harm_nobody(
         ("wrong-id", "TimedOut", 'did not answer "tools/call" within 1 s'),
         ("true-id", "TimedOut", 'did not answer "tools/call" within 1 s'),
         ("exit-at-call", "Unreachable", "it exited with status 4"),
-        ("closes-stdout", "Unreachable", "it closed its output"),
+        ("closes-stdout", "Unreachable", "it closed its stdout"),
         (
             "deep",
             "BadReply",
-            'answered "tools/call" with what is no message: the mess',
+            'answered "tools/call" with an invalid message: the mess',
         ),
         ("elevenmegs", "BadReply", 'answered "tools/call" with more than 10485760 bytes'),
     ],
@@ -153,7 +153,7 @@ def test_what_is_no_message_is_passed_over(company: Company, server: str) -> Non
     for number in range(5):
         assert text_of(company.hub.call(f"{server}.echo", {"text": str(number)})) == str(number)
     if server != "stderr-flood":
-        assert f'server "{server}" sent what is no message' in company.hub.log()
+        assert f'server "{server}" sent an invalid message' in company.hub.log()
 
 
 def test_the_first_answer_counts(company: Company) -> None:
@@ -283,9 +283,9 @@ def test_an_http_server_that_is_none_is_named_with_the_reason(company: Company, 
     words = {
         "hang-headers": "within", "hang-body": "within", "hang-mid": "within", "drip": "within",
         "endless-sse": "within", "204": "HTTP 204", "html-500": "HTTP 500: <html>",
-        "html-200": "with a web page, which is no message", "big": "longer than 10485760 bytes",
+        "html-200": "with a web page instead of JSON", "big": "longer than 10485760 bytes",
         "gzip": "compressed, and ends too early", "redirect-loop": "redirects again",
-        "401": "wants other credentials (HTTP 401); set them under headers", "reset": "lost",
+        "401": "rejected the credentials (HTTP 401); set them under headers", "reset": "lost",
         "reset-mid": "lost", "close": "lost", "bad-chunks": "cannot be used",
         "not-http": "it is no HTTP", "404-session": "has ended the session",
     }  # fmt: skip

@@ -18,7 +18,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.events import Event, ServerLogged
 from dragoman.core.read_pacing import REST, Pace, pause_after_list
 from dragoman.mcp.client.child_process import OutputRing
-from dragoman.mcp.client.jsonrpc_channel import MAX_BATCH
+from dragoman.mcp.client.jsonrpc_channel import MAX_BATCH, JsonRpcChannel
 from dragoman.mcp.client.server_logs import MAX_ANNOUNCED, ServerLogs
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
@@ -120,9 +120,10 @@ async def test_only_the_beginning_of_a_huge_batch_is_read(way: str, short_tmp: P
         else:
             upstream = await world.add(Scripted(short_tmp, "legacy", {}).entry())
             assert upstream.session is not None
-            duplex = upstream.session.wire._duplex  # type: ignore[attr-defined]
-            duplex.receive(json.dumps(batch).encode())
-            duplex.receive(json.dumps(note("end")).encode())
+            wire = upstream.session.wire
+            assert isinstance(wire, JsonRpcChannel)
+            wire.receive(json.dumps(batch).encode())
+            wire.receive(json.dumps(note("end")).encode())
         await until(lambda: "end" in upstream.stderr.read_text())
         text = upstream.stderr.read_text()
         assert f"n{MAX_BATCH - 1}!" in text and f"n{MAX_BATCH}!" not in text

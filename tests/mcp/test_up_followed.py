@@ -195,7 +195,7 @@ async def test_a_server_that_tells_of_nothing_is_not_asked_to(short_tmp: Path) -
     async with ground(short_tmp) as world:
         await world.add(server.entry())
 
-        with pytest.raises(InvalidInput, match="does not tell of changes"):
+        with pytest.raises(InvalidInput, match="does not announce changes"):
             await follow(world, "a", "x://a")
         assert server.sent("resources/subscribe") == []
 
@@ -222,9 +222,9 @@ async def test_a_server_of_the_new_era_that_grants_none_of_it_is_named(short_tmp
     async with ground(short_tmp) as world:
         upstream = await world.add(server.entry())
 
-        with pytest.raises(InvalidInput, match="does not tell of changes of"):
+        with pytest.raises(InvalidInput, match="does not announce changes of"):
             await follow(world, "a", "x://a")
-        with pytest.raises(BadReply, match="does not say whether"):
+        with pytest.raises(BadReply, match="did not acknowledge the resource subscription"):
             await follow(world, "a", "x://a")
         assert len(upstream.subscriptions) == 0
 

@@ -14,7 +14,7 @@ from tests.mcp.mini_http import Mini, Request, legacy, mini, modern
 from dragoman.core.call import Progress, Wanted
 from dragoman.core.errors import TimedOut, Unreachable, WorkFailed
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE
-from dragoman.mcp.client import notification_stream
+from dragoman.mcp.client import session as sessions
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
 
@@ -95,12 +95,12 @@ async def test_a_stream_is_not_taken_up_for_ever(short_tmp: Path) -> None:
     async with ground(short_tmp) as world, mini(handle) as server:
         await world.add(http("s", server.url, timeout_secs=2))
 
-        with pytest.raises(Unreachable, match="may or may not have been done"):
+        with pytest.raises(Unreachable, match="may or may not have been executed"):
             await world.call("s.t")
         gets = resumptions(server)
         assert len(gets) == 10  # none of which brought anything new
         refusing = True
-        with pytest.raises(Unreachable, match="does not let it be taken up again"):
+        with pytest.raises(Unreachable, match="did not resume it"):
             await world.call("s.t")
 
 
@@ -140,7 +140,7 @@ async def test_a_stream_without_ids_and_one_of_the_new_era_are_lost_with_the_con
     for handle in (old, new):
         async with ground(short_tmp) as world, mini(handle) as server:
             await world.add(http("s", server.url))
-            with pytest.raises(Unreachable, match="without an answer"):
+            with pytest.raises(Unreachable, match="without a response"):
                 await world.call("s.t")
             assert not resumptions(server)
 
@@ -358,7 +358,7 @@ async def test_progress_gives_a_request_its_time_again(short_tmp: Path) -> None:
 async def test_a_server_without_a_stream_of_its_session_is_used_as_it_is(
     how: str, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notification_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sessions, "FIRST_PAUSE", 0.01)
 
     def handle(request: Request) -> None:
         if legacy(request):

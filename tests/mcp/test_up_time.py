@@ -46,8 +46,8 @@ async def test_a_call_may_take_longer_than_lists_unless_the_server_has_a_timeout
             )
     assert answers == ["slept 2.0"] * 3
     assert isinstance(bounded, TimedOut)
-    assert str(bounded).endswith("within 0.5 s and was told to cancel; raise its timeout_secs if "
-                                 "it needs more")  # fmt: skip
+    assert str(bounded).endswith("within 0.5 s: the request timed out and was cancelled; raise its "
+                                 "timeout_secs if it needs longer")  # fmt: skip
 
 
 @pytest.mark.promise("B8", "P3")
@@ -86,5 +86,5 @@ async def test_an_answer_that_is_too_large_is_said_to_be_so_wherever_its_id_stan
     server = Scripted(short_tmp, "legacy", {"tools/call": {"first": [large], "content": []}})
     async with ground(short_tmp) as world:
         await world.add(server.entry())
-        with pytest.raises(BadReply, match="with more than 10485760 bytes, which is the most"):
+        with pytest.raises(BadReply, match="with more than 10485760 bytes, which is too large"):
             await world.call("s.t")

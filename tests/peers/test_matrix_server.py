@@ -68,11 +68,11 @@ async def test_the_official_client_is_asked_everything_and_reads_everything(
                 assert not result.is_error, result
             assert asked == ["form", "url", "sampling", "roots"]
             both = await client.call_tool("ask_rounds", {"key": "r"})
-            assert both.content[0].read_text == "Ada and Ada"
-            read = await client.read_resource("matrix://read_text")
-            assert read.contents[0].read_text == "the read_text of matrix"
+            assert both.content[0].text == "Ada and Ada"
+            read = await client.read_resource("matrix://text")
+            assert read.contents[0].text == "the text of matrix"
             prompt = await client.get_prompt("travel", {"country": "fr", "city": "Pau"})
-            assert prompt.messages[0].content.read_text == "To Pau"
+            assert prompt.messages[0].content.text == "To Pau"
             assert len((await client.list_resource_templates()).resource_templates) == 1
 
 

@@ -28,7 +28,7 @@ _ADVICE = {
 
 _HTTP_ADVICE = (
     (
-        "wants OAuth",
+        "requires OAuth",
         "give it a token that it takes otherwise, such as a personal access token: headers = "
         '{ Authorization = "Bearer ${NAME}" }; or put a program between that signs in for you: '
         'type = "stdio", command = "npx", args = ["-y", "mcp-remote", URL]',

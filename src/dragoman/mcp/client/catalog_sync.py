@@ -18,9 +18,7 @@ from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
 from dragoman.core.unlisted_resources import MAX_URI, listed_address, own_address
-from dragoman.mcp.client.notification_stream import announces_resources
-from dragoman.mcp.client.session import UpstreamSession
-from dragoman.mcp.client.streamable_http import HttpWire
+from dragoman.mcp.client.session import UpstreamSession, announces_resources
 from dragoman.mcp.protocol.mirrored_headers import Path, find_mirrored_params
 from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, build_names, tool_from_definition
 from dragoman.wire.rpc import METHOD_NOT_FOUND
@@ -180,7 +178,7 @@ class CatalogSync:
         )
         changes: list[tuple[str, ParsedList]] = []
         self.spent = 0.0
-        checked = session.modern and isinstance(session.wire, HttpWire)
+        checked = session.revision.has_mirrored_headers and session.wire.sends_headers
         for kind, entries in lists.items():
             if isinstance(entries, HubError):
                 self.report_problems(KINDS[kind].method, [f"no {kind}s are listed: {entries}"])

@@ -1,4 +1,4 @@
-"""Child processes: an environment of their own, a home, a group of their own, and a sure end.
+"""Child processes with their own environment, home and process group, and a certain end.
 
 Knows pipes and processes, nothing of MCP.
 """
@@ -24,13 +24,14 @@ log = logging.getLogger(__name__)
 
 STDERR_BYTES = 64 * 1024
 END_SECONDS = 2.0
-"""How long a child may take to end when its stdin is closed; half of that again at SIGTERM."""
+"""How long a child may take to exit after its stdin is closed; half of that again after SIGTERM."""
 GRACE_SECONDS = 0.1
-"""Between the end of a child and of its output, whichever comes first: often the other follows."""
+"""Between a child's exit and the end of its output: whichever comes first, the other often follows.
+"""
 UNWRITTEN_BYTES = 16 * 1024 * 1024
-"""What may wait for a child that does not read, before calls to it are refused."""
+"""Buffered for a child that does not read, before calls to it are refused."""
 MARK = "DRAGOMAN_CHILD"
-"""Set in every child's environment, so that all that it started can be found and ended."""
+"""Set in every child's environment, so that the processes that it started can be found."""
 
 
 class OutputRing:
@@ -42,7 +43,7 @@ class OutputRing:
 
     def write(self, data: bytes) -> None:
         self._data += data[-self.limit :]
-        if len(self._data) > 2 * self.limit:  # not at every write: that would copy all of it
+        if len(self._data) > 2 * self.limit:  # not at every write: that would copy everything
             del self._data[: -self.limit]
 
     def read_text(self) -> str:
@@ -61,8 +62,8 @@ COMMON_VARIABLES = frozenset(
         *("NIX_SSL_CERT_FILE", "npm_config_cafile", "NPM_CONFIG_CAFILE"),
     }
 )
-"""What every child is given where it is set, and all that begins with LC_: no program works well
-without its language, its time zone and the certificates that it is to trust."""
+"""Variables that every child gets where they are set, besides LC_*: programs depend on language,
+time zone and trusted certificates."""
 USER_VARIABLES = frozenset(
     {
         *("USER", "LOGNAME", "SHELL", "TERM", "TMPDIR"),
@@ -70,7 +71,7 @@ USER_VARIABLES = frozenset(
         "XDG_RUNTIME_DIR",
     }
 )
-"""What goes with the user's own home."""
+"""Variables that go with the user's own home."""
 CACHES = {
     "npm_config_cache": "npm",
     "UV_CACHE_DIR": "uv",
@@ -80,7 +81,7 @@ CACHES = {
     "BUN_INSTALL_CACHE_DIR": "bun",
     "DENO_DIR": "deno",
 }
-"""Where package runners keep what they have fetched, below one folder for all private homes."""
+"""Where package runners keep downloads, below one folder shared by all private homes."""
 
 
 def build_environment(
@@ -92,10 +93,10 @@ def build_environment(
     *,
     with_user_home: bool,
 ) -> dict[str, str]:
-    """The environment of a child: PATH, what every program needs, the variables named, and a home.
+    """Builds a child's environment: PATH, common variables, the variables in `names`, and a home.
 
-    That is the user's, or a home and temporary folder of the child's own with the common caches of
-    package runners. A variable that is named is given as it is, HOME and TMPDIR too.
+    The home is the user's, or a private home and temporary folder with the shared caches of package
+    runners. A variable in `names` overrides these, HOME and TMPDIR included.
     """
     passed = {
         name: value
@@ -113,46 +114,41 @@ def build_environment(
 
 
 def _make_private_home(folder: Path, caches: Path) -> dict[str, str]:
-    """Makes the folders of a private home; gives the variables that lead there."""
+    """Creates the folders of a private home and returns the variables that point to them."""
     home, tmp = folder / "home", folder / "tmp"
     for path in (home, tmp, caches):
         make_private_folder(path)
     for path in (folder.parent, folder, home, tmp, caches):
-        if path.stat().st_mode & 0o077:  # an earlier version made it so
+        if path.stat().st_mode & 0o077:  # created by an earlier version
             path.chmod(0o700)
     shared = {name: str(caches / below) for name, below in CACHES.items()}
     return {"HOME": str(home), "TMPDIR": str(tmp), **shared}
 
 
-class _Reader(asyncio.Protocol):
-    def __init__(self, received: Callable[[bytes], None], ended: Callable[[], None]) -> None:
-        self._received = received
-        self._ended = ended
+class _Pipe(asyncio.BaseProtocol):
+    def __init__(
+        self, closed: Callable[[], None], received: Callable[[bytes], None] | None = None
+    ) -> None:
+        self._closed = closed
+        if received is not None:
+            self.data_received = received  # called by the transport, without a frame of its own
 
-    def data_received(self, data: bytes) -> None:
-        self._received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended()
-
-
-class _Writer(asyncio.BaseProtocol):
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
+    def eof_received(self) -> None:
+        """The transport closes the pipe."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended()
+        self._closed()
 
 
 class _PipeEnd:
-    """The hub's end of a pipe. It owns the descriptor until `hand_over`, and closes it once."""
+    """The hub's end of a pipe. Owns the descriptor until `hand_over`, and closes it once."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def hand_over(self, loop: asyncio.AbstractEventLoop) -> _TransportFile:
-        """What a transport gets: from here on the transport alone closes the descriptor, even
-        when connecting it is cancelled."""
+        """Returns the file for a transport: from here on the transport alone closes the descriptor,
+        even when connecting it is cancelled."""
         fd, self._fd = self._fd, -1
         return _TransportFile(fd, isinstance(loop, asyncio.BaseEventLoop))
 
@@ -163,9 +159,9 @@ class _PipeEnd:
 
 
 class _TransportFile:
-    """The file object that a transport takes for a pipe. asyncio's own transports close the
-    descriptor through it. libuv closes the descriptor itself and calls `close` afterwards, when
-    the number may already be another file's: `close` must do nothing there."""
+    """The file object of a pipe for a transport. asyncio's own transports close the descriptor
+    through it. libuv closes the descriptor itself and calls `close` afterwards, when the number may
+    already belong to another file: `close` must do nothing there."""
 
     def __init__(self, fd: int, closes: bool) -> None:
         self._fd = fd
@@ -191,8 +187,8 @@ class _Pipes(NamedTuple):
 
 
 class ChildProcess:
-    """One running program. `received` gets its stdout; `exited` is done, in words, when it has
-    ended or cannot be talked to any more."""
+    """One running program. `exited` is done, with a description, when it has exited or closed a
+    pipe."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], pipes: _Pipes, mark: str, stderr: OutputRing
@@ -203,13 +199,13 @@ class ChildProcess:
         self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mark = mark
         self._pipes = pipes
-        """Those that no transport has been given yet."""
+        """The ends that no transport owns yet."""
         self._transports: list[asyncio.BaseTransport] = []
         self._stdin: asyncio.WriteTransport | None = None
         self._stdout: asyncio.ReadTransport | None = None
         self._paused = False
         self._closed: list[str] = []
-        """The pipes that it has closed, in that order."""
+        """The pipes that it has closed, in order."""
         self._grace: asyncio.TimerHandle | None = None
         self._pidfd = -1
 
@@ -224,11 +220,12 @@ class ChildProcess:
         stderr: OutputRing,
         server: str = "",
     ) -> ChildProcess:
+        """Starts the program; `received` is called with its stdout."""
         program = shutil.which(command, path=env["PATH"])
         if program is None:
             raise Unreachable(
-                f'the command "{command}" was not found on the PATH; install it or give its full '
-                "path",
+                f'the command "{command}" was not found on the PATH; install it or configure its '
+                "full path",
                 sent=False,
             )
         try:
@@ -252,36 +249,42 @@ class ChildProcess:
         loop = asyncio.get_running_loop()
         pipes = self._pipes
         if hasattr(os, "pidfd_open"):
-            # What it has started may hold its pipes open, so their end does not tell of its own.
+            # Its descendants may hold the pipes open after it has exited.
             self._pidfd = os.pidfd_open(self.pid)
             loop.add_reader(self._pidfd, self._note_closed, "")
         self._stdout, _ = await loop.connect_read_pipe(
-            lambda: _Reader(received, lambda: self._note_closed("output")),
+            lambda: _Pipe(lambda: self._note_closed("stdout"), received),
             pipes.stdout.hand_over(loop),
         )
         self._transports.append(self._stdout)
         errors, _ = await loop.connect_read_pipe(
-            lambda: _Reader(self.stderr.write, lambda: None), pipes.stderr.hand_over(loop)
+            lambda: _Pipe(lambda: None, self.stderr.write), pipes.stderr.hand_over(loop)
         )
         self._transports.append(errors)
         self._stdin, _ = await loop.connect_write_pipe(
-            lambda: _Writer(lambda: self._note_closed("input")), pipes.stdin.hand_over(loop)
+            lambda: _Pipe(lambda: self._note_closed("stdin")), pipes.stdin.hand_over(loop)
         )
         self._transports.append(self._stdin)
 
     def write(self, data: bytes) -> None:
+        """Asks the system first whether the child still runs: the hub may not have noticed its exit
+        yet, and what is written to it then would count as sent."""
         stdin = self._stdin
-        if self.is_over or stdin is None:
-            words = self.exited.result() if self.exited.done() else self._describe_exit()
-            raise Unreachable(words, sent=False)
+        if (
+            stdin is None
+            or stdin.is_closing()
+            or self.exited.done()
+            or self.process.poll() is not None
+        ):
+            reason = self.exited.result() if self.exited.done() else self._describe_exit()
+            raise Unreachable(reason, sent=False)
         if stdin.get_write_buffer_size() > UNWRITTEN_BYTES:
-            raise Unreachable("it does not read what it is sent", sent=False)
+            raise Unreachable("it does not read its stdin", sent=False)
         stdin.write(data)
 
     @property
     def is_over(self) -> bool:
-        """Whether it can be written to no more. Asks the system too: that it has just ended may not
-        have been heard yet, and what is written to it then would count as sent."""
+        """Whether it has exited or its stdin is closed."""
         stdin = self._stdin
         return (
             self.exited.done()
@@ -291,11 +294,11 @@ class ChildProcess:
         )
 
     def kill(self) -> None:
-        """At once, with its group; `end` still has to be awaited."""
+        """Kills it and its group at once; `terminate` must still be awaited."""
         _signal_group(self.pid, signal.SIGKILL)
 
     def pause(self, seconds: float) -> None:
-        """Reads nothing from it for a while."""
+        """Stops reading its stdout for that long."""
         if self._stdout is None or self._paused or self._stdout.is_closing():
             return
         self._paused = True
@@ -308,14 +311,14 @@ class ChildProcess:
             self._stdout.resume_reading()
 
     def _note_closed(self, pipe: str) -> None:
-        """It has exited (`pipe` is empty) or closed one of its pipes: it is of no more use."""
+        """It has exited (`pipe` is empty) or closed a pipe: it cannot be used any more."""
         if pipe:
             self._closed.append(pipe)
         else:
             self._unwatch()
         if self.exited.done():
             return
-        if "output" in self._closed and self.process.poll() is not None:
+        if "stdout" in self._closed and self.process.poll() is not None:
             self._set_exited()
         elif self._grace is None:
             loop = asyncio.get_running_loop()
@@ -328,24 +331,24 @@ class ChildProcess:
     def _describe_exit(self) -> str:
         code = self.process.poll()
         if code is None:
-            how = f"it closed its {self._closed[0] if self._closed else 'input'}"
+            how = f"it closed its {self._closed[0] if self._closed else 'stdin'}"
         elif code < 0:
-            how = f"it was ended by signal {signal.Signals(-code).name}"
+            how = f"it was terminated by signal {signal.Signals(-code).name}"
         else:
             how = f"it exited with status {code}"
         last = self.stderr.read_last_line()
-        return f"{how}; its last words: {last}" if last else how
+        return f"{how}; last line of its stderr: {last}" if last else how
 
-    async def terminate(self, patience: float = END_SECONDS) -> None:
-        """Ends it and all that it started: asks by closing its stdin, then tells, then kills."""
-        DESCENDANTS.note_started(self.pid)  # when it has ended nobody can tell what it has started
+    async def terminate(self, seconds: float = END_SECONDS) -> None:
+        """Ends it and the processes that it started: closes stdin, then SIGTERM, then SIGKILL."""
+        DESCENDANTS.note_started(self.pid)  # after its exit they can no longer be attributed
         try:
             self._close_input()
-            if self._closed or not await self._wait_exit(patience):
+            if self._closed or not await self._wait_exit(seconds):
                 _signal_group(self.pid, signal.SIGTERM)
-                await self._wait_exit(patience / 2)
-        finally:  # whoever waits for this may have lost patience as well
-            DESCENDANTS.kill(self.pid)  # while it can still be told what is its
+                await self._wait_exit(seconds / 2)
+        finally:  # also when this is cancelled
+            DESCENDANTS.kill(self.pid)  # while its processes can still be attributed
             _signal_group(self.pid, signal.SIGKILL)
             DESCENDANTS.kill(self.pid)
             kill_marked(self._mark)
@@ -389,7 +392,7 @@ class ChildProcess:
 def _spawn(
     command: Sequence[str], env: Mapping[str, str], cwd: str
 ) -> tuple[subprocess.Popen[bytes], _Pipes]:
-    """The program in a session of its own, and the hub's ends of its pipes."""
+    """Starts the program in a session of its own; returns it with the hub's ends of its pipes."""
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failed:
         child_ends, hub_ends = [], []
         for child_reads in (True, False, False):
@@ -418,9 +421,9 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def kill_marked(mark: str) -> int:
-    """Kills every process that carries `mark`, wherever it has fled to. Needs /proc.
+    """Kills every process with `mark` in its environment, whatever its parent. Needs /proc.
 
-    Never this one: a hub may have been started by what a child of an earlier hub had started.
+    Never this process: a descendant of an earlier hub may have started it.
     """
     wanted = f"{MARK}={mark}".encode()
     killed = 0

@@ -29,7 +29,6 @@ from dragoman.mcp.client.interactive_listing import (
 )
 from dragoman.mcp.client.session import UpstreamSession
 from dragoman.mcp.client.session_choice import SessionChoice
-from dragoman.mcp.client.streamable_http import HttpWire
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, select_askable
 from dragoman.mcp.protocol.revisions import R2607
 
@@ -188,7 +187,7 @@ class ClientLists:
             await self._listing.set_own(shared, key, lists)
         for kind in announced:
             self._tell(own.whose, kind)
-        if announced and isinstance(session.wire, HttpWire):  # they may be the same for all
+        if announced and session.wire.supports_sessions:  # one process serves all sessions
             self._look_at(announced)
 
     async def learn_handshake(self, lists: Lists) -> set[str]:

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 
 from dragoman.core.errors import HubError, Unreachable
 from dragoman.mcp.client.session import UpstreamSession
-from dragoman.mcp.client.streamable_http import HttpWire
 
 OWNER = "the shared session of the handshake era"
 """Whose its lists are; no client's session is called so."""
@@ -85,8 +84,7 @@ class HandshakeSession:
         session = self.session
         if session is None or error.sent:
             return False
-        if isinstance(session.wire, HttpWire):
-            session.wire.mark_lost(str(error))
+        session.wire.suspect_lost(str(error))
         if not session.wire.lost.done():
             return False
         self._end(session)

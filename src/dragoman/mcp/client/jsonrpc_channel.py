@@ -1,6 +1,7 @@
-"""Requests and answers over one two-way stream of messages: matching, timeouts, cancelling.
+"""JSON-RPC over one two-way stream of messages: matching responses, timeouts, cancellation.
 
-Knows neither pipes nor sockets: whoever has the stream passes in what arrives and says how to send.
+`JsonRpcChannel` knows neither pipes nor sockets: a subclass sends messages and passes in what
+arrives. `Wire` is what a session needs of any transport.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from time import thread_time
 from typing import Any, Protocol
 
 from dragoman.core.call import NOTHING
-from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
+from dragoman.core.errors import BadReply, TimedOut, Unreachable, WorkFailed
 from dragoman.core.read_pacing import LARGE
 from dragoman.mcp.client.notifications import (
     NotificationSink,
@@ -30,7 +31,7 @@ from dragoman.mcp.protocol.notifications import (
     MESSAGE,
     PROGRESS,
 )
-from dragoman.mcp.protocol.revisions import SUBSCRIPTION_KEY
+from dragoman.mcp.protocol.revisions import SUBSCRIPTION_KEY, Revision
 from dragoman.wire import rpc
 from dragoman.wire.json import Malformed, decode_reply
 
@@ -46,20 +47,35 @@ CALLS = frozenset(
         "tasks/result",
     }
 )
-"""What is asked for somebody; the rest is the hub's own affair."""
+"""Requests on behalf of a client; the hub sends all others for itself."""
 MAX_BATCH = 1_000
-"""Messages of one batch that are read."""
-MANY = 100
-"""Calls that are looked through for the one that a question belongs to."""
-LEFT_SECONDS = 5.0
-"""So long after a call was given up the server may still speak of it."""
+"""Messages read from one batch."""
+MAX_SEARCHED = 100
+"""Calls searched for the one that a question belongs to."""
+LATE_LOG_SECONDS = 5.0
+"""How long after a call was cancelled log messages may still be about it."""
+FOREVER = 10.0**9
 
 
 class Wire(Protocol):
-    """A way to talk to one server: stdio, Streamable HTTP or HTTP+SSE."""
+    """The transport of one session: stdio, Streamable HTTP or HTTP+SSE."""
 
     lost: asyncio.Future[str]
-    """Done, with the reason in words, when this wire is of no more use."""
+    """Done, with the reason, when the transport can no longer be used."""
+
+    @property
+    def supports_sessions(self) -> bool:
+        """Whether the server assigns session ids, which it may forget (Streamable HTTP). One
+        server process serves all of its sessions and answers every request, if only with an HTTP
+        status."""
+
+    @property
+    def has_push_streams(self) -> bool:
+        """Whether notifications outside of requests come on streams that `listen` opens."""
+
+    @property
+    def sends_headers(self) -> bool:
+        """Whether `headers` of a request reach the server."""
 
     async def request(
         self,
@@ -69,41 +85,59 @@ class Wire(Protocol):
         listener: RequestListener | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
-        """The result and the bytes it came in. On expiry the server is told to cancel; progress
-        gives the time again. `headers` are for wires that have such."""
+        """Returns the result and its size in bytes. When the time is over the request is
+        cancelled; progress restarts the time."""
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None: ...
 
+    async def listen(
+        self,
+        method: str,
+        params: dict[str, Any] | None,
+        opened: Callable[[], None],
+        listener: RequestListener | None = None,
+    ) -> None:
+        """Receives notifications until the server ends the stream. `opened` is called when the
+        server has opened a push stream."""
+
     def set_session_listener(self, listener: RequestListener) -> None:
-        """`listener` takes the questions that belong to no call."""
+        """`listener` receives the questions that belong to no call."""
+
+    def set_revision(self, revision: Revision | None) -> None:
+        """Later requests declare this revision; None before a handshake, in a new session."""
+
+    def suspect_lost(self, reason: str) -> None:
+        """A request did not reach the server: a wire without a connection of its own is lost."""
+
+    def mark_lost(self, reason: str) -> None:
+        """Ends the use of the wire; pending requests fail."""
 
     async def close(self) -> None: ...
 
 
 def failure_from_error(server: str, method: str, native: Any) -> WorkFailed:
-    """The error a server answered with, as one of ours."""
+    """Converts the error that a server answered with."""
     native = native if isinstance(native, dict) else {"code": -32603, "message": str(native)}
-    code, words = native.get("code"), str(native.get("message", ""))[:1000]
-    return WorkFailed(f'server "{server}" answered "{method}" with error {code}: {words}', native)
+    code, text = native.get("code"), str(native.get("message", ""))[:1000]
+    return WorkFailed(f'server "{server}" answered "{method}" with error {code}: {text}', native)
 
 
 def deliver_request(
-    asked: ServerRequest, listener: RequestListener | None, heard: NotificationSink
+    request: ServerRequest, listener: RequestListener | None, sink: NotificationSink
 ) -> bool:
-    """A server's request to the call that it belongs to; refused where there is none, or where its
-    client cannot be asked that."""
-    if asked.method == "ping":
-        asked.answer({})
-    elif listener is None or listener.ask is None or not listener.ask(asked):
-        heard(asked.method, asked.params)
-        words = f'"{asked.method[:100]}" is not offered here'
-        asked.refuse(rpc.METHOD_NOT_FOUND, words)
+    """Passes a server's request to the call that it belongs to. Refuses it, and returns False,
+    where there is no such call or its client cannot be asked this."""
+    if request.method == "ping":
+        request.answer({})
+    elif listener is None or listener.ask is None or not listener.ask(request):
+        sink(request.method, request.params)
+        request.refuse(rpc.METHOD_NOT_FOUND, f'"{request.method[:100]}" is not supported here')
         return False
     return True
 
 
 class UnansweredQuestion(WorkFailed):
-    """A call that failed after a question of its was refused, most likely for that."""
+    """A call that failed after its question was refused, most likely because of that."""
 
     def __init__(self, message: str, native: dict[str, Any] | None, asked: ServerRequest) -> None:
         super().__init__(message, native)
@@ -113,7 +147,7 @@ class UnansweredQuestion(WorkFailed):
 def build_unanswered(
     server: str, method: str, message: Mapping[str, Any], asked: ServerRequest
 ) -> UnansweredQuestion:
-    """For an answer that is a failure, whether it says so in an error or in a result."""
+    """For a response that reports a failure, in an error or in a result."""
     native = message.get("error")
     code = native.get("code") if isinstance(native, dict) else None
     return UnansweredQuestion(
@@ -135,43 +169,49 @@ class PendingRequest:
     def __init__(
         self,
         method: str,
-        future: asyncio.Future[Any],
+        future: asyncio.Future[tuple[Any, int]],
         timeout: float,
+        timer: asyncio.TimerHandle,
         listener: RequestListener | None,
     ) -> None:
         self.method = method
         self.future = future
         self.timeout = timeout
+        self.timer = timer
         self.listener = listener
         self.refused: ServerRequest | None = None
-        """What the server asked of it in vain."""
-        self.timer: asyncio.TimerHandle | None = None
-
-
-Send = Callable[[bytes, Mapping[str, Any]], None]
-"""Puts one message, without framing, on the stream or raises `Unreachable`. With it comes what
-stands in its `_meta`, for streams that have another place for that too."""
+        """The server's question about this request that was refused."""
 
 
 class JsonRpcChannel:
-    def __init__(self, server: str, send: Send, heard: NotificationSink) -> None:
+    """A `Wire` over one stream. Nothing here depends on the revision that is spoken."""
+
+    supports_sessions = has_push_streams = sends_headers = False
+
+    def __init__(self, server: str, sink: NotificationSink) -> None:
         self.server = server
-        self._send = send
-        self._heard = heard
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        self._sink = sink
         self._requests = PendingServerRequests(self._reply)
         self._pending: dict[int, PendingRequest] = {}
-        self._next = 0
-        self._loop = asyncio.get_running_loop()
-        self._complaints = 0
-        self._left_by: str | None = None
-        self._left_until = float("-inf")
-        """Whose call was given up last, and how long the server may still talk of it."""
-        self.session_listener: RequestListener | None = None
-        """Who takes questions that belong to no call."""
+        self._last_id = 0
+        self._invalid = 0
+        self._cancelled_by: str | None = None
+        self._cancelled_until = float("-inf")
+        """The client whose call was cancelled last, and how long logs may still be about it."""
+        self._session_listener: RequestListener | None = None
         self.unsolicited = 0
-        """Messages so far that answered nothing: notifications, requests, and what is neither."""
+        """Messages so far that answered no request: notifications, requests and invalid ones."""
         self.spent = 0.0
-        """Seconds of processor time that the large ones of these took."""
+        """Seconds of CPU time that the large ones of these took."""
+
+    def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
+        """Sends one message, still without framing, or raises `Unreachable`. `meta` is its
+        `_meta`, for transports that repeat the trace elsewhere."""
+        raise NotImplementedError
+
+    # --- sending -------------------------------------------------------------------------------
 
     async def request(
         self,
@@ -179,56 +219,88 @@ class JsonRpcChannel:
         params: dict[str, Any],
         timeout: float,
         listener: RequestListener | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
-        self._next += 1
-        id = self._next
-        pending = PendingRequest(method, self._loop.create_future(), timeout, listener)
+        self._last_id = id = self._last_id + 1
         if listener is not None and listener.progress:
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
         self._send(rpc.request(id, method, params), params.get("_meta", NOTHING))
-        self._pending[id] = pending
-        pending.timer = self._loop.call_later(timeout, self._expire, id)
+        loop = self._loop
+        future: asyncio.Future[tuple[Any, int]] = loop.create_future()
+        timer = loop.call_later(timeout, self._expire, id)
+        self._pending[id] = pending = PendingRequest(method, future, timeout, timer, listener)
         try:
-            answer: tuple[Any, int] = await pending.future
-            return answer
+            return await future
         except asyncio.CancelledError:
-            self._cancel(id, "the caller has gone")
+            self._cancel(id, "the caller cancelled the request")
             raise
         finally:
             pending.timer.cancel()
             self._pending.pop(id, None)
 
-    def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
+    async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         self._send(rpc.notification(method, params), NOTHING)
 
-    def fail_pending(self, error: Callable[[], HubError]) -> None:
-        """Nothing more will come: everyone who waits is told, each with an error of its own."""
+    async def listen(
+        self,
+        method: str,
+        params: dict[str, Any] | None,
+        opened: Callable[[], None],
+        listener: RequestListener | None = None,
+    ) -> None:
+        await self.request(method, params or {}, FOREVER, listener)
+
+    def set_session_listener(self, listener: RequestListener) -> None:
+        self._session_listener = listener
+
+    def set_revision(self, revision: Revision | None) -> None:
+        """Messages on a stream do not depend on it."""
+
+    def suspect_lost(self, reason: str) -> None:
+        """The stream itself shows when it is lost: a full buffer is no such sign."""
+
+    def mark_lost(self, reason: str, outlook: str = "") -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        text = f'server "{self.server}" was lost: {reason}. The request may or may not have been'
         for pending in self._pending.values():
             if not pending.future.done():
-                pending.future.set_exception(error())
+                pending.future.set_exception(Unreachable(f"{text} executed{outlook}"))
         self._pending.clear()
 
-    def reject_oversized(self, message: OversizedFrame, limit: int) -> None:
-        """A message too large to keep was passed over; who waited for it is told. Some servers
-        write the id first, others last."""
-        id = find_id(message.prefix)[0]
-        pending = self._find_pending(find_id_at_end(message.suffix) if id is None else id)
-        if pending is None:
-            self.report_invalid("a message larger than what is taken")
-            return
-        pending.future.set_exception(
-            BadReply(
-                f'server "{self.server}" answered "{pending.method}" with more than {limit} bytes, '
-                "which is the most that the hub takes in one message; ask it for less"
-            )
-        )
+    def _reply(self, message: bytes) -> None:
+        with contextlib.suppress(Unreachable):
+            self._send(message, NOTHING)
 
-    def _find_pending(self, id: Any) -> PendingRequest | None:
-        """Who waits for an answer under `id`. Python takes True for 1; JSON does not."""
-        pending = self._pending.get(id) if type(id) is int else None
-        return pending if pending is not None and not pending.future.done() else None
+    def _expire(self, id: int) -> None:
+        pending = self._pending.get(id)
+        if pending is None or pending.future.done():
+            return
+        timeout = pending.timeout
+        self._cancel(id, f"no response within {timeout:g} s")
+        pending.future.set_exception(build_timed_out(self.server, pending.method, timeout))
+
+    def _cancel(self, id: int, reason: str) -> None:
+        pending = self._pending.get(id)
+        if pending is None or pending.method in ("initialize", "server/discover"):
+            return
+        if pending.method in CALLS:
+            client = pending.listener.client if pending.listener is not None else None
+            now = self._loop.time()
+            is_alone = client == self._cancelled_by or now > self._cancelled_until
+            self._cancelled_by = client if is_alone else None
+            self._cancelled_until = now + LATE_LOG_SECONDS
+        try:
+            params = {"requestId": id, "reason": reason}
+            self._send(rpc.notification(CANCELLED, params), NOTHING)
+        except Unreachable:
+            log.debug("%s: lost before the request could be cancelled", self.server)
+
+    # --- receiving -----------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
+        """Takes in one message."""
         before = self.unsolicited
         begun = thread_time() if len(data) > LARGE else 0.0
         try:
@@ -240,35 +312,23 @@ class JsonRpcChannel:
             for item in message[:MAX_BATCH]:
                 self._dispatch(item, len(data))
             if len(message) > MAX_BATCH:
-                self.report_invalid(f"a batch of {len(message)}; {MAX_BATCH} are taken")
+                self.report_invalid(f"a batch of {len(message)}; {MAX_BATCH} are read")
         else:
             self._dispatch(message, len(data))
         if begun and self.unsolicited != before:
-            message = None  # which takes time, too
+            message = None  # freeing it takes time as well
             self.spent += thread_time() - begun
-
-    def _reject_malformed(self, data: bytes, error: Malformed) -> None:
-        """Where it can be told whose answer it was to be, that one need not wait for another."""
-        id, is_answer = find_id(data[:PREFIX])
-        pending = self._find_pending(id) if is_answer else None
-        if pending is None:
-            self.report_invalid(str(error))
-            return
-        problem = f'server "{self.server}" answered "{pending.method}" with what is no message'
-        pending.future.set_exception(BadReply(f"{problem}: {error}"))
 
     def _dispatch(self, message: Any, size: int) -> None:
         if not isinstance(message, dict):
-            self.report_invalid("a message that is no object")
-        elif "method" in message:
+            self.report_invalid("a message must be an object")
+            return
+        if "method" in message:
             self._handle_incoming(message)
-        else:
-            self._resolve(message, size)
-
-    def _resolve(self, message: dict[str, Any], size: int) -> None:
+            return
         pending = self._find_pending(message.get("id"))
         if pending is None:
-            self.unsolicited += 1  # late, or never asked
+            self.unsolicited += 1  # late, or never requested
         elif pending.refused is not None and is_failure(message):
             pending.future.set_exception(
                 build_unanswered(self.server, pending.method, message, pending.refused)
@@ -283,54 +343,85 @@ class JsonRpcChannel:
             problem = f'server "{self.server}" answered "{pending.method}" with neither result nor'
             pending.future.set_exception(BadReply(f"{problem} error"))
 
+    def _find_pending(self, id: Any) -> PendingRequest | None:
+        """Finds the request that waits for a response under `id`. Python equates True and 1, JSON
+        does not."""
+        pending = self._pending.get(id) if type(id) is int else None
+        return pending if pending is not None and not pending.future.done() else None
+
+    def _reject_malformed(self, data: bytes, error: Malformed) -> None:
+        """Fails the request that an invalid response was for, if its id can be read."""
+        id, is_answer = find_id(data[:PREFIX])
+        pending = self._find_pending(id) if is_answer else None
+        if pending is None:
+            self.report_invalid(str(error))
+            return
+        problem = f'server "{self.server}" answered "{pending.method}" with an invalid message'
+        pending.future.set_exception(BadReply(f"{problem}: {error}"))
+
+    def reject_oversized(self, message: OversizedFrame, limit: int) -> None:
+        """Fails the request whose response was skipped because of its size. Some servers write the
+        id first, others last."""
+        id = find_id(message.prefix)[0]
+        pending = self._find_pending(find_id_at_end(message.suffix) if id is None else id)
+        if pending is None:
+            self.report_invalid(f"a message larger than {limit} bytes")
+            return
+        pending.future.set_exception(
+            BadReply(
+                f'server "{self.server}" answered "{pending.method}" with more than {limit} bytes, '
+                "which is too large for one message; request less data"
+            )
+        )
+
+    def report_invalid(self, problem: str) -> None:
+        self.unsolicited += 1
+        self._invalid += 1
+        if self._invalid <= 5:
+            log.warning('server "%s" sent an invalid message: %s', self.server, problem)
+
+    # --- messages that answer no request -------------------------------------------------------
+
     def _handle_incoming(self, message: dict[str, Any]) -> None:
         self.unsolicited += 1
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
-            asked = self._requests.open(rpc.id_of(message), method, params)
-            if method == "ping":
-                asked.answer({})
-            else:
-                self._route_question(asked)
+            self._route_question(self._requests.open(rpc.id_of(message), method, params))
         elif method == PROGRESS:
             self._report_progress(params)
         elif method == MESSAGE:
-            whose = self._find_log_listener()
-            if whose is None or not whose.report_note(params):
-                self._heard(method, params)
+            listener = self._find_log_listener()
+            if listener is None or not listener.report_note(params):
+                self._sink(method, params)
         elif method == ACKNOWLEDGED:
             self._acknowledge(params)
         elif method == CANCELLED:
             self._requests.cancel(params)
         elif method != COMPLETED or not self._requests.complete(params):
-            self._heard(method, params)
+            self._sink(method, params)
 
-    def _reply(self, message: bytes) -> None:
-        with contextlib.suppress(Unreachable):
-            self._send(message, NOTHING)
-
-    def _route_question(self, asked: ServerRequest) -> None:
-        """A question names no request either: it is the newest call's that can be asked at all, and
-        where none can, it must have been the only one's."""
-        calls = list(islice(self._list_calls(), MANY))
+    def _route_question(self, request: ServerRequest) -> None:
+        """A question names no request: it belongs to the newest call that can be asked at all. If
+        none can, it was about the only call there is."""
+        calls = list(islice(self._list_calls(), MAX_SEARCHED))
         askable = (call for call in calls if call.listener is not None and call.listener.ask)
-        whose = next(askable, calls[0] if len(calls) == 1 else None)
-        listener = whose.listener if whose is not None else None
-        if self.session_listener is not None and (listener is None or listener.ask is None):
-            listener, whose = self.session_listener, None
-        if not deliver_request(asked, listener, self._heard) and whose is not None:
-            whose.refused = asked
+        call = next(askable, calls[0] if len(calls) == 1 else None)
+        listener = call.listener if call is not None else None
+        if self._session_listener is not None and (listener is None or listener.ask is None):
+            listener, call = self._session_listener, None
+        if not deliver_request(request, listener, self._sink) and call is not None:
+            call.refused = request
 
     def _list_calls(self) -> Iterator[PendingRequest]:
-        """Those under way, the newest first."""
+        """Yields the calls in flight, the newest first."""
         for pending in reversed(self._pending.values()):
             if pending.method in CALLS and not pending.future.done():
                 yield pending
 
     def _find_log_listener(self) -> RequestListener | None:
-        """A line of the log names no request: it is somebody's only where it can be nobody else's,
-        since one call is under way or all are of one client."""
+        """A log message names no request. It may only go to a client whose call it must be about:
+        one call is in flight, or all calls are of one client."""
         first: RequestListener | None = None
         for call in self._list_calls():
             listener = call.listener
@@ -340,9 +431,9 @@ class JsonRpcChannel:
                 first = listener
             elif not listener.client or listener.client != first.client:
                 return None
-        if first is not None and first.client != self._left_by:
-            in_doubt = self._loop.time() < self._left_until  # about a call that was given up?
-            return None if in_doubt else first
+        if first is not None and first.client != self._cancelled_by:
+            is_ambiguous = self._loop.time() < self._cancelled_until  # about the cancelled call?
+            return None if is_ambiguous else first
         return first
 
     def _acknowledge(self, params: Mapping[str, Any]) -> None:
@@ -354,45 +445,15 @@ class JsonRpcChannel:
     def _report_progress(self, params: Mapping[str, Any]) -> None:
         id = params.get("progressToken")
         pending = self._find_pending(id)
-        if (
-            pending is None
-            or pending.listener is None
-            or not pending.listener.report_progress(params)
-        ):
+        if pending is None or pending.listener is None:
             return
-        if pending.timer is not None and type(id) is int:
+        if pending.listener.report_progress(params) and type(id) is int:
             pending.timer.cancel()
             pending.timer = self._loop.call_later(pending.timeout, self._expire, id)
 
-    def _expire(self, id: int) -> None:
-        pending = self._pending.get(id)
-        if pending is None or pending.future.done():
-            return
-        timeout = pending.timeout
-        self._cancel(id, f"no answer within {timeout:g} s")
-        pending.future.set_exception(
-            TimedOut(
-                f'server "{self.server}" did not answer "{pending.method}" within {timeout:g} s '
-                "and was told to cancel; raise its timeout_secs if it needs more"
-            )
-        )
 
-    def _cancel(self, id: int, reason: str) -> None:
-        pending = self._pending.get(id)
-        if pending is None or pending.method in ("initialize", "server/discover"):
-            return
-        if pending.method in CALLS:
-            client = pending.listener.client if pending.listener is not None else None
-            now = self._loop.time()
-            self._left_by = client if client == self._left_by or now > self._left_until else None
-            self._left_until = now + LEFT_SECONDS
-        try:
-            self.notify(CANCELLED, {"requestId": id, "reason": reason})
-        except Unreachable:
-            log.debug("%s: gone before it could be told to cancel", self.server)
-
-    def report_invalid(self, problem: str) -> None:
-        self.unsolicited += 1
-        self._complaints += 1
-        if self._complaints <= 5:
-            log.warning('server "%s" sent what is no message: %s', self.server, problem)
+def build_timed_out(server: str, method: str, timeout: float) -> TimedOut:
+    return TimedOut(
+        f'server "{server}" did not answer "{method}" within {timeout:g} s: the request timed out '
+        "and was cancelled; raise its timeout_secs if it needs longer"
+    )

@@ -1,4 +1,4 @@
-"""A server over HTTP+SSE (2024-11-05): answers come on one stream, requests go by POST."""
+"""The HTTP+SSE transport (2024-11-05): responses come on one stream, requests are posted."""
 
 from __future__ import annotations
 
@@ -8,51 +8,52 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from dragoman.core.background import Background
 from dragoman.core.errors import BadReply, HubError, Unreachable
 from dragoman.core.ports import HttpClient, Reply
 from dragoman.core.read_pacing import LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import headers_of, new_trace
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
-from dragoman.mcp.client.notifications import NotificationSink, RequestListener
+from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.client.streamable_http import JSON_TYPE, STREAM_TYPE, UpstreamHttpError
 from dragoman.wire import sse
 from dragoman.wire.json import MAX_BYTES
 
 UNSENT_BYTES = 16 * 1024 * 1024
-POSTS = 32
-"""So many messages are posted at once."""
+MAX_POSTS = 32
+"""Messages posted at the same time."""
 ENDPOINT_SECONDS = 5
-"""How long the stream may take to say where to post; a Streamable HTTP stream never does."""
+"""How long the stream may take to name its endpoint; a Streamable HTTP stream never does."""
 
 
-class SseWire:
+class SseWire(JsonRpcChannel):
+    speaks_modern = False
+
     def __init__(
         self,
         server: str,
         http: HttpClient,
         url: str,
         headers: Mapping[str, str],
-        heard: NotificationSink,
+        sink: NotificationSink,
     ) -> None:
-        self.server = server
+        super().__init__(server, sink)
         self.url = url
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._http = http
         self._headers = {
             name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
         }
-        self._duplex = JsonRpcChannel(server, self._send, heard)
         self._outbox: asyncio.Queue[tuple[bytes, dict[str, str]]] = asyncio.Queue()
-        """Messages, and the headers of the trace that each belongs to."""
+        """Messages with the headers of their trace; bounded by `UNSENT_BYTES`."""
         self._unsent = 0
         self._endpoint = ""
-        self._tasks: list[asyncio.Task[None]] = []
-        self._posts: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(POSTS)
+        self._background = Background(f'the SSE connection to server "{server}"')
+        self._slots = asyncio.Semaphore(MAX_POSTS)
 
     async def start(self) -> None:
-        """Opens the stream; `HttpStatus` or `BadReply` where this is no HTTP+SSE server."""
+        """Opens the stream. Raises `UpstreamHttpError` or `BadReply` if the URL serves no
+        HTTP+SSE."""
         headers = {**self._headers, **new_trace().headers(), "accept": STREAM_TYPE}
         reply = await self._http.request("GET", self.url, headers, timeout=10)
         if reply.status != 200 or not reply.headers.get("content-type", "").startswith(STREAM_TYPE):
@@ -61,12 +62,11 @@ class SseWire:
                 f'server "{self.server}" answered a GET with HTTP {reply.status} and no stream',
                 reply.status,
             )
-        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._read(reply, told))]
+        endpoint: asyncio.Future[str] = self._loop.create_future()
+        self._background.spawn(self._read(reply, endpoint))
         try:
             async with asyncio.timeout(ENDPOINT_SECONDS):
-                self._endpoint = self._same_origin(await told)
+                self._endpoint = self._resolve_endpoint(await endpoint)
         except TimeoutError:
             await self.close()
             raise BadReply(
@@ -75,106 +75,75 @@ class SseWire:
         except BaseException:
             await self.close()
             raise
-        self._tasks.append(loop.create_task(self._write()))
+        self._background.spawn(self._write())
 
-    def _same_origin(self, endpoint: str) -> str:
+    def _resolve_endpoint(self, endpoint: str) -> str:
+        """Headers may hold credentials, so messages go to the configured origin only."""
         target = urljoin(self.url, endpoint)
         if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
-            raise BadReply(f'server "{self.server}" wants messages sent to another origin')
+            raise BadReply(f'server "{self.server}" named an endpoint of another origin')
         return target
 
-    async def request(
-        self,
-        method: str,
-        params: dict[str, Any],
-        timeout: float,
-        listener: RequestListener | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> tuple[Any, int]:
-        return await self._duplex.request(method, params, timeout, listener)
-
-    async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
-        self._duplex.notify(method, params)
-
-    def set_session_listener(self, listener: RequestListener) -> None:
-        self._duplex.session_listener = listener
-
     async def close(self) -> None:
-        self._lose("it was closed")
-        tasks = [*self._tasks, *self._posts]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.mark_lost("it was closed")
+        await self._background.close()
 
     def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
         if self.lost.done():
-            raise Unreachable(f'server "{self.server}" is gone: {self.lost.result()}', sent=False)
+            raise Unreachable(f'server "{self.server}" was lost: {self.lost.result()}', sent=False)
         if self._unsent + len(message) > UNSENT_BYTES:
-            raise Unreachable(f'server "{self.server}" does not take what it is sent', sent=False)
+            raise Unreachable(f'server "{self.server}" does not accept messages', sent=False)
         self._unsent += len(message)
         self._outbox.put_nowait((message, headers_of(meta) or new_trace().headers()))
 
     async def _write(self) -> None:
-        """Begins to post in the order of sending. The handshake goes one by one, the rest together:
-        a server may take its time over a message before it says that it has it."""
+        """Starts posts in the order of sending. The handshake is posted one message at a time, the
+        rest concurrently: a server may take long to acknowledge a message."""
         for _ in range(2):
             await self._post(*await self._outbox.get())
         while True:
-            await self._room.acquire()
+            await self._slots.acquire()
             try:
                 message, trace = await self._outbox.get()
             except BaseException:
-                self._room.release()
+                self._slots.release()
                 raise
-            task = asyncio.get_running_loop().create_task(self._post(message, trace))
-            self._posts.add(task)
-            task.add_done_callback(self._posted)
-
-    def _posted(self, task: asyncio.Task[None]) -> None:
-        self._posts.discard(task)
-        self._room.release()
+            task = self._background.spawn(self._post(message, trace))
+            task.add_done_callback(lambda _: self._slots.release())
 
     async def _post(self, message: bytes, trace: Mapping[str, str]) -> None:
         headers = {**self._headers, **trace, "content-type": JSON_TYPE}
         try:
             reply = await self._http.request("POST", self._endpoint, headers, message, timeout=30)
         except HubError as error:
-            self._lose(f"it could not be posted to: {error}")
+            self.mark_lost(f"a message could not be posted: {error}")
             return
         finally:
             self._unsent -= len(message)
         with contextlib.suppress(HubError):
             await reply.body.read(64 * 1024)
         if reply.status >= 300:
-            self._lose(f"it answered a message with HTTP {reply.status}")
+            self.mark_lost(f"it answered a message with HTTP {reply.status}")
 
-    async def _read(self, reply: Reply, told: asyncio.Future[str]) -> None:
+    async def _read(self, reply: Reply, endpoint: asyncio.Future[str]) -> None:
         parser = sse.Parser(MAX_BYTES)
         pace = Pace()
         reason = "it ended the stream"
         try:
             async for chunk in reply.body.chunks():
-                before, spent = self._duplex.unsolicited, self._duplex.spent
+                before, spent = self.unsolicited, self.spent
                 for event in parser.feed(chunk):
-                    if event.event == "endpoint" and not told.done():
-                        told.set_result(event.data.decode("utf-8", "replace").strip())
+                    if event.event == "endpoint" and not endpoint.done():
+                        endpoint.set_result(event.data.decode("utf-8", "replace").strip())
                     elif event.event == "message":
-                        self._duplex.receive(event.data)
-                lines = chunk.count(b"\n") // LINES_AN_EVENT
-                unasked = self._duplex.unsolicited - before + lines
-                if pause := pace.pause(unasked, self._duplex.spent - spent):
+                        self.receive(event.data)
+                unsolicited = self.unsolicited - before + chunk.count(b"\n") // LINES_AN_EVENT
+                if pause := pace.pause(unsolicited, self.spent - spent):
                     await asyncio.sleep(pause)
         except (HubError, sse.TooLong) as error:
             reason = str(error)
         finally:
             reply.body.close()
-            if not told.done():
-                told.set_exception(BadReply(f'server "{self.server}": {reason}'))
-            self._lose(reason)
-
-    def _lose(self, reason: str) -> None:
-        if self.lost.done():
-            return
-        self.lost.set_result(reason)
-        words = f'server "{self.server}" is gone: {reason}. It may or may not have done what was'
-        self._duplex.fail_pending(lambda: Unreachable(f"{words} asked"))
+            if not endpoint.done():
+                endpoint.set_exception(BadReply(f'server "{self.server}": {reason}'))
+            self.mark_lost(reason)

@@ -1,6 +1,6 @@
-"""What a server says beside its answers, and whose it is: progress, lines of its log, questions.
+"""Messages of a server beside its responses: progress, log messages and requests (questions).
 
-Knows neither how messages travel nor what is done with a question.
+Knows neither how messages travel nor how a question is answered.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dragoman.wire import rpc
 LISTEN = "subscriptions/listen"
 
 NotificationSink = Callable[[str, Mapping[str, Any]], None]
-"""Takes what belongs to no request: notifications, and the questions that had to be refused."""
+"""Receives what belongs to no request: notifications, and questions that had to be refused."""
 
 SEVERITY = {level: number for number, level in enumerate(LEVELS)}
 
 
 class ServerRequest:
-    """A request of the server's, to be answered once, unless the server cancels it."""
+    """A request of the server, answered once unless the server cancels it."""
 
     __slots__ = ("_id", "_reply", "method", "on_cancel", "on_complete", "on_reply", "params")
 
@@ -30,33 +30,33 @@ class ServerRequest:
         self.method = method
         self.params = params
         self.on_cancel: Callable[[], None] | None = None
-        """Called when the server cancels the request. No answer is due then."""
+        """Called when the server cancels the request: it then expects no response."""
         self.on_complete: Callable[[], None] | None = None
-        """Called when the server says that the user has been at the address it asked for."""
+        """Called when the server reports that the user has finished the URL elicitation."""
+        self.on_reply: Callable[[], None] | None = None
+        """Called when the request has been answered or refused."""
         self._id = id
         self._reply = reply
-        self.on_reply: Callable[[], None] | None = None
-        """Called when it has been answered or refused."""
 
     def answer(self, result: Mapping[str, Any]) -> None:
         self._reply(rpc.result(self._id, result))
         self._finish()
+
+    def refuse(self, code: int, message: str, data: Any = None) -> None:
+        self._reply(rpc.error(self._id, code, message, data))
+        self._finish()
+        # A call keeps its refused question until it ends: keep only what its error will mention.
+        kept = {key: self.params.get(key) for key in ("mode", "message", "url")}
+        self.params = {key: text[:1000] for key, text in kept.items() if isinstance(text, str)}
 
     def _finish(self) -> None:
         if self.on_reply is not None:
             self.on_reply()
             self.on_reply = None
 
-    def refuse(self, code: int, words: str, data: Any = None) -> None:
-        self._reply(rpc.error(self._id, code, words, data))
-        self._finish()
-        # A call keeps what was asked in vain for as long as it lasts: only what is told of it.
-        told = {key: self.params.get(key) for key in ("mode", "message", "url")}
-        self.params = {key: text[:1000] for key, text in told.items() if isinstance(text, str)}
-
 
 class PendingServerRequests:
-    """The requests of one server that wait for an answer, so that its cancellations find them."""
+    """The requests of one server that wait for a response, so that it can cancel them."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
@@ -66,37 +66,34 @@ class PendingServerRequests:
         key = rpc.key_of(id)
 
         def reply(message: bytes) -> None:
-            if self._open.get(key) is asked:
+            if self._open.get(key) is request:
                 del self._open[key]
                 self._send(message)
 
-        asked = self._open[key] = ServerRequest(id, method, params, reply)
-        return asked
+        request = self._open[key] = ServerRequest(id, method, params, reply)
+        return request
 
     def cancel(self, params: Mapping[str, Any]) -> None:
         """Handles `notifications/cancelled`."""
         id = params.get("requestId")
-        known = isinstance(id, str | int | float)
-        asked = self._open.pop(rpc.key_of(id), None) if known else None
-        if asked is not None and asked.on_cancel is not None:
-            asked.on_cancel()
+        is_valid = isinstance(id, str | int | float)
+        request = self._open.pop(rpc.key_of(id), None) if is_valid else None
+        if request is not None and request.on_cancel is not None:
+            request.on_cancel()
 
     def complete(self, params: Mapping[str, Any]) -> bool:
-        """Handles `notifications/elicitation/complete`; whether it is about one of these."""
+        """Handles `notifications/elicitation/complete`; False if it matches no open request."""
         id, found = params.get("elicitationId"), False
-        for asked in list(self._open.values()):
-            is_meant = isinstance(id, str) and asked.params.get("elicitationId") == id
-            found = found or is_meant
-            if is_meant and asked.on_complete is not None:
-                asked.on_complete()
+        for request in list(self._open.values()):
+            if isinstance(id, str) and request.params.get("elicitationId") == id:
+                found = True
+                if request.on_complete is not None:
+                    request.on_complete()
         return found
 
 
 class RequestListener:
-    """To whom it goes what a server says beside the answer to one request.
-
-    A request that wants nothing of the kind has none.
-    """
+    """Receives the messages that accompany one request of the hub. Most requests have none."""
 
     __slots__ = ("acknowledged", "ask", "client", "highest", "notes", "progress", "updates")
 
@@ -113,15 +110,16 @@ class RequestListener:
         self.updates = updates
         self.progress = progress
         self.notes = notes
+        """The lowest level of log messages that the request wants."""
         self.client = client
         self.ask = ask
-        """Takes a question; says whether it will be answered."""
+        """Accepts a question; False if it cannot be put to the client."""
         self.acknowledged = acknowledged
-        """Of a listen: told what the server will tell of."""
+        """Of `subscriptions/listen`: receives what the server has agreed to announce."""
         self.highest = float("-inf")
 
     def report_progress(self, params: Mapping[str, Any]) -> bool:
-        """Passes progress on, where it is some: it goes forwards only."""
+        """Forwards valid progress that increases; False for any other."""
         update = progress_from_params(params) if self.progress else None
         if update is None or update.progress <= self.highest:
             return False
@@ -130,7 +128,7 @@ class RequestListener:
         return True
 
     def report_note(self, params: Mapping[str, Any]) -> bool:
-        """Passes a line of the log on, where it is one that was wanted."""
+        """Forwards a log message of a level that the request wants; False for any other."""
         note = note_from_params(params)
         if self.notes is None or note is None or SEVERITY[note.level] < SEVERITY[self.notes]:
             return False
@@ -139,7 +137,7 @@ class RequestListener:
 
 
 def listener_from_call(call: Call) -> RequestListener | None:
-    """None for a call that wants nothing but its answer, as most."""
+    """None for a call that wants only its result, as most do."""
     wanted = call.wanted
     if wanted is NO_UPDATES or not (wanted.progress or wanted.notes):
         return None
@@ -148,15 +146,15 @@ def listener_from_call(call: Call) -> RequestListener | None:
 
 
 def progress_from_params(params: Mapping[str, Any]) -> Progress | None:
-    progress, total = _number(params.get("progress")), _number(params.get("total"))
+    progress, total = _read_number(params.get("progress")), _read_number(params.get("total"))
     message = params.get("message")
     if progress is None:
         return None
-    words = message[:1000] if isinstance(message, str) else None
-    return Progress(progress=progress, total=total, message=words)
+    text = message[:1000] if isinstance(message, str) else None
+    return Progress(progress=progress, total=total, message=text)
 
 
-def _number(value: Any) -> float | None:
+def _read_number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -169,7 +167,7 @@ def note_from_params(params: Mapping[str, Any]) -> Note | None:
 
 
 def render_note(note: Note) -> str:
-    """A note as a line of a log."""
-    words = note.data if isinstance(note.data, str) else repr(note.data)
-    where = f" {note.logger}" if note.logger else ""
-    return f"[{note.level}{where}] {' '.join(words[:2000].split())}"
+    """Renders a log message as one line."""
+    text = note.data if isinstance(note.data, str) else repr(note.data)
+    logger = f" {note.logger}" if note.logger else ""
+    return f"[{note.level}{logger}] {' '.join(text[:2000].split())}"

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from dragoman.core.errors import HubError, InvalidInput, Overloaded, TimedOut, Unreachable
 from dragoman.core.unlisted_resources import MAX_URI
-from dragoman.mcp.client.notification_stream import announces_resources
-from dragoman.mcp.client.session import UpstreamSession
+from dragoman.mcp.client.session import UpstreamSession, announces_resources
 
 MAX_URIS = 1_000
 MAX_FOLLOWERS = 20_000
@@ -49,7 +48,9 @@ class ResourceSubscriptions:
     ) -> None:
         beside = self.handshake_session is not None and announces_resources(self.handshake_session)
         if not beside and not announces_resources(session):
-            raise InvalidInput(f'server "{self._server}" does not tell of changes of its resources')
+            raise InvalidInput(
+                f'server "{self._server}" does not announce changes of its resources'
+            )
         self.add(client, uri)
         try:
             await self._sync(session, timeout, uri)

@@ -1,6 +1,6 @@
-"""A server over Streamable HTTP, both eras: one POST a request, answered in JSON or as a stream.
+"""The Streamable HTTP transport, both eras: one POST a request, answered in JSON or as a stream.
 
-Knows how messages travel; which era is spoken is told to it by `client`.
+Knows how messages travel; the session decides which revision is spoken.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from time import thread_time
 from typing import Any, NoReturn
 
+from dragoman.core.background import Background
+from dragoman.core.backoff import Backoff
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.ports import FixedHeaders, HttpClient, Reply
@@ -21,6 +23,7 @@ from dragoman.core.trace import headers_of, new_trace
 from dragoman.core.urls import hide_secrets
 from dragoman.mcp.client.jsonrpc_channel import (
     MAX_BATCH,
+    build_timed_out,
     build_unanswered,
     deliver_request,
     failure_from_error,
@@ -45,10 +48,7 @@ from dragoman.mcp.protocol.revisions import (
     CLIENT_KEY,
     MODERN,
     MODERN_KEY,
-    NAMES,
-    R2503,
-    R2506,
-    R2607,
+    Revision,
 )
 from dragoman.wire import rpc, sse
 from dragoman.wire.json import MAX_BYTES, Malformed, decode, decode_reply
@@ -57,30 +57,29 @@ log = logging.getLogger(__name__)
 
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream"
 SESSION = "mcp-session-id"
-KEPT_HEADERS = 4_096
-LONGEST_KEPT = 256
-"""Names longer than this are not kept with their headers."""
-RESUMPTIONS = 10
-"""So often in a row a stream is taken up again that brings nothing new."""
+MAX_CACHED_HEADERS = 4_096
+MAX_CACHED_NAME = 256
+"""Headers of longer names are not cached."""
+MAX_RESUMPTIONS = 10
+"""How often in a row a stream is resumed that brings nothing new."""
 SHORTEST_RETRY, RETRY, LONGEST_RETRY = 0.05, 1.0, 60.0
-"""Seconds before a stream is taken up again, whatever the server says, and where it says nothing.
-"""
+"""Seconds before a stream is resumed: bounds for the server's `retry`, and the default."""
+CONFIRM_SECONDS = 5.0
+"""How long a server may take to confirm that it still speaks the modern era."""
+MAX_BACKGROUND = 100
+"""Replies and cancellations being posted; more are dropped."""
 
 
 class SessionExpired(Unreachable):
-    """The server knows our session no more, and so has done nothing with the request."""
-
-
-CONFIRM_SECONDS = 5.0
-"""How long a server may take to say that it still speaks the modern era."""
+    """The server has forgotten the session, so it has not executed the request."""
 
 
 class WrongEra(Unreachable):
-    """The server refuses a request of the modern era before it looks at it."""
+    """The server refused a request of the modern era without executing it."""
 
 
 class UpstreamHttpError(BadReply):
-    """An answer whose status says no, and whose body is no JSON-RPC error."""
+    """A response with an error status and no JSON-RPC error."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -88,7 +87,7 @@ class UpstreamHttpError(BadReply):
 
 
 class StreamPosition:
-    """How far a stream was read."""
+    """How far a stream was read, and when to resume it."""
 
     __slots__ = ("id", "pause")
 
@@ -98,36 +97,41 @@ class StreamPosition:
 
 
 class HttpWire:
+    supports_sessions = has_push_streams = sends_headers = speaks_modern = True
+
     def __init__(
         self,
         server: str,
         http: HttpClient,
         url: str,
         headers: Mapping[str, str],
-        heard: NotificationSink,
+        sink: NotificationSink,
     ) -> None:
         self.server = server
         self.url = url
-        self.revision: int | None = None
-        self.session: str | None = None
+        self._revision: Revision | None = None
+        self._session: str | None = None
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._http = http
         self._fixed = {
             name: value for name, value in headers.items() if name.lower() not in TRACE_HEADERS
         }
-        self._heard = heard
+        self._sink = sink
         self._requests = PendingServerRequests(self._reply)
-        self._next = 0
-        self._kept: dict[tuple[str, str | None], FixedHeaders] = {}
-        self._errands: set[asyncio.Task[None]] = set()
-        self._outside: RequestListener | None = None
-        self._asking: dict[int, RequestListener] = {}
-        """Of the calls under way that can be asked something."""
+        self._last_id = 0
+        self._cached: dict[tuple[str, str | None], FixedHeaders] = {}
+        self._background = Background(f'the HTTP connection to server "{server}"')
+        self._session_listener: RequestListener | None = None
+        self._askable: dict[int, RequestListener] = {}
+        """The listeners of calls in flight whose clients can be asked questions."""
         self._refused: dict[int, ServerRequest] = {}
-        """What the server asked of calls under way in vain."""
+        """Questions about calls in flight that were refused."""
 
-    # --- what the client calls ---------------------------------------------------------------
+    async def start(self) -> None:
+        """There is no connection to open: each request is posted."""
+
+    # --- used by the session -------------------------------------------------------------------
 
     async def request(
         self,
@@ -137,15 +141,14 @@ class HttpWire:
         listener: RequestListener | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
-        if self.lost.done():  # the session with it: nobody could tell what this belongs to
-            raise Unreachable(f'server "{self.server}" is gone: {self.lost.result()}', sent=False)
-        self._next += 1
-        id = self._next
+        if self.lost.done():  # and the session with it
+            raise Unreachable(f'server "{self.server}" was lost: {self.lost.result()}', sent=False)
+        self._last_id = id = self._last_id + 1
         if listener is not None:
             if listener.progress:
                 params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
             if listener.ask is not None:
-                self._asking[id] = listener
+                self._askable[id] = listener
         sent = self._find_headers(method, params.get(NAMED[method]) if method in NAMED else None)
         in_session = SESSION in sent
         try:
@@ -163,20 +166,17 @@ class HttpWire:
                 return self._extract_result(self._decode(data, method), id, method), len(data)
             if reply.status != 200 or not _is_stream(reply):
                 return await self._read_answer(reply, id, method, in_session, params)
-            async with asyncio.timeout_at(deadline) as clock:  # a stream's reader keeps the time
+            async with asyncio.timeout_at(deadline) as clock:  # reading a stream has no timeout
                 return await self._read_stream_answer(reply, id, method, listener, clock, timeout)
         except (TimedOut, TimeoutError):
-            self._cancel(id, method, f"no answer within {timeout:g} s")
-            raise TimedOut(
-                f'server "{self.server}" did not answer "{method}" within {timeout:g} s and was '
-                "told to cancel; raise its timeout_secs if it needs more"
-            ) from None
+            self._cancel(id, method, f"no response within {timeout:g} s")
+            raise build_timed_out(self.server, method, timeout) from None
         except asyncio.CancelledError:
-            self._cancel(id, method, "the caller has gone")
+            self._cancel(id, method, "the caller cancelled the request")
             raise
         finally:
             if listener is not None:
-                self._asking.pop(id, None)
+                self._askable.pop(id, None)
             if self._refused:
                 self._refused.pop(id, None)
 
@@ -186,9 +186,6 @@ class HttpWire:
             reply = await self._post(self._build_own_headers(method), message, 10)
             reply.body.close()
 
-    def set_session_listener(self, listener: RequestListener) -> None:
-        self._outside = listener
-
     async def listen(
         self,
         method: str,
@@ -196,19 +193,19 @@ class HttpWire:
         opened: Callable[[], None],
         listener: RequestListener | None = None,
     ) -> None:
-        """Follows a stream that answers nothing: a GET in the old era, a listen in the new.
+        """Follows a stream of notifications: a GET in a session, else a POST of `method`.
 
-        Calls `opened` once there is one, and returns when the server ends it; raises
-        `SessionExpired`, or `HttpStatus` where there is no such stream.
+        Returns when the server ends the stream. Raises `SessionExpired`, or `UpstreamHttpError` if
+        the server offers no such stream.
         """
         headers = self._build_own_headers(method)
         if params is None:
             headers["accept"] = STREAM_TYPE
             reply = await self._http.request("GET", self.url, headers, timeout=30)
         else:
-            self._next += 1
+            self._last_id += 1
             headers.update(headers_of(params.get("_meta", NOTHING)))
-            message = rpc.request(self._next, method, params)
+            message = rpc.request(self._last_id, method, params)
             reply = await self._http.request("POST", self.url, headers, message, timeout=30)
         try:
             if reply.status == 404 and SESSION in headers:
@@ -216,18 +213,17 @@ class HttpWire:
             if reply.status != 200 or not _is_stream(reply):
                 raise UpstreamHttpError(f"HTTP {reply.status}", reply.status)
             opened()
-            async for message_in, _ in self._read_messages(reply, StreamPosition()):
-                if "method" not in message_in:
-                    return  # the listen has ended
-                self._handle_incoming(message_in, None, listener)
+            async for incoming, _ in self._read_messages(reply, StreamPosition()):
+                if "method" not in incoming:
+                    return  # the response to the listen request ends it
+                self._handle_incoming(incoming, None, listener)
         finally:
             reply.body.close()
 
     async def close(self) -> None:
-        """Says goodbye where there is a session to end; does not wait long for it."""
-        for errand in self._errands:
-            errand.cancel()
-        if self.session is not None and not self.lost.done():
+        """Ends the session with the server, if there is one; does not wait long for that."""
+        self._background.cancel()
+        if self._session is not None and not self.lost.done():
             with contextlib.suppress(HubError, TimeoutError):
                 async with asyncio.timeout(1):
                     headers = self._build_own_headers("")
@@ -239,17 +235,18 @@ class HttpWire:
         if not self.lost.done():
             self.lost.set_result(reason)
 
-    def set_revision(self, revision: int) -> None:
-        """From now on every request says that it is of `revision`."""
-        self.revision = revision
-        self._kept.clear()
+    suspect_lost = mark_lost
 
-    def forget_session(self) -> None:
-        self.session = None
-        self.revision = None
-        self._kept.clear()
+    def set_session_listener(self, listener: RequestListener) -> None:
+        self._session_listener = listener
 
-    # --- sending -----------------------------------------------------------------------------
+    def set_revision(self, revision: Revision | None) -> None:
+        if revision is None:
+            self._session = None
+        self._revision = revision
+        self._cached.clear()
+
+    # --- sending -------------------------------------------------------------------------------
 
     def _post(self, headers: Mapping[str, str], message: bytes, timeout: float) -> Awaitable[Reply]:
         return self._http.request("POST", self.url, headers, message, timeout=timeout)
@@ -257,49 +254,48 @@ class HttpWire:
     def _find_headers(self, method: str, name: Any) -> FixedHeaders:
         if type(name) is not str:
             name = None
-        kept = self._kept.get((method, name))
-        if kept is not None:
-            return kept
+        cached = self._cached.get((method, name))
+        if cached is not None:
+            return cached
         headers = FixedHeaders(self._fixed)
         headers["content-type"] = JSON_TYPE
         headers["accept"] = f"{JSON_TYPE}, {STREAM_TYPE}"
-        if self.revision is not None and self.revision >= R2506:
-            headers["mcp-protocol-version"] = NAMES[self.revision]
-        if self.revision == R2607:
+        revision = self._revision
+        if revision is not None and revision.has_version_header:
+            headers["mcp-protocol-version"] = revision.name
+        if revision is not None and revision.has_mirrored_headers:
             headers["mcp-method"] = method
             if name is not None:
                 headers["mcp-name"] = encode_value(name)
-        elif self.session is not None:
-            headers[SESSION] = self.session
-        if name is not None and (len(name) > LONGEST_KEPT or NAMED.get(method) == "taskId"):
+        elif self._session is not None:
+            headers[SESSION] = self._session
+        if name is not None and (len(name) > MAX_CACHED_NAME or NAMED.get(method) == "taskId"):
             return headers
-        if len(self._kept) >= KEPT_HEADERS:
-            self._kept.clear()
-        self._kept[method, name] = headers
+        if len(self._cached) >= MAX_CACHED_HEADERS:
+            self._cached.clear()
+        self._cached[method, name] = headers
         return headers
 
     def _build_own_headers(self, method: str) -> dict[str, str]:
-        """Headers of what is sent for nobody in particular."""
+        """Builds the headers of a request that the hub sends for itself."""
         return {**self._find_headers(method, None), **new_trace().headers()}
 
     def _cancel(self, id: int, method: str, reason: str) -> None:
-        """In the old era a message; in the new one the closed connection says it."""
-        if self.revision != R2607 and method != "initialize":
-            self._errand(self.notify(CANCELLED, {"requestId": id, "reason": reason}))
+        is_told = self._revision is not None and self._revision.disconnect_cancels
+        if not is_told and method != "initialize":
+            self._send_later(self.notify(CANCELLED, {"requestId": id, "reason": reason}))
 
-    def _errand(self, work: Any) -> None:
-        async def run() -> None:
+    def _send_later(self, work: Coroutine[Any, Any, None]) -> None:
+        async def send() -> None:
             with contextlib.suppress(HubError, TimeoutError):
                 await work
 
-        if len(self._errands) >= 100:
+        if len(self._background) >= MAX_BACKGROUND:
             work.close()
-            return
-        task = asyncio.get_running_loop().create_task(run())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        else:
+            self._background.spawn(send())
 
-    # --- receiving ---------------------------------------------------------------------------
+    # --- receiving -----------------------------------------------------------------------------
 
     async def _read_answer(
         self, reply: Reply, id: int, method: str, in_session: bool, params: Mapping[str, Any]
@@ -313,19 +309,21 @@ class HttpWire:
             reply.status == 404 or (reply.status == 400 and _is_session_refusal(data, id))
         ):
             raise self._build_expired()
-        is_modern = self.revision == R2607 and method != "server/discover"
+        revision = self._revision
         if (
-            is_modern
+            revision is not None
+            and not revision.has_sessions
+            and method != "server/discover"
             and reply.status == 400
             and _is_era_refusal(data, id)
             and not await self._is_still_modern(params.get("_meta", NOTHING))
         ):
-            self.mark_lost("it does not speak 2026-07-28 any more")
-            raise WrongEra(f'server "{self.server}" does not speak 2026-07-28', sent=False)
+            self.mark_lost(f"it no longer speaks {revision.name}")
+            raise WrongEra(f'server "{self.server}" does not speak {revision.name}', sent=False)
         self._raise_status(reply, data, method)
 
     async def _is_still_modern(self, meta: Mapping[str, Any]) -> bool:
-        """Asks a server whose words sound like the other era. The words alone must not end a
+        """Asks a server whose error reads like one of the other era: a text alone must not end a
         connection that others use."""
         own = {key: meta[key] for key in (MODERN_KEY, CAPABILITIES_KEY, CLIENT_KEY) if key in meta}
         try:
@@ -339,7 +337,7 @@ class HttpWire:
         return SessionExpired(f'server "{self.server}" has ended the session', sent=False)
 
     def _note_session(self, reply: Reply) -> None:
-        self.session = reply.headers.get(SESSION)
+        self._session = reply.headers.get(SESSION)
 
     def _decode(self, data: bytes, method: str) -> Any:
         try:
@@ -347,11 +345,11 @@ class HttpWire:
         except Malformed as error:
             if data[:100].lstrip()[:1] == b"<":
                 raise BadReply(
-                    f'server "{self.server}" answered "{method}" with a web page, which is no '
-                    "message"
+                    f'server "{self.server}" answered "{method}" with a web page instead of JSON; '
+                    "check its url"
                 ) from None
             raise BadReply(
-                f'server "{self.server}" answered "{method}" with what is no message: {error}'
+                f'server "{self.server}" answered "{method}" with an invalid message: {error}'
             ) from None
 
     def _extract_result(self, message: Any, id: int, method: str) -> Any:
@@ -362,7 +360,7 @@ class HttpWire:
                 raise self._build_failure(method, message["error"])
             if "result" in message and message.get("id") == id:
                 return message["result"]
-        raise BadReply(f'server "{self.server}" answered "{method}" with no result')
+        raise BadReply(f'server "{self.server}" answered "{method}" without a result')
 
     def _build_failure(self, method: str, error: Any) -> WorkFailed:
         if isinstance(error, dict) and isinstance(error.get("message"), str):
@@ -382,13 +380,13 @@ class HttpWire:
                     raise self._build_failure(method, body["error"])
         if status == 401 and "resource_metadata=" in reply.headers.get("www-authenticate", ""):
             raise UpstreamHttpError(
-                f'server "{self.server}" wants OAuth (HTTP 401), which the hub does not do yet; if '
-                "it also takes a token, set that under headers in its transport",
+                f'server "{self.server}" requires OAuth (HTTP 401), which the hub does not support '
+                "yet; if it also accepts a token, set it under headers in its transport",
                 status,
             )
         if status in (401, 403):
             raise UpstreamHttpError(
-                f'server "{self.server}" wants other credentials (HTTP {status}); set them under '
+                f'server "{self.server}" rejected the credentials (HTTP {status}); set them under '
                 "headers in its transport",
                 status,
             )
@@ -397,6 +395,8 @@ class HttpWire:
             + (f": {' '.join(text.split())}" if text.strip() else ""),
             status,
         )
+
+    # --- streams -------------------------------------------------------------------------------
 
     async def _read_stream_answer(
         self,
@@ -409,11 +409,11 @@ class HttpWire:
     ) -> tuple[Any, int]:
         if method == "initialize":
             self._note_session(reply)
-        mark, fruitless = StreamPosition(), 0
+        position, fruitless = StreamPosition(), 0
         while True:
-            known = mark.id
+            last_id = position.id
             try:
-                async for message, size in self._read_messages(reply, mark):
+                async for message, size in self._read_messages(reply, position):
                     if "method" in message:
                         if self._handle_incoming(message, id, listener):
                             clock.reschedule(self._loop.time() + timeout)
@@ -422,64 +422,64 @@ class HttpWire:
                             raise build_unanswered(self.server, method, message, self._refused[id])
                         return self._extract_result(message, id, method), size
             except Unreachable:
-                if not self._is_resumable(mark, method):
+                if not self._is_resumable(position, method):
                     raise
             finally:
                 reply.body.close()
-            fruitless = fruitless + 1 if mark.id == known else 0
-            if not self._is_resumable(mark, method) or fruitless >= RESUMPTIONS:
+            fruitless = fruitless + 1 if position.id == last_id else 0
+            if not self._is_resumable(position, method) or fruitless >= MAX_RESUMPTIONS:
                 raise Unreachable(
-                    f'server "{self.server}" ended the stream of "{method}" without an answer; it '
-                    "may or may not have been done"
+                    f'server "{self.server}" ended the stream of "{method}" without a response; it '
+                    "may or may not have been executed"
                 )
-            reply = await self._resume(mark, method)
+            reply = await self._resume(position, method)
 
-    def _is_resumable(self, mark: StreamPosition, method: str) -> bool:
-        """2025-03-26 to 2025-11-25, transports: resumability."""
-        revision = self.revision
-        known = revision is not None and R2503 <= revision < R2607
-        return known and mark.id is not None and method != "initialize"
+    def _is_resumable(self, position: StreamPosition, method: str) -> bool:
+        revision = self._revision
+        can_resume = revision is not None and revision.has_resumable_streams
+        return can_resume and position.id is not None and method != "initialize"
 
-    async def _resume(self, mark: StreamPosition, method: str) -> Reply:
-        """The rest of a stream that ended early. Whoever waits for it keeps the time."""
+    async def _resume(self, position: StreamPosition, method: str) -> Reply:
+        """Opens the rest of a stream that ended early, within the time of the request."""
         headers = self._build_own_headers("")
         headers["accept"] = STREAM_TYPE
-        headers["last-event-id"] = mark.id or ""
-        pause = mark.pause
-        for attempt in range(RESUMPTIONS):
+        headers["last-event-id"] = position.id or ""
+        pause = position.pause
+        backoff = Backoff(max(pause, RETRY) * 2, LONGEST_RETRY)
+        for attempt in range(MAX_RESUMPTIONS):
             await asyncio.sleep(pause)
             try:
                 reply = await self._http.request("GET", self.url, headers, timeout=30)
             except (Unreachable, TimedOut) as error:
                 log.debug("%s: attempt %d to resume: %s", self.server, attempt + 1, error)
-                pause = min(max(pause, RETRY) * 2, LONGEST_RETRY)
+                pause = backoff.next_delay()
                 continue
             if reply.status == 200 and _is_stream(reply):
                 return reply
             reply.body.close()
             break
         raise Unreachable(
-            f'server "{self.server}" ended the stream of "{method}" without an answer and does not '
-            "let it be taken up again; it may or may not have been done"
+            f'server "{self.server}" ended the stream of "{method}" without a response and did not '
+            "resume it; it may or may not have been executed"
         )
 
     async def _read_messages(
-        self, reply: Reply, mark: StreamPosition
+        self, reply: Reply, position: StreamPosition
     ) -> AsyncIterator[tuple[dict[str, Any], int]]:
-        """What comes on a stream, each with the bytes it came in."""
+        """Yields the messages of a stream, each with its size in bytes."""
         parser = sse.Parser(MAX_BYTES)
         pace = Pace()
         async for chunk in reply.body.chunks():
             try:
                 events = parser.feed(chunk)
             except sse.TooLong as error:
-                raise BadReply(f'server "{self.server}" sent too much: {error}') from None
+                raise BadReply(f'server "{self.server}" sent an event too large: {error}') from None
             if parser.retry is not None:
-                mark.pause = min(max(parser.retry / 1000, SHORTEST_RETRY), LONGEST_RETRY)
+                position.pause = min(max(parser.retry / 1000, SHORTEST_RETRY), LONGEST_RETRY)
             spent = 0.0
             for event in events:
                 if event.id and len(event.id) <= 1_000 and event.id.isprintable():
-                    mark.id = event.id
+                    position.id = event.id
                 if event.event != "message" or not event.data:
                     continue
                 size = len(event.data)
@@ -489,7 +489,7 @@ class HttpWire:
                     if isinstance(item, dict):
                         yield item, size
                 if begun:
-                    message = item = None  # which takes time, too
+                    message = item = None  # freeing it takes time as well
                     spent += thread_time() - begun
             if pause := pace.pause(len(events) + chunk.count(b"\n") // LINES_AN_EVENT, spent):
                 await asyncio.sleep(pause)
@@ -497,21 +497,21 @@ class HttpWire:
     def _handle_incoming(
         self, message: dict[str, Any], id: int | None, listener: RequestListener | None
     ) -> bool:
-        """What a server says on a stream beside its answer; whether it was progress.
+        """Handles a message that is no response; True if it was progress.
 
-        What comes on the stream of a request belongs to that, and on the stream for all the rest a
-        question is the newest call's, as it is where there is one stream only.
+        A message on the stream of request `id` belongs to it. A question on a push stream belongs
+        to the newest call, as on a wire with one stream.
         """
         method, params = str(message["method"]), message.get("params")
         params = params if isinstance(params, dict) else {}
         if "id" in message:
-            asked = self._requests.open(rpc.id_of(message), method, params)
-            if id is None and self._asking:
-                id, listener = next(reversed(self._asking.items()))
-            if self._outside is not None and (listener is None or listener.ask is None):
-                id, listener = None, self._outside
-            if not deliver_request(asked, listener, self._heard) and id is not None:
-                self._refused[id] = asked
+            request = self._requests.open(rpc.id_of(message), method, params)
+            if id is None and self._askable:
+                id, listener = next(reversed(self._askable.items()))
+            if self._session_listener is not None and (listener is None or listener.ask is None):
+                id, listener = None, self._session_listener
+            if not deliver_request(request, listener, self._sink) and id is not None:
+                self._refused[id] = request
         elif method == PROGRESS:
             token = params.get("progressToken")
             if listener is not None and id is not None and token == id:
@@ -524,21 +524,21 @@ class HttpWire:
         elif method == MESSAGE:
             self._report_log(params, id, listener)
         elif method != COMPLETED or not self._requests.complete(params):
-            self._heard(method, params)
+            self._sink(method, params)
         return False
 
     def _report_log(
         self, params: Mapping[str, Any], id: int | None, listener: RequestListener | None
     ) -> None:
-        """A line of the server's log. On a session of a client's own each of them is that client's,
-        so that the newest call under way may have those that come on no call's stream."""
-        if id is None and self._asking:
-            listener = next(reversed(self._asking.values()))
+        """Only the session of one client has askable calls, so a log message on its push stream
+        may go to the newest of them."""
+        if id is None and self._askable:
+            listener = next(reversed(self._askable.values()))
         if listener is None or not listener.report_note(params):
-            self._heard(MESSAGE, params)
+            self._sink(MESSAGE, params)
 
     def _reply(self, message: bytes) -> None:
-        self._errand(self._deliver(message))
+        self._send_later(self._deliver(message))
 
     async def _deliver(self, message: bytes) -> None:
         reply = await self._post(self._build_own_headers(""), message, 10)
@@ -546,8 +546,8 @@ class HttpWire:
 
 
 def _is_session_refusal(data: bytes, id: int) -> bool:
-    """Whether a 400 is about the session. An error under the request's own id is about that, and
-    the request may have been worked on."""
+    """Whether a 400 is about the session. An error under the id of the request is about the
+    request, which may have been executed."""
     if b"session" not in data[:2000].lower():
         return False
     try:
@@ -558,10 +558,10 @@ def _is_session_refusal(data: bytes, id: int) -> bool:
 
 
 def _is_era_refusal(data: bytes, id: int) -> bool:
-    """Whether a 400 is of a server of the handshake era, which wants a session, or does not know
-    the revision, before it looks at the request."""
-    words = data[:2000].lower()
-    if b"session" not in words and b"protocol version" not in words:
+    """Whether a 400 comes from a server of the handshake era, which requires a session or does not
+    know the revision, before it looks at the request."""
+    text = data[:2000].lower()
+    if b"session" not in text and b"protocol version" not in text:
         return False
     try:
         error = decode(data)

@@ -117,8 +117,8 @@ class SuspendedCall:
             if left <= 0:
                 self._task.cancel()
                 raise TimedOut(
-                    f'the server of "{self._name}" did not answer within {self._seconds:g} s and '
-                    "was told to cancel; raise its timeout_secs if it needs more"
+                    f'the server of "{self._name}" did not answer within {self._seconds:g} s: the '
+                    "call timed out and was cancelled; raise its timeout_secs if it needs longer"
                 )
             self._arrived = self._loop.create_future()
             either: list[asyncio.Future[Any]] = [self._task, self._arrived]

@@ -15,7 +15,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
@@ -51,13 +51,14 @@ from dragoman.mcp.client.client_lists import ClientLists
 from dragoman.mcp.client.client_sessions import ClientSession, ClientSessions, Key
 from dragoman.mcp.client.handshake_session import OWNER, HandshakeSession
 from dragoman.mcp.client.interactive_listing import Listing
+from dragoman.mcp.client.jsonrpc_channel import FOREVER
+from dragoman.mcp.client.legacy_sse import SseWire
 from dragoman.mcp.client.list_freshness import ListFreshness
-from dragoman.mcp.client.notification_stream import FOR_EVER, announces_resources
 from dragoman.mcp.client.notifications import NotificationSink, RequestListener
 from dragoman.mcp.client.remote_tasks import UpstreamTasks, makes_tasks
 from dragoman.mcp.client.resource_subscriptions import ResourceSubscriptions
 from dragoman.mcp.client.server_logs import ServerLogs
-from dragoman.mcp.client.session import UpstreamSession
+from dragoman.mcp.client.session import SessionSpec, UpstreamSession, announces_resources
 from dragoman.mcp.client.session_choice import SessionChoice
 from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError, WrongEra
 from dragoman.mcp.client.upstream_call import Calls
@@ -92,31 +93,22 @@ OWN_IDLE_SECONDS = 1_800.0
 without a word; as long as the hub keeps an idle session of the client's."""
 
 
-class SessionSpec(NamedTuple):
-    """A session that is not the first one that all share: what it declares, who hears what is said
-    on it unasked, whether a stream is opened for that, who takes questions that belong to no call,
-    and who is told that something may have been missed."""
-
-    features: Mapping[str, Any]
-    heard: NotificationSink
-    listens: bool
-    outside: RequestListener | None = None
-    missed: Callable[[], None] = lambda: None
-
-
-Connect = Callable[["Upstream", float, SessionSpec | None], Awaitable[UpstreamSession]]
-"""Makes an open session with a server, within so many seconds; with None the one that all share."""
+Connect = Callable[["Upstream", float, SessionSpec], Awaitable[UpstreamSession]]
+"""Opens a session with a server, within that many seconds."""
+HttpWireType = type[HttpWire] | type[SseWire]
 
 
 class Upstream:
     # More than 30 attributes in a dictionary would cost the fast path to all of them.
     __slots__ = (
         "__weakref__", "_announced", "_answer_secs", "_bus", "_calls", "_catalogs", "_changed",
-        "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_reading",
+        "_connect", "_dirty", "_failed_at", "_failure", "_in_flight", "_leaving", "_main_spec",
+        "_reading",
         "_refreshing", "_settled", "_stale", "_stop_secs", "_stopping", "_task", "_used_at",
-        "_wake", "choice", "client_sessions", "entry", "freshness", "handshake", "listing",
+        "_wake", "choice", "client_sessions", "entry", "freshness", "handshake", "http_wire",
+        "listing",
         "lists", "logs", "modern", "name", "offers", "reason", "restarts", "session",
-        "state", "stderr", "subscriptions", "tasks", "traits", "way",
+        "state", "stderr", "subscriptions", "tasks", "traits",
     )  # fmt: skip
 
     def __init__(
@@ -153,8 +145,8 @@ class Upstream:
         self.logs = ServerLogs(self.name, self.stderr, bus)
         self.session: UpstreamSession | None = None
         self.modern: bool | None = None
-        self.way: str | None = None
-        """What was found out about it the last time: the era, and which HTTP transport."""
+        self.http_wire: HttpWireType | None = None
+        """Learned when it was connected last: the era and the HTTP transport."""
         self.restarts = -1
         self.offers = CatalogSync(self, catalogs, compile_schema, entry.prefix)
         looks = entry.interactive is True
@@ -165,6 +157,9 @@ class Upstream:
         self.choice = SessionChoice(entry)
         self.handshake = HandshakeSession(
             self._open_handshake, self._handshake_opened, self._handshake_ended
+        )
+        self._main_spec = SessionSpec(
+            self.handle_shared_notification, self.reread_all, is_main=True
         )
         self._calls = self._make_calls()
         self.lists = self._make_lists()
@@ -199,7 +194,7 @@ class Upstream:
             self._answer_secs,
             question_secs,
             entry.idle_secs or OWN_IDLE_SECONDS,
-            entry.timeout_secs or FOR_EVER,
+            entry.timeout_secs or FOREVER,
             keeps_connected=not entry.idle_secs,
             heard=self.handle_notification,
             own_changed=self._read_own,
@@ -211,7 +206,7 @@ class Upstream:
         return Calls(
             self.name,
             self._answer_secs,
-            self.entry.timeout_secs or FOR_EVER,
+            self.entry.timeout_secs or FOREVER,
             self.offers,
             self.listing,
             self.client_sessions,
@@ -489,8 +484,8 @@ class Upstream:
     def _suspect(self, session: UpstreamSession, error: Unreachable) -> None:
         """A call found nobody there: the connection is made again. One that was lost on the way
         says nothing of the server: the next call will tell."""
-        if not error.sent and self.session is session and isinstance(session.wire, HttpWire):
-            session.wire.mark_lost(str(error))
+        if not error.sent and self.session is session:
+            session.wire.suspect_lost(str(error))
 
     # --- keeping it connected -------------------------------------------------------------------
 
@@ -536,7 +531,7 @@ class Upstream:
         known = self.modern
         try:
             async with asyncio.timeout(seconds) as limit:
-                session = await self._connect(self, seconds, None)
+                session = await self._connect(self, seconds, self._main_spec)
                 self._changed.clear()
                 for kinds in (self._dirty, self._announced, self._stale):
                     kinds.clear()
@@ -546,7 +541,7 @@ class Upstream:
             if session is not None:
                 await session.close()
             learned = self.modern if self.modern is not known else None
-            self.modern = self.way = None  # what was known of it may be what is wrong
+            self.modern = self.http_wire = None  # what was known of it may be what is wrong
             if isinstance(error, TimeoutError):
                 self.modern = learned  # that it was greeted twice, and took long to start again
             if session is not None and session.modern and _wants_handshake(error):
@@ -598,7 +593,7 @@ class Upstream:
         shared = self.session
         if shared is not None and shared.modern:  # it may well speak no other era
             seconds = min(seconds, HANDSHAKE_SECONDS)
-        apart = SessionSpec(features, heard, listens=True, outside=outside)
+        apart = SessionSpec(heard, declared=features, questions=outside)
         session = await self._open_apart(apart, seconds)
         self.choice.opened(shared)
         self._set_may_last(self.traits.may_last or makes_tasks(session.features))
@@ -606,9 +601,7 @@ class Upstream:
 
     async def _open_handshake(self) -> UpstreamSession:
         shared = self.session
-        apart = SessionSpec(
-            {}, self.handle_shared_notification, listens=True, missed=self._read_soon
-        )
+        apart = SessionSpec(self.handle_shared_notification, self._read_soon)
         session = await self._open_apart(apart, min(self._start_seconds(), HANDSHAKE_SECONDS))
         self.choice.opened(shared)
         self._calls.lasts = self.traits.may_last or makes_tasks(session.features)
@@ -633,7 +626,7 @@ class Upstream:
     def _open_to_list(
         self, features: Mapping[str, Any], heard: NotificationSink
     ) -> Awaitable[UpstreamSession]:
-        apart = SessionSpec(features, heard, listens=False)
+        apart = SessionSpec(heard, declared=features, listens=False)
         return self._open_apart(apart, self._start_seconds())
 
     async def _open_apart(self, apart: SessionSpec, seconds: float) -> UpstreamSession:

@@ -24,8 +24,7 @@ from dragoman.mcp.client.client_sessions import (
 )
 from dragoman.mcp.client.handshake_session import HandshakeSession
 from dragoman.mcp.client.interactive_listing import Listing
-from dragoman.mcp.client.jsonrpc_channel import UnansweredQuestion
-from dragoman.mcp.client.notification_stream import FOR_EVER
+from dragoman.mcp.client.jsonrpc_channel import FOREVER, UnansweredQuestion
 from dragoman.mcp.client.notifications import RequestListener, listener_from_call
 from dragoman.mcp.client.remote_tasks import (
     TASK,
@@ -222,7 +221,7 @@ class Calls:
                 await own.request_log_level(listener.notes, self._timeout)
             lasts = makes_tasks(own.features)
             params = self._params(own, call, lasts)
-            value, size = await own.request(METHODS[kind], params, FOR_EVER, listener)
+            value, size = await own.request(METHODS[kind], params, FOREVER, listener)
             if lasts and kind == TOOL and is_task(value):
                 ask = _asker_on(own, listener, call.trace.carried())
                 watched = call.wanted.progress

@@ -18,16 +18,14 @@ from dragoman.mcp.client.notifications import RequestListener
 from dragoman.mcp.protocol.framing import OversizedFrame
 
 
-class Far:
-    """The other side: what it was sent, and a way to answer."""
+class Far(JsonRpcChannel):
+    """A channel to a server that the test plays."""
 
     def __init__(self) -> None:
+        super().__init__("s", lambda method, params: self.heard.append((method, params)))
         self.sent: list[Any] = []
         self.heard: list[Any] = []
         self.gone = False
-        self.duplex = JsonRpcChannel(
-            "s", self._send, lambda method, params: self.heard.append((method, params))
-        )
 
     def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
         if self.gone:
@@ -35,11 +33,11 @@ class Far:
         self.sent.append(json.loads(message))
 
     def ask(self, method: str = "tools/call", timeout: float = 5, **more: Any) -> asyncio.Task[Any]:
-        request = self.duplex.request(method, {"name": "x"}, timeout, **more)
+        request = self.request(method, {"name": "x"}, timeout, **more)
         return asyncio.create_task(request)
 
     def say(self, **message: Any) -> None:
-        self.duplex.receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
+        self.receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
 
 
 async def test_answers_find_their_requests_in_any_order() -> None:
@@ -57,7 +55,7 @@ async def test_the_size_of_an_answer_is_told() -> None:
     task = far.ask()
     await asyncio.sleep(0)
     data = b'{"jsonrpc":"2.0","id":1,"result":{}}'
-    far.duplex.receive(data)
+    far.receive(data)
     assert await task == ({}, len(data))
 
 
@@ -71,7 +69,7 @@ async def test_the_first_answer_counts_and_what_nobody_asked_is_only_counted() -
     far.say(id=1, result="first")
     far.say(id=1, result="second")
     assert (await task)[0] == "first"
-    assert far.duplex.unsolicited == 8
+    assert far.unsolicited == 8
 
 
 @pytest.mark.parametrize(
@@ -101,7 +99,7 @@ async def test_a_batch_is_taken_apart() -> None:
     far = Far()
     tasks = [far.ask(), far.ask()]
     await asyncio.sleep(0)
-    far.duplex.receive(b'[{"id":2,"result":"b"},7,{"method":"n"},{"id":1,"result":"a"}]')
+    far.receive(b'[{"id":2,"result":"b"},7,{"method":"n"},{"id":1,"result":"a"}]')
     assert [(await task)[0] for task in tasks] == ["a", "b"]
     assert far.heard == [("n", {})]
 
@@ -109,12 +107,14 @@ async def test_a_batch_is_taken_apart() -> None:
 @pytest.mark.promise("B8")
 async def test_no_answer_in_time_is_a_typed_error_and_the_server_is_told_to_cancel() -> None:
     far = Far()
-    with pytest.raises(TimedOut, match=r'did not answer "tools/call" within 0\.02 s and was told'):
+    with pytest.raises(
+        TimedOut, match=r'did not answer "tools/call" within 0\.02 s: .* was cancelled'
+    ):
         await far.ask(timeout=0.02)
     assert far.sent[-1] == {
         "jsonrpc": "2.0",
         "method": "notifications/cancelled",
-        "params": {"requestId": 1, "reason": "no answer within 0.02 s"},
+        "params": {"requestId": 1, "reason": "no response within 0.02 s"},
     }
     far.say(id=1, result="late")  # and hurts nobody
     task = far.ask()
@@ -140,7 +140,7 @@ async def test_a_caller_who_leaves_cancels_the_request() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert far.sent[-1]["params"] == {"requestId": 1, "reason": "the caller has gone"}
+    assert far.sent[-1]["params"] == {"requestId": 1, "reason": "the caller cancelled the request"}
 
 
 @pytest.mark.promise("B12")
@@ -175,9 +175,12 @@ async def test_everybody_who_waits_hears_of_the_end_each_with_an_error_of_its_ow
     far = Far()
     tasks = [far.ask(), far.ask()]
     await asyncio.sleep(0)
-    far.duplex.fail_pending(lambda: Unreachable("it is over"))
+    far.mark_lost("it is over", "; wait")
     errors = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(error) for error in errors] == ["it is over"] * 2
+    assert far.lost.result() == "it is over"
+    text = 'server "s" was lost: it is over. The request may or may not have been executed; wait'
+    assert [str(error) for error in errors] == [text] * 2
+    assert all(isinstance(error, Unreachable) and error.sent for error in errors)
     assert errors[0] is not errors[1]
 
 
@@ -187,7 +190,7 @@ async def test_a_request_that_cannot_be_sent_fails_at_once_and_leaves_nothing_be
     with pytest.raises(Unreachable, match="gone") as raised:
         await far.ask()
     assert raised.value.sent is False
-    far.duplex.fail_pending(lambda: AssertionError("nobody waits"))  # type: ignore[arg-type,return-value]
+    assert not far._pending
 
 
 @pytest.mark.promise("B13")
@@ -215,19 +218,19 @@ async def test_what_is_no_message_is_passed_over(
     await asyncio.sleep(0)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            far.duplex.receive(data)
+            far.receive(data)
     far.say(id=1, result="still")
     assert (await task)[0] == "still"
-    assert caplog.text.count("sent what is no message") == 5  # and not a hundred
-    assert far.duplex.unsolicited == 100
+    assert caplog.text.count("sent an invalid message") == 5  # and not a hundred
+    assert far.unsolicited == 100
 
 
 async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits_for_it() -> None:
     far = Far()
     task, other = far.ask(), far.ask()
     await asyncio.sleep(0)
-    far.duplex.receive(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 200 + b"]" * 200 + b"}")
-    with pytest.raises(BadReply, match=r'answered "tools/call" with what is no message: .*nested'):
+    far.receive(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 200 + b"]" * 200 + b"}")
+    with pytest.raises(BadReply, match=r'answered "tools/call" with an invalid message: .*nested'):
         await task
     assert not other.done()
     far.say(id=2, result={})
@@ -242,18 +245,18 @@ async def test_an_answer_too_large_is_told_to_the_one_whose_it_was_and_to_no_oth
     far = Far()
     task, other = far.ask(), far.ask()
     await asyncio.sleep(0)
-    far.duplex.reject_oversized(
+    far.reject_oversized(
         too_large(b'{"jsonrpc":"2.0","result":{"id":2,"x":[{"id": 1}],"text":"', b'"id":2}]}'), 100
     )
     await asyncio.sleep(0)
     assert not task.done() and not other.done()
-    far.duplex.reject_oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'), 100)
+    far.reject_oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'), 100)
     with pytest.raises(BadReply, match='answered "tools/call" with more than 100 bytes'):
         await other
     assert not task.done()
     last = b'"}]},"jsonrpc":"2.0","id":1}'
-    far.duplex.reject_oversized(too_large(b'{"result":{"content":[{"text":"id', last), 100)
-    with pytest.raises(BadReply, match="the most that the hub takes in one message"):
+    far.reject_oversized(too_large(b'{"result":{"content":[{"text":"id', last), 100)
+    with pytest.raises(BadReply, match="too large for one message"):
         await task
 
 

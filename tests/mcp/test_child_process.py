@@ -76,11 +76,11 @@ async def test_a_child_is_written_to_and_heard(children: Children) -> None:
     ("code", "words"),
     [
         ("raise SystemExit(3)", "it exited with status 3"),
-        ("import os; os.kill(os.getpid(), 15)", "it was ended by signal SIGTERM"),
-        (f"import os; os.close(1); {NAP}", "it closed its output"),
-        (f"import os; os.close(0); {NAP}", "it closed its input"),
+        ("import os; os.kill(os.getpid(), 15)", "it was terminated by signal SIGTERM"),
+        (f"import os; os.close(1); {NAP}", "it closed its stdout"),
+        (f"import os; os.close(0); {NAP}", "it closed its stdin"),
         ("import sys; sys.exit('no key was given')",
-         "it exited with status 1; its last words: no key was given"),
+         "it exited with status 1; last line of its stderr: no key was given"),
         # what it has started holds its pipes open
         (f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {NAP!r}]); sys.exit(5)",
          "it exited with status 5"),
@@ -289,7 +289,7 @@ async def test_a_child_that_does_not_read_is_not_written_to_without_end(
 ) -> None:
     child = await children.start(f"print('up', flush=True); {NAP}")
     await children.says(b"up")
-    with pytest.raises(Unreachable, match="it does not read what it is sent"):
+    with pytest.raises(Unreachable, match="it does not read its stdin"):
         for _ in range(100):
             child.write(b"x" * 1_000_000)
 
