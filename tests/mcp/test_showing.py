@@ -420,7 +420,7 @@ async def test_a_call_says_what_its_client_can_be_asked_and_which_it_is(
             assert target.last.features == ({"sampling": {}} if able else TASKS_ONLY)
         assert target.last.client == "c"
         session = "c" if revision < R2607 else ""  # the new era has none
-        assert target.last.extra == {"_meta": meta, "session": session}
+        assert (target.last.meta, target.last.session) == (meta, session)
     peer.client = ""
     await face.answer(message, peer, lambda _: True)
     if revision != R2607:
